@@ -1,0 +1,1 @@
+"""Turn a model and example inputs into a graph."""

@@ -1,0 +1,114 @@
+"""What a graph costs on a machine: `TaskCost`, `Run` and `CostedGraph`.
+
+Tasks too short to be worth placing one by one are fused into runs (`fuse`); a run is what the planner places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .graph import Graph
+from .machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCost:
+    """Seconds of one task on each device of the machine, in its order; None where it cannot run.
+
+    `workspace_bytes` is scratch memory while it runs. `how` is `roofline` or `measured`.
+    """
+
+    task: str
+    seconds: tuple[float | None, ...]
+    workspace_bytes: int = 0
+    how: str = "roofline"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tasks that are placed together and executed one after the other on one lane.
+
+    `seconds` is one entry for each device (None: cannot run there), dispatch included. `dispatch_s` of it is the
+    host's Python, of which there is one (the GIL), whichever lane it is for. `reads` are values from outside,
+    `makes` the values that somebody outside (another run, the caller) needs. Runs of one `colocate` group share a
+    device.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    seconds: tuple[float | None, ...]
+    dispatch_s: float
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    colocate: str | None = None
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CostedGraph:
+    """A graph, a machine, and what each task and run of one costs on the other.
+
+    `homes` says on which device each input and state value is before the call; `deliver` to which device each
+    output (and each update) must come, in the order of `graph.outputs` then `graph.updates`; a pair is
+    (value, device). State that no task changes is resident: copied to each device that reads it before the first
+    call and kept, so it costs memory there and no time. Everything else is copied in every call.
+    """
+
+    graph: Graph
+    machine: Machine
+    costs: tuple[TaskCost, ...]
+    runs: tuple[Run, ...]
+    homes: tuple[tuple[str, str], ...]
+    deliver: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def run(self) -> dict[str, Run]:
+        """Runs by name."""
+        return {run.name: run for run in self.runs}
+
+    @cached_property
+    def cost(self) -> dict[str, TaskCost]:
+        """Task costs by task name."""
+        return {cost.task: cost for cost in self.costs}
+
+    @cached_property
+    def run_of(self) -> dict[str, str]:
+        """Name of the run each task is in."""
+        return {task: run.name for run in self.runs for task in run.tasks}
+
+    @cached_property
+    def producer(self) -> dict[str, str]:
+        """Name of the run that makes each value that leaves its run."""
+        return {value: run.name for run in self.runs for value in run.makes}
+
+    @cached_property
+    def home(self) -> dict[str, str]:
+        """Device of each input and state value before the call."""
+        return dict(self.homes)
+
+    @cached_property
+    def resident(self) -> frozenset[str]:
+        """State that stays on each device that reads it from call to call."""
+        return frozenset(self.graph.state) - self.graph.mutated
+
+    @cached_property
+    def before(self) -> dict[str, tuple[str, ...]]:
+        """Names of the runs each run waits for, through values or order, each once."""
+        found = {}
+        for run in self.runs:
+            names = dict.fromkeys(self.producer[value] for value in run.reads if value in self.producer)
+            names.update(dict.fromkeys(run.after))
+            names.pop(run.name, None)
+            found[run.name] = tuple(names)
+        return found
+
+    def seconds(self, run: str, device: str) -> float | None:
+        """Seconds of a run on a device, None where it cannot run."""
+        return self.run[run].seconds[self.index[device]]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each device in the machine."""
+        return {device.name: position for position, device in enumerate(self.machine.devices)}

@@ -1,0 +1,182 @@
+"""Who runs what, where and when: `Plan`. Printed as a table, saved as JSON, drawn by `view`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+
+from .cost import CostedGraph
+from .errors import PlanError
+from .saving import decode, encode
+from .tables import percent, seconds, size, table
+from .timeline import Memory, Span, Timeline
+
+FORMAT = "autopar plan 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A run on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds."""
+
+    run: str
+    device: str
+    lane: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value on its way from `src` to `dst` in the copy queue `lane`; `ready` is when it could have begun."""
+
+    value: str
+    src: str
+    dst: str
+    lane: str
+    start: float
+    end: float
+    ready: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One device a run could have gone to: when its inputs would be there, when the device would be free, when it
+    would have ended (None: cannot run there, `why` says so)."""
+
+    device: str
+    arrives: float
+    free: float
+    end: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a run is where it is: one sentence and the alternatives weighed."""
+
+    run: str
+    text: str
+    choices: tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that was in the race: policy, split, its predicted makespan (None: not feasible) and a note."""
+
+    policy: str
+    split: str
+    makespan: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A costed graph placed on its machine.
+
+    `placed` and `transfers` are sorted by start, which is also the order in each lane. `resident` pairs state values
+    with devices that keep a copy. `memory` is the predicted use of each device over time. `singles` is the makespan
+    with everything on one device (None: does not fit or cannot run there). `lower_bound` is proven: no plan of this
+    graph on this machine is shorter. All times in seconds.
+    """
+
+    costed: CostedGraph
+    policy: str
+    placed: tuple[Placed, ...]
+    transfers: tuple[Transfer, ...]
+    resident: tuple[tuple[str, str], ...]
+    memory: tuple[Memory, ...]
+    makespan: float
+    lower_bound: float = 0.0
+    singles: tuple[tuple[str, float | None], ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+    @cached_property
+    def place(self) -> dict[str, Placed]:
+        """Where each run is, by run name."""
+        return {placed.run: placed for placed in self.placed}
+
+    @cached_property
+    def reason(self) -> dict[str, Reason]:
+        """Why, by run name."""
+        return {reason.run: reason for reason in self.reasons}
+
+    @cached_property
+    def orders(self) -> dict[str, tuple[Placed | Transfer, ...]]:
+        """What each lane of the machine does, in order."""
+        found: dict[str, list[Placed | Transfer]] = {lane: [] for lane in self.costed.machine.lanes}
+        for step in sorted((*self.placed, *self.transfers), key=lambda step: (step.start, step.end)):
+            found[step.lane].append(step)
+        return {lane: tuple(steps) for lane, steps in found.items()}
+
+    @property
+    def best_single(self) -> tuple[str, float] | None:
+        """The fastest single device and its makespan, None when none can run it all."""
+        feasible = [(time, device) for device, time in self.singles if time is not None]
+        return (min(feasible)[1], min(feasible)[0]) if feasible else None
+
+    @property
+    def gap(self) -> float:
+        """How far above the lower bound it may be: 0.1 is 10 %."""
+        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    @property
+    def moved(self) -> int:
+        """Bytes moved between devices in one call."""
+        return sum(transfer.bytes for transfer in self.transfers)
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Predicted peak bytes of each device."""
+        return {memory.device: memory.peak for memory in self.memory}
+
+    def timeline(self) -> Timeline:
+        """The prediction as a timeline."""
+        graph, machine = self.costed.graph, self.costed.machine
+        spans = []
+        for placed in self.placed:
+            first = graph.task[self.costed.run[placed.run].tasks[0]]
+            spans.append(
+                Span(placed.lane, placed.device, "compute", placed.run, placed.start, placed.end,
+                     module=first.module, source=first.source)
+            )  # fmt: skip
+        for t in self.transfers:
+            device = t.lane.rsplit("/", 1)[0]
+            spans.append(
+                Span(t.lane, device, "copy", t.value, t.start, t.end, src=t.src, dst=t.dst, bytes=t.bytes, ready=t.ready)
+            )
+        spans.sort(key=lambda span: (span.start, span.lane))
+        return Timeline(graph.name, machine.lanes, tuple(spans), self.makespan, self.memory, machine.label)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as JSON, graph, machine and costs included."""
+        Path(path).write_text(json.dumps({"format": FORMAT, "plan": encode(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Plan:
+        """Read what `save` wrote; PlanError says what is not as it should be."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise PlanError(f"{path} is not JSON ({error}); a plan is read from what Plan.save wrote, never a pickle") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
+        return decode(Plan, data["plan"], str(path))
+
+    def __str__(self) -> str:
+        rows = [("start", "end", "lane", "what", "reads", "bytes")]
+        for step in sorted((*self.placed, *self.transfers), key=lambda step: (step.start, step.end)):
+            if isinstance(step, Placed):
+                reads = ", ".join(self.costed.run[step.run].reads)
+                rows.append((seconds(step.start), seconds(step.end), step.lane, step.run, reads, ""))
+            else:
+                what = f"{step.value}: {step.src} → {step.dst}"
+                rows.append((seconds(step.start), seconds(step.end), step.lane, what, "", size(step.bytes)))
+        machine = self.costed.machine
+        head = [f"plan of {self.costed.graph.name} by {self.policy}" + (f" [{machine.label}]" if machine.label else "")]
+        head.append(f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} (gap {percent(self.gap)})")
+        return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))

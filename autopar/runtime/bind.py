@@ -1,0 +1,66 @@
+"""From the names in a graph to what torch calls them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import ProgramError
+from ..graph import JOIN, PART, Argument, Const, Ref
+
+
+def _join(parts: tuple[torch.Tensor, ...], axis: int) -> torch.Tensor:
+    return torch.cat(parts, axis)
+
+
+def _part(whole: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
+    return whole.narrow(axis, start, stop - start)
+
+
+_OWN: dict[str, Callable[..., Any]] = {JOIN: _join, PART: _part}
+
+
+def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
+    """The callable a task's target names: one of `calls` (what capture kept), ours, or a torch operator overload."""
+    if calls and name in calls:
+        return calls[name]
+    if name in _OWN:
+        return _OWN[name]
+    return _operator(name)
+
+
+@functools.cache
+def _operator(name: str) -> Callable[..., Any]:
+    found: Any = torch.ops
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ProgramError(
+            f"torch {torch.__version__} has no operator {name!r}; capture the model again with this version"
+        ) from None
+    return found
+
+
+def constant(text: str, device: torch.device) -> Any:
+    """The object a `Const` names; `device` is where the task runs."""
+    if text == "device":
+        return device
+    kind, _, rest = text.partition(".")
+    if kind != "torch" or not rest or not hasattr(torch, rest):
+        raise ProgramError(f"{text!r} is no constant of torch {torch.__version__}")
+    return getattr(torch, rest)
+
+
+def argument(template: Argument, read: Callable[[str], Any], device: torch.device) -> Any:
+    """The argument with its values looked up by `read` and its constants resolved."""
+    if isinstance(template, Ref):
+        return read(template.value)
+    if isinstance(template, Const):
+        return constant(template.text, device)
+    if isinstance(template, tuple):
+        return [argument(item, read, device) for item in template]
+    return template

@@ -1,0 +1,50 @@
+"""Aligned text tables, and numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
+    """Rows as aligned text, the first a heading. Columns in `right` are flush right; long cells end in `…`."""
+    cells = [[_clip(str(cell), widest) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _clip(text: str, widest: int) -> str:
+    return text if len(text) <= widest else text[: widest - 1] + "…"
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that keeps one to three digits before the point: `4.90 ms`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(value) >= size:
+            return f"{value / size:.{_places(value / size)}f} {unit}"
+    return f"{value / 1e-9:.0f} ns" if value else "0 s"
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units: `164 kB`, `1.24 MB`."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.{_places(value / scale)}f} {unit}"
+    return f"{value:.0f} B"
+
+
+def percent(share: float) -> str:
+    """A share of one as a whole percentage: `58 %`."""
+    return f"{share * 100:.0f} %"
+
+
+def _places(value: float) -> int:
+    return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0

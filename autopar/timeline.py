@@ -1,0 +1,77 @@
+"""What happened, or is predicted to: `Span` and `Timeline`, one type for both so that they can be laid over each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something one lane did from `start` to `end`, in seconds from the start of the call.
+
+    `compute`: the run `name`, or within it a task (then `run` is set). `copy`: the value `name` from `src` to `dst`,
+    of which `ready` is when it could have begun.
+    """
+
+    lane: str
+    device: str
+    kind: Literal["compute", "copy"]
+    name: str
+    start: float
+    end: float
+    run: str = ""
+    module: str = ""
+    source: str = ""
+    src: str = ""
+    dst: str = ""
+    bytes: int = 0
+    ready: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes in use on one device over time: `steps` are (seconds, bytes) at each change, `cap` None is no limit."""
+
+    device: str
+    steps: tuple[tuple[float, int], ...]
+    cap: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use at once."""
+        return max((count for _, count in self.steps), default=0)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of one call over all lanes. `makespan` is the caller's wall clock (measured) or the plan's end (predicted).
+
+    `label` says how the figures must be called (emulated, declared); `late` is by what share emulated work outlasted
+    its modelled time at worst. `predicted` is the plan's own timeline beside a measured one.
+    """
+
+    title: str
+    lanes: tuple[str, ...]
+    spans: tuple[Span, ...]
+    makespan: float
+    memory: tuple[Memory, ...] = ()
+    label: str = ""
+    late: float = 0.0
+    predicted: Timeline | None = None
+
+    def busy(self, lane: str) -> float:
+        """Seconds in which a lane was at work; spans nested in a run are not counted twice."""
+        return sum(span.seconds for span in self.spans if span.lane == lane and not span.run)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`, `.html`, `.png`)."""
+        from .view import save_timeline
+
+        save_timeline(self, path)
