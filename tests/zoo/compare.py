@@ -1,0 +1,92 @@
+"""Whether two answers are the same: structure, kinds, shapes, dtypes, values and NaN places.
+
+The error of a tensor is max|Δ| ÷ max|reference|, taken in float64; `exact` asks for equal bits instead (any NaN
+equals any other). Nothing here trusts a comparison with NaN: a NaN in one and not in the other is a difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten_with_path
+
+LIMITS = {
+    torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5,
+    torch.float16: 2e-2, torch.bfloat16: 2e-2,
+}  # fmt: skip
+"""Greatest error of a tensor of each dtype where bits may differ; a dtype that is not here must be equal."""
+
+
+def error(reference: torch.Tensor, result: torch.Tensor) -> float:
+    """max|Δ| ÷ max|reference| over the entries that are finite in both, inf where NaN or ±inf do not match.
+
+    Both have one shape. Empty tensors and equal tensors have error 0.
+    """
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    a, b = reference.detach().to(wide), result.detach().to(wide)
+    if not bool((a.isnan() == b.isnan()).all()):
+        return float("inf")
+    usual = a.isfinite() & b.isfinite()
+    if not bool((usual | a.isnan() | (a == b)).all()):
+        return float("inf")
+    a, b = a[usual], b[usual]
+    if not a.numel():
+        return 0.0
+    delta, scale = float((a - b).abs().max()), float(a.abs().max())
+    return 0.0 if delta == 0 else delta / scale if scale else float("inf")
+
+
+def same_bits(reference: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether all entries are equal, NaN to NaN, and zeros of one sign."""
+    if not torch.equal(reference.isnan(), result.isnan()):
+        return False
+    a, b = (
+        reference.detach().nan_to_num() if reference.is_floating_point() else reference.detach(),
+        result.detach(),
+    )
+    b = b.nan_to_num() if reference.is_floating_point() else b
+    if reference.is_complex():
+        a, b = torch.view_as_real(a).nan_to_num(), torch.view_as_real(b).nan_to_num()
+    return torch.equal(a, b) and (not a.is_floating_point() or torch.equal(a.signbit(), b.signbit()))
+
+
+def difference(reference: Any, result: Any, exact: bool) -> str:
+    """The first difference between two nested answers in words, empty when there is none."""
+    before, kind = tree_flatten_with_path(reference)
+    after, other = tree_flatten_with_path(result)
+    if kind != other:
+        return f"structure {other} where eager has {kind}"
+    for (path, a), (_, b) in zip(before, after):
+        where = "output" + "".join(str(key) for key in path)
+        if isinstance(a, torch.Tensor):
+            wrong = _tensor(a, b, exact)
+        else:
+            wrong = "" if type(a) is type(b) and (a == b or a != a) else f"{b!r} where eager has {a!r}"
+        if wrong:
+            return f"{where}: {wrong}"
+    return ""
+
+
+def _tensor(a: torch.Tensor, b: Any, exact: bool) -> str:
+    if not isinstance(b, torch.Tensor):
+        return f"{type(b).__name__} where eager has a tensor"
+    for name in ("shape", "dtype", "device"):
+        if getattr(a, name) != getattr(b, name):
+            return f"{name} {getattr(b, name)} where eager has {getattr(a, name)}"
+    if exact or a.dtype not in LIMITS:
+        return "" if same_bits(a, b) else f"not bit-equal, error {error(a, b):.3g}"
+    wrong = error(a, b)
+    return "" if wrong <= LIMITS[a.dtype] else f"error {wrong:.3g} above {LIMITS[a.dtype]:g}"
+
+
+def snapshot(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
+    """A copy of everything a call leaves behind: answer, arguments, parameters and buffers (state_dict or not)."""
+    held: dict[str, Any] = {"answer": answer, "args": args, "kwargs": kwargs}
+    if isinstance(model, torch.nn.Module):
+        held["parameters"] = dict(model.named_parameters(remove_duplicate=False))
+        held["buffers"] = dict(model.named_buffers(remove_duplicate=False))
+        held["state_dict"] = dict(model.state_dict())
+    leaves, kind = torch.utils._pytree.tree_flatten(held)
+    copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return torch.utils._pytree.tree_unflatten(copies, kind)

@@ -1,0 +1,85 @@
+"""`Entry`: one model of the zoo and how to call it, and the registry the families add theirs to."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A module or plain function, and the positional and keyword arguments it is called with."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model and a call of it: `build()` gives the same weights and arguments every time.
+
+    `train` leaves the model in training mode. `refuses` is a pattern of the error by which capture is to refuse
+    it (empty: it must not refuse). `quick` entries also run without the marker `zoo`. `random` entries draw from
+    a generator in every call.
+    """
+
+    name: str
+    family: str
+    make: Callable[[], Call]
+    train: bool = False
+    refuses: str = ""
+    quick: bool = False
+    random: bool = False
+
+    def build(self) -> Call:
+        """Model (weights from seed 0, in the mode asked for), args and kwargs (from seed 1 on)."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model, args, kwargs = self.make()
+        if isinstance(model, torch.nn.Module):
+            model.train(self.train)
+        return model, args, kwargs
+
+
+REGISTRY: dict[str, Entry] = {}
+"""All entries by name, in the order they were added."""
+
+
+def add(name: str, family: str, make: Callable[[], Call], **options: Any) -> None:
+    """Register an entry; two of one name are a mistake."""
+    assert name not in REGISTRY, name
+    REGISTRY[name] = Entry(name, family, make, **options)
+
+
+def library(name: str) -> ModuleType:
+    """Import a model library, or skip the test.
+
+    A torchvision built for another torch lacks its compiled operators and so does not import, which takes timm and
+    the vision half of transformers with it. None of the models here calls those operators: their schemas will do.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
+    except RuntimeError:
+        for stale in [module for module in sys.modules if module.split(".")[0] == "torchvision"]:
+            del sys.modules[stale]
+        torch.library.define(
+            "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+        torch.library.define(
+            "torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+    return pytest.importorskip(name)
+
+
+def tokens(batch: int = 2, length: int = 8, vocabulary: int = 64, seed: int = 1) -> torch.Tensor:
+    """Token ids, none of them a special one (those below 5)."""
+    return torch.randint(5, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def noise(*shape: int, seed: int = 1) -> torch.Tensor:
+    """Normal float32 numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
