@@ -1,0 +1,232 @@
+"""From an exported program's fx graph to a `Graph`. One pass, linear in nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from typing import Any, Literal
+
+import torch
+from torch.fx import Node
+
+from ..errors import CaptureError
+from ..graph import Argument, Const, Ref, Task, Value, refs
+from .cuts import cuts
+from .effects import draws, shared, written
+from .flops import flops
+from .locations import Locations
+
+_aten = torch.ops.aten
+_CHANGES = ("dtype", "layout", "memory_format")
+_STRIDELESS = {
+    _aten.view.default: _aten.reshape.default,
+    _aten._unsafe_view.default: _aten.reshape.default,
+}
+"""Views that fail on the strides another device's kernel gives, and what does the same for any strides."""
+
+_ASSERTS = frozenset({
+    "aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar", "aten._functional_assert_async",
+    "aten._functional_assert_scalar", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size",
+})  # fmt: skip
+
+
+class Conversion:
+    """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read `graph`."""
+
+    def __init__(self, name: str, locations: Locations) -> None:
+        self.name = name
+        self.locations = locations
+        self.values: dict[str, Value] = {}
+        self.tasks: list[Task] = []
+        self.made: dict[Any, Argument] = {}
+        self.twins: dict[Any, Argument] = {}
+        self.random: str | None = None
+
+    def give(self, node: Node, name: str, kind: Literal["input", "state"], path: str) -> str:
+        """Let a placeholder stand for an input or state value; the name that value got."""
+        name = self.free(name)
+        self.made[node] = Ref(name)
+        self.values[name] = self.value(node, name, node.meta["val"], name, kind, path)
+        return name
+
+    def same(self, node: Node, name: str) -> None:
+        """Let a placeholder stand for a value that is there already: tied weights."""
+        self.made[node] = Ref(name)
+
+    def free(self, name: str) -> str:
+        """The name, with a suffix when a value has it already."""
+        unique, count = name, 0
+        while unique in self.values:
+            count += 1
+            unique = f"{name}_{count}"
+        return unique
+
+    def add(self, node: Node) -> None:
+        """Convert one call."""
+        target: Any = node.target
+        if target is operator.getitem:
+            self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            raise self.refusal(
+                node, f"the call of {getattr(target, '__name__', target)!r} has no plain tensor form"
+            )
+        if f"{target.namespace}.{target._opname}" in _ASSERTS:
+            return
+        if target is _aten._to_copy.default and not any(node.kwargs.get(key) is not None for key in _CHANGES):
+            self.made[node] = self.made[node.args[0]]
+            return
+        target = _STRIDELESS.get(target, target)
+        args, kwargs = self.arguments(node)
+        alias, changed, output = shared(target), written(target), node.meta.get("val")
+        pure = not changed and torch.Tag.nondeterministic_seeded not in target.tags
+        unpack = isinstance(output, (tuple, list))
+        key = (target, repr(args), repr(kwargs)) if pure and (unpack or alias is not None) else None
+        if key in self.twins:
+            self.made[node] = self.twins[key]
+            return
+        base = self.root(args, dict(kwargs), alias)
+        outputs = []
+        for index, item in enumerate(output if unpack else (output,) if output is not None else ()):
+            name = self.free(f"{node.name}.{index}" if unpack else node.name)
+            self.values[name] = self.value(node, name, item, base or name)
+            outputs.append(name)
+        module, source, code = self.locations.find(node)
+        fake_args, fake_kwargs = _fakes(node.args), _fakes(node.kwargs)
+        random = draws(target, fake_args, fake_kwargs)
+        task = Task(
+            name=node.name,
+            target=f"{target.namespace}.{target._opname}.{target._overloadname}",
+            args=args,
+            kwargs=kwargs,
+            outputs=tuple(outputs),
+            unpack=unpack,
+            after=(self.random,) if random and self.random else (),
+            random="default" if random else None,
+            free=alias is not None and not changed,
+            home=random,
+            flops=flops(target, fake_args, fake_kwargs, output),
+            module=module,
+            source=source,
+            code=code,
+        )
+        ways = cuts(target, fake_args, fake_kwargs, output)
+        self.tasks.append(dataclasses.replace(task, cuts=ways) if ways else task)
+        if random:
+            self.random = node.name
+        found: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
+        self.made[node] = found
+        if key is not None:
+            self.twins[key] = found
+
+    def arguments(self, node: Node) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
+        """A call's arguments in the graph's terms, without those that say nothing."""
+        follows = node.target is _aten._to_copy.default
+        kwargs = [
+            (key, self.argument(node, item))
+            for key, item in node.kwargs.items()
+            if item is not None
+            and not (key == "pin_memory" and not item)
+            and not (follows and key == "device")
+        ]
+        return tuple(self.argument(node, item) for item in node.args), tuple(kwargs)
+
+    def argument(self, node: Node, item: Any) -> Argument:
+        """One argument of `node` in the graph's terms."""
+        if isinstance(item, Node):
+            return self.made[item]
+        if isinstance(item, (list, tuple)):
+            return tuple(self.argument(node, part) for part in item)
+        if isinstance(item, torch.device):
+            return Const("device")
+        if isinstance(item, (torch.dtype, torch.layout, torch.memory_format)):
+            return Const(str(item))
+        if item is None or isinstance(item, (bool, int, float, complex, str)):
+            return item
+        if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.number(node, item)
+        raise self.refusal(node, f"an argument of type {type(item).__name__} cannot be written into a graph")
+
+    def number(self, node: Node, item: Any) -> Any:
+        """A size as a plain number; CaptureError when it depends on the values in a tensor."""
+        if isinstance(item, (bool, int, float)):
+            return item
+        expression = item.node.expr
+        if not expression.is_number:
+            raise self.refusal(node, f"the size {expression} depends on the values in a tensor")
+        return bool(item) if isinstance(item, torch.SymBool) else type(item.node.hint)(expression)
+
+    def value(
+        self,
+        node: Node,
+        name: str,
+        item: Any,
+        storage: str,
+        kind: Literal["input", "state", "made"] = "made",
+        path: str = "",
+    ) -> Value:
+        """A value from the fake tensor it will be like."""
+        if item is None:
+            return Value(name, (), "object", 0, name, kind, path)
+        if not isinstance(item, torch.Tensor):
+            raise self.refusal(node, "it makes a Python number out of the values in a tensor")
+        shape = tuple(self.number(node, size) for size in item.shape)
+        dtype = str(item.dtype).removeprefix("torch.")
+        return Value(name, shape, dtype, math.prod(shape) * item.element_size(), storage, kind, path)
+
+    def root(
+        self, args: tuple[Argument, ...], kwargs: dict[str, Argument], alias: int | str | None
+    ) -> str | None:
+        """Storage that the outputs share, None when theirs is fresh."""
+        if alias is None:
+            return None
+        given = kwargs.get(alias) if isinstance(alias, str) else args[alias] if alias < len(args) else None
+        name = next(refs(given), None)
+        return self.values[name].storage if name else None
+
+    def keep(self, node: Any) -> str:
+        """The value a node of the output stands for."""
+        found = self.made[node]
+        if not isinstance(found, Ref):
+            raise self.refusal(node, "it returns something other than a tensor")
+        return found.value
+
+    def fresh(self, name: str) -> str:
+        """A made value of its own memory equal to this one: a copy when it is, or may share, an input or state."""
+        if self.values[self.values[name].storage].kind == "made":
+            return name
+        copy = self.free(f"{name}.copy")
+        self.values[copy] = dataclasses.replace(
+            self.values[name], name=copy, storage=copy, kind="made", path=""
+        )
+        self.tasks.append(Task(copy, "aten.clone.default", (Ref(name),), outputs=(copy,)))
+        return copy
+
+    def refusal(self, node: Node, why: str) -> CaptureError:
+        """What to raise about a node: the call, its module, the user's line."""
+        module, source, code = self.locations.find(node)
+        place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
+        return CaptureError(
+            f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
+        )
+
+
+def live(graph: torch.fx.Graph) -> list[Node]:
+    """Calls whose result somebody needs or that change something besides (a random draw moves the generator)."""
+    needed: set[Node] = set()
+    kept = []
+    for node in reversed(graph.nodes):
+        effect = node.op == "output" or (
+            isinstance(node.target, torch._ops.OpOverload)
+            and bool(written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs)))
+        )
+        if node in needed or effect:
+            needed.update(node.all_input_nodes)
+            if node.op == "call_function":
+                kept.append(node)
+    return kept[::-1]
+
+
+def _fakes(item: Any) -> Any:
+    return torch.fx.node.map_arg(item, lambda node: node.meta.get("val"))

@@ -1,0 +1,71 @@
+"""What a call does besides making its outputs: what it shares memory with, writes to, and draws from."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+
+@functools.cache
+def shared(target: Any) -> int | str | None:
+    """The argument (position, or name when keyword-only) whose memory the outputs may share; None when it is fresh.
+
+    By the schema's alias annotations. `reshape` and the like may copy instead: for lifetimes they count as sharing.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None or not any(
+        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
+    ):
+        return None
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and not argument.alias_info.is_write:
+            return argument.name if argument.kwarg_only else position
+    return None
+
+
+@functools.cache
+def written(target: Any) -> tuple[int | str, ...]:
+    """The arguments (position or keyword) that a call changes in place."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    return tuple(
+        argument.name if argument.kwarg_only else position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the call takes random numbers: its tag says it may, its arguments that it does."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    chance = _CHANCE.get(getattr(target, "overloadpacket", None))
+    if chance is None:
+        return True
+    names = [argument.name for argument in target._schema.arguments]
+    given = {
+        **{a.name: a.default_value for a in target._schema.arguments if a.has_default_value()},
+        **dict(zip(names, args)),
+    }
+    given.update(kwargs)
+    return all(given.get(name) not in (0, 0.0, False, None) for name in chance if name in names)
+
+
+_CHANCE = {
+    _aten.scaled_dot_product_attention: ("dropout_p",),
+    _aten.native_dropout: ("p",),
+    _aten.dropout: ("p", "train"),
+    _aten.alpha_dropout: ("p", "train"),
+    _aten.feature_dropout: ("p", "train"),
+    _aten.rrelu: ("training",),
+    _aten.lstm: ("dropout", "train"),
+    _aten.gru: ("dropout", "train"),
+    _aten.rnn_tanh: ("dropout", "train"),
+    _aten.rnn_relu: ("dropout", "train"),
+}
+"""Arguments that must all be nonzero for these to draw."""

@@ -1,0 +1,152 @@
+"""The first route: `torch.export`, functionalised, composites kept whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..errors import CaptureError
+from ..graph import Graph
+from .captured import Captured
+from .convert import Conversion, live
+from .functions import ROOT, Call, reachable
+from .locations import Locations
+from .private import quiet
+from .states import Slot, find, slots
+
+_MUTATIONS = {
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.USER_INPUT_MUTATION,
+    *(kind for kind in OutputKind if kind.name == "PARAMETER_MUTATION"),
+}
+
+
+def export(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
+    """Capture through `torch.export.export(strict=False)` and an empty decomposition table.
+
+    The table keeps linear, conv, layer_norm and attention whole, makes in-place operators functional, and hands
+    changes of buffers and inputs out as outputs. Raises CaptureError, or whatever export raises.
+    """
+    with quiet():
+        before = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
+        returned = call.returned
+        locations = Locations(before.graph_module)
+        program = before.run_decompositions({})
+    conversion = Conversion(name, locations)
+    placed = Placeholders(conversion, program, call, paths)
+    for node in live(program.graph):
+        conversion.add(node)
+    outputs, updates = [], []
+    *_, end = program.graph.nodes
+    for spec, node in zip(program.graph_signature.output_specs, end.args[0]):
+        if spec.kind is OutputKind.USER_OUTPUT:
+            outputs.append(conversion.keep(node))
+        elif spec.kind in _MUTATIONS:
+            updates.append((conversion.fresh(conversion.keep(node)), placed.target(spec.target)))
+        else:
+            raise CaptureError(
+                f"{name}: export returned an output of kind {spec.kind.name}, which no graph can hold"
+            )
+    used = {value for task in conversion.tasks for value in task.inputs} | {
+        *outputs,
+        *(to for _, to in updates),
+    }
+    inputs = tuple(placed.inputs)
+    state = {value: slot for value, slot in placed.state.items() if value in used}
+    graph = Graph(
+        name,
+        tuple(v for v in conversion.values.values() if v.kind != "state" or v.name in state),
+        tuple(conversion.tasks),
+        inputs,
+        tuple(state),
+        tuple(outputs),
+        tuple(updates),
+    )
+    slot_values = {slot.path: value for value, slot in placed.state.items()}
+    same = tuple(
+        (index, inputs[source] if isinstance(source, int) else slot_values[source])
+        for index, source in returned.same
+        if isinstance(source, int) or source in slot_values
+    )
+    return Captured(
+        graph.check(),
+        {value: (slot.owner, slot.key) for value, slot in state.items()},
+        {},
+        call.arguments.flatten,
+        returned.rebuild,
+        "export",
+        call.home,
+        returned.grads,
+        same,
+    )
+
+
+class Placeholders:
+    """The inputs and state of an exported program, given to a conversion; tied tensors become one value."""
+
+    def __init__(
+        self, conversion: Conversion, program: ExportedProgram, call: Call, paths: tuple[str, ...]
+    ) -> None:
+        self.inputs: list[str] = []
+        self.state: dict[str, Slot] = {}
+        self.names: dict[str, str] = {}
+        self.constants: dict[str, Any] = {}
+        self.call = call
+        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+        specs = list(zip(program.graph_signature.input_specs, nodes))
+        users = [(spec, node) for spec, node in specs if spec.kind is InputKind.USER_INPUT]
+        for path, (_, node) in zip(paths, users):
+            self.names[node.name] = conversion.give(node, path, "input", path)
+            self.inputs.append(self.names[node.name])
+        first: dict[int, Slot] = {}
+        for slot in slots(call.model):
+            first.setdefault(id(slot.tensor), slot)
+        known: dict[int, str] = {}
+        for spec, node in specs:
+            if spec.kind is InputKind.USER_INPUT:
+                continue
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                raise CaptureError(
+                    f"{conversion.name}: {spec.target} is a {spec.kind.name.lower()}, which is no tensor; "
+                    "pass tensors, or keep it out of forward"
+                )
+            slot = self._slot(spec, program)
+            slot = first.get(id(slot.tensor), slot)
+            if id(slot.tensor) in known:
+                name = known[id(slot.tensor)]
+                conversion.same(node, name)
+            else:
+                name = known[id(slot.tensor)] = conversion.give(node, slot.path, "state", slot.path)
+                self.state[name] = slot
+            self.names[spec.target] = name
+
+    def target(self, target: str) -> str:
+        """The input or state value that a mutation goes back to."""
+        return self.names[target]
+
+    def _slot(self, spec: Any, program: ExportedProgram) -> Slot:
+        path = spec.target.removeprefix(ROOT + ".")
+        slot = find(self.call.model, path) if spec.target.startswith(ROOT + ".") else None
+        if spec.kind is not InputKind.CONSTANT_TENSOR:
+            if slot is None:
+                raise CaptureError(
+                    f"{spec.target} is not in the model any more; was it replaced during forward?"
+                )
+            return slot
+        tensor = program.constants[spec.target]
+        if slot is not None and slot.tensor is tensor:
+            return slot
+        if tensor.requires_grad:
+            raise CaptureError(
+                f"tensor {self._called(tensor, path)} requires grad, belongs to no module and would be frozen as a constant; "
+                "make it an nn.Parameter of a module that the function uses, pass it as an argument, or detach it"
+            )
+        self.constants[path] = tensor
+        return Slot(path, self.constants, path)
+
+    def _called(self, tensor: torch.Tensor, otherwise: str) -> str:
+        (function,) = self.call.function
+        return repr(next((name for name, item in reachable(function) if item is tensor), otherwise))

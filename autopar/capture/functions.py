@@ -1,0 +1,178 @@
+"""A model or a function as one Module of flat tensors, so that export meets every call in the same form."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .private import pytree
+from .signature import Arguments, refuse_hidden
+from .states import slots
+
+ROOT = "model"
+"""Name of the user's module inside `Call`; modules that a function uses are `model.<name>`."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a call gave back, apart from its tensors.
+
+    `leaves` has None where `dynamic` says that a value of the graph goes. `grads` and `same` are for those alone:
+    whether each would require grad, and (index, path or input number) of those that are a tensor of the caller's.
+    """
+
+    leaves: tuple[Any, ...]
+    dynamic: tuple[bool, ...]
+    spec: Any
+    grads: tuple[bool, ...]
+    same: tuple[tuple[int, str | int], ...]
+
+    def rebuild(self, values: list[Any]) -> Any:
+        """The user's structure with these values in it."""
+        given = iter(values)
+        leaves = [next(given) if dynamic else leaf for leaf, dynamic in zip(self.leaves, self.dynamic)]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+class Call(nn.Module):
+    """`forward(*tensors)` makes the user's call and returns the tensors of its output, flat.
+
+    `returned` is what the last run gave back besides.
+    """
+
+    returned: Returned
+
+    def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
+        super().__init__()
+        self.arguments = arguments
+        self.function = (function,)
+        self.model = function if isinstance(function, nn.Module) else Function(function, arguments)
+
+    @property
+    def home(self) -> torch.device:
+        """The device the call comes from: that of its first tensor, else of the model's, else the default device."""
+        for tensor in (*self.arguments.tensors, *self.model.parameters(), *self.model.buffers()):
+            return tensor.device
+        return torch.get_default_device()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = self.arguments.join(tensors)
+        leaves, spec = pytree.tree_flatten(self.model(*args, **kwargs))
+        dynamic = tuple(isinstance(leaf, _VALUES) for leaf in leaves)
+        for leaf, is_value in zip(leaves, dynamic):
+            if not is_value:
+                refuse_hidden(leaf, "the output, or a part of it,")
+        flat = tuple(leaf for leaf, is_value in zip(leaves, dynamic) if is_value)
+        known: dict[int, str | int] = {
+            id(slot.tensor): slot.path for slot in reversed(list(slots(self.model)))
+        }
+        known.update({id(tensor): index for index, tensor in enumerate(tensors)})
+        self.returned = Returned(
+            tuple(None if is_value else leaf for leaf, is_value in zip(leaves, dynamic)),
+            dynamic,
+            spec,
+            tuple(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in flat),
+            tuple((index, known[id(leaf)]) for index, leaf in enumerate(flat) if id(leaf) in known),
+        )
+        return flat
+
+
+_VALUES = (torch.Tensor, torch.fx.Proxy, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Function(nn.Module):
+    """A function as a Module: the Modules it uses, from arguments, closure cells and globals, are its children."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
+        super().__init__()
+        self.function = (function,)
+        taken: set[int] = set()
+        for name, module in _modules(function, arguments):
+            if id(module) not in taken:
+                taken.add(id(module))
+                self.add_module(_free(name, self), module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function[0](*args, **kwargs)
+
+
+def _free(name: str, module: nn.Module) -> str:
+    name = name.replace(".", "_")
+    while hasattr(module, name):
+        name += "_"
+    return name
+
+
+def _modules(function: Callable[..., Any], arguments: Arguments) -> Iterator[tuple[str, nn.Module]]:
+    for name, item in reachable(function):
+        if isinstance(item, nn.Module):
+            yield name, item
+    for index, constant in enumerate(arguments.constants):
+        if isinstance(constant, nn.Module):
+            yield f"argument_{index}", constant
+
+
+def reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a function can see by name: closure cells, globals it mentions, defaults, `self`; helpers it calls too."""
+    pending: list[Any] = [function]
+    seen: set[int] = set()
+    while pending:
+        current = pending.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for name, item in _visible(current):
+            yield name, item
+            if isinstance(item, (list, tuple)):
+                yield from ((f"{name}_{index}", part) for index, part in enumerate(item))
+            elif isinstance(item, dict):
+                yield from ((f"{name}_{key}", part) for key, part in item.items())
+            elif inspect.isfunction(item) or inspect.ismethod(item) or isinstance(item, functools.partial):
+                if not (getattr(item, "__module__", "") or "").startswith("torch"):
+                    pending.append(item)
+
+
+def _visible(function: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(function, functools.partial):
+        yield "function", function.func
+        yield from ((f"argument_{index}", item) for index, item in enumerate(function.args))
+        yield from function.keywords.items()
+        return
+    if inspect.ismethod(function):
+        yield "self", function.__self__
+        if not isinstance(function.__self__, nn.Module):
+            yield from getattr(function.__self__, "__dict__", {}).items()
+        function = function.__func__
+    elif not inspect.isfunction(function):
+        yield from getattr(function, "__dict__", {}).items()
+        function = getattr(type(function), "__call__", None)
+    if hasattr(function, "__wrapped__"):
+        yield "wrapped", function.__wrapped__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue
+    for name in _global_names(code):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    parameters = code.co_varnames[: code.co_argcount]
+    yield from zip(reversed(parameters), reversed(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)

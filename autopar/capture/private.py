@@ -1,0 +1,79 @@
+"""Every private corner of torch that capture leans on, behind one version check."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+
+TESTED = ("2.11", "2.12", "2.13")
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils import _pytree as pytree
+    from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
+except ImportError as error:
+    raise CaptureError(
+        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; "
+        f"install a torch that autopar was tested with: {', '.join(TESTED)}"
+    ) from error
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "TESTED",
+    "conv_flop_count",
+    "flop_registry",
+    "origin",
+    "pytree",
+    "quiet",
+    "registration",
+    "sdpa_flop_count",
+]
+
+_LOGGERS = (
+    "torch._subclasses.fake_tensor",
+    "torch.export",
+    "torch._export",
+    "torch.fx",
+    "torch._dynamo",
+    "torch._logging",
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what export says about its own working; errors still raise."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def origin(node: torch.fx.Node) -> str:
+    """Name of the node of the undecomposed graph that a decomposed node came from, "" when torch kept none."""
+    sources = node.meta.get("from_node") or ()
+    return str(sources[0].name) if sources else ""
+
+
+def registration(kind: type[Any]) -> str:
+    """The line that tells export how to open a container of this type."""
+    name = kind.__name__
+    return (
+        f"torch.utils._pytree.register_pytree_node({name}, lambda value: (list(vars(value).values()), list(vars(value))), "
+        f"lambda leaves, names: {name}(**dict(zip(names, leaves))), "
+        f"serialized_type_name={kind.__module__ + '.' + kind.__qualname__!r})"
+    )

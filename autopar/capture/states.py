@@ -1,0 +1,48 @@
+"""Where a model keeps its tensors, so that state is read from there at each call and never copied into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a model: its state_dict path and the dict entry that holds it."""
+
+    path: str
+    owner: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The live tensor."""
+        return self.owner[self.key]
+
+
+def slots(module: nn.Module) -> Iterator[Slot]:
+    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`."""
+    for path, child in module.named_modules(remove_duplicate=False):
+        dot = f"{path}." if path else ""
+        for owner in (child._parameters, child._buffers):
+            for key, tensor in owner.items():
+                if tensor is not None:
+                    yield Slot(dot + key, owner, key)
+
+
+def find(module: nn.Module, path: str) -> Slot | None:
+    """The slot of a dotted path; plain tensor attributes count too. None when there is no such tensor."""
+    *parents, key = path.split(".")
+    owner: Any = module
+    for name in parents:
+        owner = getattr(owner, name, None)
+    if not isinstance(owner, nn.Module):
+        return None
+    for entries in (owner._parameters, owner._buffers, vars(owner)):
+        if isinstance(entries.get(key), torch.Tensor):
+            return Slot(path, entries, key)
+    return None
