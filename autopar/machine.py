@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Literal
 
 from .errors import DeviceError
+from .saving import decode, encode
 from .tables import size, table
+
+FORMAT = "autopar machine 1"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device with `lanes` in-order compute queues and, unless it is the CPU, one queue for copies each way.
 
-    `kind` is a torch device type or `emulated`. `threads` are the intra-op threads of each CPU lane. `memory_bytes`
-    None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs, `bytes_per_s` the memory
-    bandwidth they reach. A task costs at least `launch_s` on the device and `dispatch_s` of the host's Python.
+    `kind` is a torch device type or `emulated`. `threads` are the intra-op threads of each CPU lane.
+    `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
+    `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
+    `dispatch_s` of the host's Python.
     """
 
     name: str
@@ -45,7 +53,8 @@ class Device:
 class Link:
     """One direction between two devices: a copy takes `latency_s + bytes / bytes_per_s` seconds.
 
-    Links with the same `wire` carry one transfer at a time between them; `wire` None carries any number at once.
+    Links with the same `wire` carry one transfer at a time between them; `wire` None carries any number at
+    once.
     """
 
     src: str
@@ -63,9 +72,10 @@ class Link:
 class Machine:
     """Devices and the links between them. The first device of kind `cpu` is the host.
 
-    `clock` `real`: everything lasts as long as it lasts. `declared`: every device and link is made to last what the
-    declared chip would take, times `slow_down`. Only a machine whose accelerators are emulated can be so run.
-    `absent`: declared to be planned for, not to be run on.
+    `clock` `real`: everything lasts as long as it lasts. `declared`: every device and link is made to last
+    what the declared chip would take, times `slow_down`; 0 until it is chosen from the costs. Only a machine
+    whose accelerators are emulated can be so run. Rates, latencies and costs are the chip's own, without
+    `slow_down`. `absent`: declared to be planned for, not to be run on.
     """
 
     devices: tuple[Device, ...]
@@ -102,11 +112,12 @@ class Machine:
         if not self.emulated:
             return ""
         if self.clock == "declared":
-            return f"EMULATED, declared clock × {self.slow_down:g}"
+            return "EMULATED, declared clock" + (f" × {self.slow_down:g}" if self.slow_down else "")
         return "EMULATED, as long as it lasts"
 
     def copy_lane(self, src: str, dst: str) -> str:
-        """Name of the queue a copy runs in: the copy-in queue of `dst`, or out of `src` when `dst` is the CPU."""
+        """Name of the queue a copy runs in: the copy-in queue of `dst`, or out of `src` when `dst` is the
+        CPU."""
         return f"{src}/out" if self.device[dst].kind == "cpu" else f"{dst}/in"
 
     @cached_property
@@ -120,7 +131,8 @@ class Machine:
         return tuple(names)
 
     def route(self, src: str, dst: str) -> tuple[Link, ...]:
-        """The links a value takes from `src` to `dst`: the direct one, else the fastest pair through a third device.
+        """The links a value takes from `src` to `dst`: the direct one, else the fastest pair through a third
+        device.
 
         Raises DeviceError when there is no way.
         """
@@ -135,7 +147,9 @@ class Machine:
             if (src, via.name) in self.link and (via.name, dst) in self.link
         ]
         if not ways:
-            raise DeviceError(f"no link leads from {src} to {dst}; add Link({src!r}, {dst!r}, …) to the machine")
+            raise DeviceError(
+                f"no link leads from {src} to {dst}; add Link({src!r}, {dst!r}, …) to the machine"
+            )
         return min(ways, key=lambda way: sum(link.seconds(1 << 20) for link in way))
 
     def with_memory(self, caps: dict[str, int]) -> Machine:
@@ -168,10 +182,53 @@ class Machine:
         for link in self.links:
             for end in (link.src, link.dst):
                 if end not in seen:
-                    raise DeviceError(f"link {link.src} → {link.dst} names {end!r}, which is no device of this machine")
+                    raise DeviceError(
+                        f"link {link.src} → {link.dst} names {end!r}, which is no device of this machine"
+                    )
             if link.bytes_per_s <= 0 or link.latency_s < 0:
                 raise DeviceError(f"link {link.src} → {link.dst} needs bytes_per_s > 0 and latency_s ≥ 0")
         return self
+
+    @staticmethod
+    def declare(
+        *chips: str | Device,
+        bus: str | Sequence[str] | None = None,
+        memory: Mapping[str, int | str] | None = None,
+    ) -> Machine:
+        """A machine to plan for without having it: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`. See
+        `declared`."""
+        from .declared import declare
+
+        return declare(chips, bus=bus, memory=memory)
+
+    @staticmethod
+    def emulate(
+        *chips: str | Device,
+        slow_down: float | Literal["auto"] = "auto",
+        bus: str | Sequence[str] | None = None,
+        memory: Mapping[str, int | str] | None = None,
+    ) -> Machine:
+        """A machine stood in for by this one: `Machine.emulate("cpu", "t4", "t4")`. See `declared`."""
+        from .declared import emulate
+
+        return emulate(chips, slow_down=slow_down, bus=bus, memory=memory)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps({"format": FORMAT, "machine": encode(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Machine:
+        """Read what `save` wrote; DeviceError or PlanError says what is not as it should be."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise DeviceError(
+                f"{path} is not JSON ({error}); write one with machine.save({str(path)!r})"
+            ) from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise DeviceError(f"{path} is not an {FORMAT!r} file; write one with machine.save({str(path)!r})")
+        return decode(Machine, data.get("machine"), str(path)).check()
 
     def __str__(self) -> str:
         rows = [("device", "chip", "lanes", "memory", "float32", "bandwidth")]
@@ -181,7 +238,12 @@ class Machine:
             rows.append((d.name, d.chip, str(d.lanes), memory, rate, size(d.bytes_per_s) + "/s"))
         links = [("from", "to", "latency", "bandwidth", "wire")]
         links += [
-            (k.src, k.dst, f"{k.latency_s * 1e6:.1f} µs", size(k.bytes_per_s) + "/s", k.wire or "-") for k in self.links
+            (k.src, k.dst, f"{k.latency_s * 1e6:.1f} µs", size(k.bytes_per_s) + "/s", k.wire or "-")
+            for k in self.links
         ]
         label = f"{self.label}\n" if self.label else ""
-        return label + table(rows, right=(2, 3, 4, 5)) + ("\n\n" + table(links, right=(2, 3)) if self.links else "")
+        return (
+            label
+            + table(rows, right=(2, 3, 4, 5))
+            + ("\n\n" + table(links, right=(2, 3)) if self.links else "")
+        )

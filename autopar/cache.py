@@ -1,0 +1,76 @@
+"""What was measured on this machine, kept between processes as JSON in the user's cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+log = logging.getLogger("autopar")
+
+FORMAT = "autopar measurements 1"
+
+
+def folder() -> Path:
+    """Where measurements are kept; `AUTOPAR_CACHE` names another folder."""
+    return Path(os.environ.get("AUTOPAR_CACHE") or platformdirs.user_cache_dir("autopar"))
+
+
+def file_for(kind: str, about: Sequence[Any]) -> Path:
+    """The file for measurements of one `kind`, valid for this machine and all that `about` lists (versions,
+    devices)."""
+    identity = [platform.node(), platform.machine(), processor(), os.cpu_count(), *about]
+    key = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:16]
+    return folder() / f"{kind}-{key}.json"
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What `store` wrote there; empty when there is no such file, or when it is not one that can be used."""
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] == FORMAT and isinstance(data["entries"], dict):
+            return dict(data["entries"])
+        raise ValueError(f"format is {data['format']!r}, not {FORMAT!r}")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("measurements in %s are ignored and taken again: %s", path, error)
+        return {}
+
+
+def store(path: Path, entries: dict[str, Any]) -> None:
+    """Write entries so that a reader sees all of them or none; a folder that cannot be written costs a log
+    line."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump({"format": FORMAT, "entries": entries}, file, indent=1)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        log.warning("measurements are not kept: %s; set AUTOPAR_CACHE to a folder that can be written", error)
+
+
+def processor() -> str:
+    """The CPU's model name, as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

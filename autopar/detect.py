@@ -1,0 +1,170 @@
+"""The machine in hand: what devices there are, how fast they and their links are, and what a device list
+means."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from . import cache, probe
+from .errors import DeviceError
+from .machine import Device, Link, Machine
+
+log = logging.getLogger("autopar")
+
+EMULATED_BYTES = 16 << 30
+"""Memory account of an emulated device: that of a small real one."""
+
+
+def detect(devices: Sequence[str | Device]) -> Machine:
+    """The machine made of these devices.
+
+    `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each;
+    `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator; `"emulated:0"` one stood in for by a
+    worker thread on the real clock. Emulated devices share the cores out among themselves; a CPU beside them
+    keeps all threads, for a plan on the CPU alone to be what it would be without them. A `Device` stands for
+    itself, at its own figures. Rates and links are measured the first time and kept (`cache`). Raises
+    DeviceError for what does not exist, is listed twice, or is no device name.
+    """
+    if isinstance(devices, (str, Device)):
+        raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
+    wanted = [name if isinstance(name, Device) else _parse(str(name)) for name in devices]
+    Machine(tuple(wanted)).check()
+    emulated = [device for device in wanted if device.kind == "emulated"]
+    measured = _Measurements([device.name for device in wanted if device.kind not in ("cpu", "emulated")])
+    found = []
+    for given, device in zip(devices, wanted):
+        if isinstance(given, Device):
+            found.append(device)
+        elif device.kind == "cpu":
+            found.append(_cpu(device, device.lanes, measured))
+        elif device.kind == "emulated":
+            found.append(replace(_cpu(device, len(emulated), measured), chip="a worker thread of the CPU"))
+        else:
+            found.append(_accelerator(device, measured))
+    machine = Machine(tuple(found), _links(found, measured)).check()
+    measured.keep()
+    return machine
+
+
+def accelerators() -> tuple[str, ...]:
+    """Names of the real accelerators: `cuda:0`, `cuda:1`, …"""
+    if not torch.accelerator.is_available():
+        return ()
+    kind = torch.accelerator.current_accelerator()
+    return tuple(
+        f"{kind.type if kind else 'cuda'}:{index}" for index in range(torch.accelerator.device_count())
+    )
+
+
+def _parse(name: str) -> Device:
+    match = re.fullmatch(r"cpu(?::0)?(?:\*(\d+))?", name)
+    if match:
+        return Device("cpu", "cpu", lanes=int(match[1] or 1))
+    match = re.fullmatch(r"([a-z]+)(?::(\d+))?", name)
+    if not match:
+        raise DeviceError(f'{name!r} is no device name; write "cpu", "cpu*2", "cuda:0" or "emulated:0"')
+    kind, index = match[1], match[2]
+    if index is None:
+        raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
+    if kind == "emulated" or name in accelerators():
+        return Device(f"{kind}:{int(index)}", kind)
+    there = ", ".join(["cpu", *accelerators()])
+    raise DeviceError(
+        f"there is no device {name!r} here; there are {there}. To plan for hardware you do not have, give "
+        'autopar.plan a Machine.declare("cpu", "h100-sxm"); '
+        f'to run without it, put "emulated:{index}" in the list'
+    )
+
+
+class _Measurements:
+    """Figures of this machine by name, from the cache or measured when first asked for."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        titles = [torch.accelerator.current_accelerator(), *(_title(name) for name in names)] if names else []
+        self.path = cache.file_for("machine", [torch.__version__, *names, *titles])
+        self.entries = cache.load(self.path)
+        self.new = False
+
+    def get(self, name: str, measure: Any, *args: Any) -> dict[str, float]:
+        kept = self.entries.get(name)
+        if isinstance(kept, dict) and kept and all(_positive(value) for value in kept.values()):
+            return kept
+        start = time.perf_counter()
+        figures = measure(*args)
+        log.info("measured %s in %.0f ms", name, (time.perf_counter() - start) * 1e3)
+        self.entries[name] = figures
+        self.new = True
+        return figures
+
+    def keep(self) -> None:
+        if self.new:
+            cache.store(self.path, self.entries)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < float("inf")
+
+
+def _rated(device: Device, figures: dict[str, float]) -> Device:
+    flops = tuple((name, rate) for name, rate in figures.items() if name not in ("bytes_per_s", "launch_s"))
+    return replace(device, flops=flops, bytes_per_s=figures["bytes_per_s"], launch_s=figures["launch_s"])
+
+
+def _cpu(device: Device, lanes: int, measured: _Measurements) -> Device:
+    """A CPU, or an emulated device that is one of `lanes` on its cores: no lane is given more than its share
+    of what all cores together do."""
+    total = torch.get_num_threads()
+    count = max(1, total // lanes)
+    figures = measured.get(f"cpu, {count} threads", probe.rates, "cpu", count)
+    if lanes > 1:
+        whole = measured.get(f"cpu, {total} threads", probe.rates, "cpu", total)
+        shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
+        figures = {**shared, "launch_s": figures["launch_s"]}
+    memory = _host_memory() if device.kind == "cpu" else EMULATED_BYTES
+    return replace(_rated(device, figures), threads=count, chip=cache.processor(), memory_bytes=memory)
+
+
+def _accelerator(device: Device, measured: _Measurements) -> Device:
+    figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
+    properties = torch.get_device_module(device.kind).get_device_properties(device.name)
+    return replace(
+        _rated(device, figures), chip=_title(device.name), memory_bytes=int(properties.total_memory)
+    )
+
+
+def _title(name: str) -> str:
+    return str(torch.get_device_module(torch.device(name).type).get_device_name(name))
+
+
+def _host_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _links(devices: Sequence[Device], measured: _Measurements) -> tuple[Link, ...]:
+    """A link each way between any two devices. Copies within host memory share one wire, the memory itself;
+    each accelerator's way in and way out are wires of their own."""
+    links = []
+    for src in devices:
+        for dst in devices:
+            if src.name == dst.name:
+                continue
+            real = [device.name for device in (src, dst) if device.kind not in ("cpu", "emulated")]
+            if not real:
+                figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
+            else:
+                ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
+                figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
+                wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
+            links.append(Link(src.name, dst.name, figures["latency_s"], figures["bytes_per_s"], wire))
+    return tuple(links)

@@ -1,0 +1,128 @@
+"""Where the user wants things: pins of module paths and parameters, and sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from .errors import DeviceError, PlanError
+from .graph import Graph, Task
+from .machine import Machine
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Bytes of `6GiB`, `500 MB`, `1.5g` or a number; decimal unless the unit has an i. DeviceError for the
+    rest."""
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < float("inf"):
+        return int(size)
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", size)
+        if match and match[2].lower() in _UNITS:
+            return round(float(match[1]) * _UNITS[match[2].lower()])
+    raise DeviceError(f'{size!r} is no amount of memory; write bytes as a number, or "6GiB", "500MB"')
+
+
+def resolve(graph: Graph, pins: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    """The device of each task that a pin reaches: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
+
+    A pin is a module path, or a glob of one, and holds for everything below it; or the path of a parameter or
+    buffer, and holds for the tasks that read it. Where several pins reach a task the one with the longest
+    path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then a plain path
+    over a glob. Raises PlanError for a path that names nothing, for a parameter shared by modules that are
+    pinned apart, and for tasks that must stay together but are pinned apart; DeviceError for a device the
+    machine lacks.
+    """
+    for device in pins.values():
+        machine.require(device)
+    modules = _modules(graph)
+    paths = [graph.value[name].path for name in graph.state if graph.value[name].path]
+    strength: dict[str, tuple[int, bool, int, str]] = {}
+    found: dict[str, str] = {}
+    for pattern, device in sorted(pins.items()):
+        reached = _reached(graph, modules, pattern)
+        if not reached and not any(fnmatchcase(path, pattern) for path in (*modules, *paths)):
+            raise _unknown(pattern, [*modules, *paths])
+        for task, depth in reached.items():
+            key = (depth, not any(letter in pattern for letter in "*?["), len(pattern), pattern)
+            if task not in strength or key > strength[task]:
+                strength[task], found[task] = key, device
+    _check_tied(graph, found)
+    _check_together(graph, found)
+    return {task.name: found[task.name] for task in graph.tasks if task.name in found}
+
+
+def _reached(graph: Graph, modules: Mapping[str, list[Task]], pattern: str) -> dict[str, int]:
+    """The tasks a pin reaches, each with the length of the shortest path by which it does."""
+    reached: dict[str, int] = {}
+    for module in sorted((m for m in modules if fnmatchcase(m, pattern)), key=_depth):
+        for task in modules[module]:
+            reached.setdefault(task.name, _depth(module))
+    for name in graph.state:
+        if fnmatchcase(graph.value[name].path, pattern):
+            for reader in graph.readers[name]:
+                reached.setdefault(reader, _depth(graph.value[name].path))
+    return reached
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
+
+
+def _modules(graph: Graph) -> dict[str, list[Task]]:
+    """Every module path of the graph and its ancestors, each with the tasks at or below it."""
+    found: dict[str, list[Task]] = {}
+    for task in graph.tasks:
+        path = task.module
+        while path:
+            found.setdefault(path, []).append(task)
+            path = path.rpartition(".")[0]
+    return found
+
+
+def _unknown(pattern: str, known: list[str]) -> PlanError:
+    close = get_close_matches(pattern, known, n=3, cutoff=0.4)
+    near = f"; near are {', '.join(map(repr, close))}" if close else ""
+    if not known:
+        return PlanError(f"the pin {pattern!r} names nothing: no task of this graph comes from a module")
+    some = "" if close else f"; there are {', '.join(sorted(known)[:5])}"
+    return PlanError(f"the pin {pattern!r} names no module, parameter or buffer of this model{near}{some}")
+
+
+def _check_tied(graph: Graph, found: dict[str, str]) -> None:
+    """A weight is tied when a task outside the module that owns it reads it too."""
+    for name in graph.state:
+        first: dict[str, str] = {}
+        owner = graph.value[name].path.rpartition(".")[0]
+        tied = False
+        for reader in graph.readers[name]:
+            module = graph.task[reader].module
+            tied |= bool(owner) and module != owner and not module.startswith(owner + ".")
+            if reader in found:
+                first.setdefault(found[reader], reader)
+        if tied and len(first) > 1:
+            (device, task), (other, rival) = list(first.items())[:2]
+            raise PlanError(
+                f"the weight {graph.value[name].path!r} is shared by {graph.task[task].where}, pinned to "
+                f"{device}, and {graph.task[rival].where}, pinned to {other}; tied weights stay together: "
+                "pin both to one device, or leave one unpinned"
+            )
+
+
+def _check_together(graph: Graph, found: dict[str, str]) -> None:
+    groups: dict[str, str] = {}
+    for task in graph.tasks:
+        if task.colocate is None or task.name not in found:
+            continue
+        first = groups.setdefault(task.colocate, task.name)
+        if found[first] != found[task.name]:
+            raise PlanError(
+                f"{graph.task[first].where} is pinned to {found[first]} and {task.where} to "
+                f"{found[task.name]}, but they change the same memory and run on one device; "
+                "pin both to the same"
+            )

@@ -1,0 +1,101 @@
+"""Rates and links of real devices, measured: a few products and copies each, best of a handful."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_CPU_SIDES = (("float32", 384), ("float64", 256), ("bfloat16", 128), ("float16", 128))
+_GPU_SIDES = (("float32", 2048), ("float64", 1024), ("bfloat16", 4096), ("float16", 4096))
+_SMALL, _LARGE = 4 << 10, 32 << 20
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run the block with `count` intra-op threads, then as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def rates(device: str, count: int) -> dict[str, float]:
+    """FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
+
+    Takes some 50 ms on a CPU and, after the libraries are loaded, about as long on an accelerator.
+    """
+    kind = torch.device(device).type
+    with torch.no_grad(), threads(count):
+        found: dict[str, float] = {}
+        for name, side in _CPU_SIDES if kind == "cpu" else _GPU_SIDES:
+            rate = _product(device, getattr(torch, name), side)
+            if rate:
+                found[name] = rate
+        source = torch.empty(_LARGE, dtype=torch.uint8, device=device).fill_(1)
+        target = torch.empty_like(source)
+        found["bytes_per_s"] = 2 * _LARGE / best(lambda: target.copy_(source), device, 3)
+        one = torch.ones(1, device=device)
+        found["launch_s"] = best(lambda: [torch.add(one, one) for _ in range(50)], device, 3) / 50
+    return found
+
+
+def link(src: str, dst: str) -> dict[str, float]:
+    """`latency_s` and `bytes_per_s` of copies from one real device to another, host memory pinned."""
+    device = src if torch.device(src).type != "cpu" else dst
+    small = best(_copier(src, dst, _SMALL), device, 5)
+    large = best(_copier(src, dst, _LARGE), device, 3)
+    return {"latency_s": small, "bytes_per_s": _LARGE / max(large - small, large / 2)}
+
+
+def memcpy() -> dict[str, float]:
+    """`latency_s` and `bytes_per_s` of a copy within host memory into memory not touched before: a link to or
+    from an emulated device, whose copies allocate what they fill."""
+    small, large = torch.ones(_SMALL, dtype=torch.uint8), torch.ones(_LARGE // 4, dtype=torch.uint8)
+    few = best(lambda: small.clone(), "cpu", 20)
+    many = best(lambda: large.clone(), "cpu", 5)
+    return {"latency_s": few, "bytes_per_s": large.numel() / max(many - few, many / 2)}
+
+
+def best(call: Callable[[], Any], device: str, times: int) -> float:
+    """The shortest of `times` durations in seconds, after one that does not count."""
+    call()
+    synchronize(device)
+    shortest = float("inf")
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        synchronize(device)
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has nothing left to do; a CPU never has."""
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(torch.device(device))
+
+
+def _product(device: str, dtype: torch.dtype, side: int) -> float | None:
+    try:
+        left = torch.ones(side, side, device=device, dtype=dtype)
+        return 2 * side**3 / best(lambda: left @ left, device, 3)
+    except RuntimeError:
+        return None  # the device has no such product
+
+
+def _copier(src: str, dst: str, size: int) -> Callable[[], Any]:
+    source = _buffer(src, size)
+    target = _buffer(dst, size)
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _buffer(device: str, size: int) -> torch.Tensor:
+    if torch.device(device).type == "cpu":
+        return torch.ones(size, dtype=torch.uint8).pin_memory()
+    return torch.ones(size, dtype=torch.uint8, device=device)

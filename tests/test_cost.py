@@ -1,0 +1,170 @@
+"""The roofline: relations between costs, who may run where, and that pricing is linear."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import PlanError
+from autopar.graph import Graph, Ref, Task, Value
+from autopar.machine import Machine
+from autopar.roofline import cost, main_dtype, signature, touched
+
+MACHINE = Machine.declare("cpu", "t4", "h100-sxm")
+ADD = "aten.add.Tensor"
+
+
+def value(name, elements=1 << 20, dtype="float32", kind="made", storage=None):
+    width = 8 if dtype in ("float64", "int64") else 4 if dtype == "float32" else 2
+    return Value(name, (elements,), dtype, elements * width, storage or name, kind)
+
+
+def one_task(target="aten.mm.default", elements=1 << 20, flops=0, dtype="float32", **fields):
+    task = Task("t", target, (Ref("x"),), outputs=("y",), flops=flops, **fields)
+    values = (value("x", elements, dtype, "input"), value("y", elements, dtype))
+    return Graph("g", values, (task,), ("x",), (), ("y",))
+
+
+def chain(length, **fields):
+    values = [value("v0", kind="input")] + [value(f"v{i + 1}") for i in range(length)]
+    tasks = [Task(f"t{i}", ADD, (Ref(f"v{i}"), 1), outputs=(f"v{i + 1}",), **fields) for i in range(length)]
+    return Graph("chain", tuple(values), tuple(tasks), ("v0",), (), (f"v{length}",))
+
+
+def seconds(graph, machine=MACHINE, **keywords):
+    return cost(graph, machine, homes={}, **keywords).costs[0].seconds
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(1, 1 << 26), st.integers(1, 1 << 26))
+def test_more_work_never_takes_less(flops, more_flops, elements, more_elements):
+    less = seconds(one_task(flops=flops, elements=elements))
+    more = seconds(one_task(flops=flops + more_flops, elements=elements + more_elements))
+    assert all(a <= b for a, b in zip(less, more))
+
+
+@given(st.integers(0, 10**13), st.integers(1, 1 << 28), st.sampled_from(["float32", "float16", "bfloat16"]))
+def test_a_chip_that_is_better_in_everything_is_never_slower(flops, elements, dtype):
+    _, t4, h100 = seconds(one_task(flops=flops, elements=elements, dtype=dtype))
+    assert h100 <= t4
+
+
+@pytest.mark.parametrize("position", [1, 2])
+def test_the_dtype_decides_the_rate_of_heavy_work(position):
+    flops = 10**13
+    single = seconds(one_task(flops=flops))[position]
+    assert seconds(one_task(flops=flops, dtype="float16"))[position] < single
+    assert seconds(one_task(flops=flops, dtype="float64"))[position] >= single
+
+
+def test_light_work_is_bound_by_its_bytes_and_the_smallest_by_its_launch():
+    device = MACHINE.device["cuda:0"]
+    graph = one_task(elements=1 << 26)
+    assert seconds(graph)[1] == pytest.approx(2 * 4 * (1 << 26) / device.bytes_per_s, rel=0.05)
+    assert seconds(one_task(elements=1))[1] == pytest.approx(device.launch_s, rel=0.05)
+
+
+def test_a_view_moves_nothing_and_costs_no_more_than_a_dispatch():
+    graph = one_task("aten.transpose.int", elements=1 << 28, free=True)
+    assert touched(graph, graph.tasks[0]) == 0
+    assert all(s <= MACHINE.device["cpu"].dispatch_s for s in seconds(graph))
+
+
+def test_a_lookup_reads_of_the_table_only_what_it_writes():
+    task = Task("t", "aten.embedding.default", (Ref("table"), Ref("ids")), outputs=("y",))
+    values = (value("table", 1 << 26, kind="state"), value("ids", 8, "int64", "input"), value("y", 64))
+    graph = Graph("g", values, (task,), ("ids",), ("table",), ("y",))
+    assert touched(graph, task) == 2 * 64 * 4 + 8 * 8
+
+
+def test_the_dtype_is_that_of_what_it_makes_else_of_what_it_reads():
+    graph = one_task(dtype="float16")
+    assert main_dtype(graph, graph.tasks[0]) == "float16"
+    graph = replace(graph, values=(graph.values[0], value("y", dtype="int64")))
+    assert main_dtype(graph, graph.tasks[0]) == "float16"
+    assert main_dtype(graph, Task("nothing", "opaque")) == "float32"
+
+
+def test_home_tasks_run_only_where_the_call_comes_from():
+    graph = one_task(home=True)
+    assert [s is not None for s in cost(graph, MACHINE, homes={"x": "cuda:0"}).costs[0].seconds] == [
+        False,
+        True,
+        False,
+    ]
+    # A home outside the machine is reached through the host.
+    assert [s is not None for s in cost(graph, MACHINE, homes={"x": "cuda:7"}).costs[0].seconds] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_pins_leave_one_device_and_home_goes_before_them():
+    assert [s is not None for s in seconds(one_task(), pins={"t": "cuda:1"})] == [False, False, True]
+    assert [s is not None for s in seconds(one_task(home=True), pins={"t": "cuda:1"})] == [True, False, False]
+
+
+def test_what_stays_together_shares_its_pin_and_cannot_be_pinned_apart():
+    graph = chain(3, colocate="memory")
+    priced = cost(graph, MACHINE, homes={}, pins={"t1": "cuda:0"})
+    assert all([s is not None for s in c.seconds] == [False, True, False] for c in priced.costs)
+    with pytest.raises(PlanError, match="change the same memory"):
+        cost(graph, MACHINE, homes={}, pins={"t1": "cuda:0", "t2": "cuda:1"})
+
+
+def test_measured_seconds_go_before_the_roofline_and_say_so():
+    graph = one_task()
+    priced = cost(graph, MACHINE, homes={}, measured={(signature(graph, graph.tasks[0]), "cuda:0"): 0.25})
+    assert priced.costs[0].seconds[1] == 0.25
+    assert priced.costs[0].how == "measured"
+    assert priced.costs[0].seconds[2] == seconds(graph)[2]
+
+
+def test_signature_tells_shapes_dtypes_and_constants_apart_but_not_names():
+    first, other = one_task(), one_task()
+    renamed = replace(other, values=(replace(other.values[0], name="z", storage="z"), other.values[1]),
+                      tasks=(replace(other.tasks[0], name="u", args=(Ref("z"),)),), inputs=("z",))  # fmt: skip
+    assert signature(first, first.tasks[0]) == signature(renamed, renamed.tasks[0])
+    texts = {
+        signature(graph, graph.tasks[0])
+        for graph in (
+            first,
+            one_task(elements=7),
+            one_task(dtype="float16"),
+            replace(first, tasks=(replace(first.tasks[0], args=(Ref("x"), 2)),)),
+            replace(first, tasks=(replace(first.tasks[0], kwargs=(("dim", 2),)),)),
+        )
+    }
+    assert len(texts) == 5
+
+
+def test_results_are_delivered_to_the_host_unless_told_otherwise():
+    graph = replace(chain(2), updates=(("v1", "v0"),))
+    homes = {"v0": "cuda:0"}
+    assert cost(graph, MACHINE, homes=homes).deliver == (("v2", "cpu"), ("v1", "cuda:0"))
+    assert cost(graph, MACHINE, homes=homes, deliver={"v2": "cuda:1"}).deliver[0] == ("v2", "cuda:1")
+    as_placed = (("v2", ""), ("v1", "cuda:0"))
+    assert cost(graph, MACHINE, homes=homes, deliver=as_placed).deliver == as_placed
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 60))
+def test_every_task_is_in_one_run(length):
+    priced = cost(chain(length), MACHINE, homes={})
+    assert sorted(task for run in priced.runs for task in run.tasks) == sorted(
+        t.name for t in priced.graph.tasks
+    )
+
+
+def test_pricing_ten_thousand_tasks_takes_no_more_than_linear_time():
+    def spent(length):
+        graph = chain(length)
+        start = time.process_time()
+        cost(graph, MACHINE, homes={})
+        return time.process_time() - start
+
+    small = min(spent(1_000) for _ in range(3))
+    # Linear is 10; quadratic would be 100.
+    assert min(spent(10_000) for _ in range(2)) < 40 * small

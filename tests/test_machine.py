@@ -1,0 +1,230 @@
+"""Machines: declared, emulated, detected, saved; and what each error says."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autopar import cache
+from autopar.buses import BUSES, REACHED
+from autopar.chips import CHIPS
+from autopar.errors import DeviceError, PlanError
+from autopar.machine import Device, Link, Machine
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_each_chip_has_a_source_and_figures_that_hang_together(chip):
+    assert "NVIDIA" in chip.source or "AMD" in chip.source
+    rates = dict(chip.tflops)
+    assert rates["float64"] <= rates["float32"]
+    if chip.kind != "cpu":
+        assert rates["float16"] >= rates["float32"]
+        assert chip.bus in BUSES and (not chip.peer_bus or BUSES[chip.peer_bus].peer)
+        assert chip.bytes_per_s > BUSES[chip.bus].bytes_per_s
+    device = chip.device("d")
+    assert 0.5 < device.flops_per_s("float32") / (rates["float32"] * 1e12) < 1
+    assert device.bytes_per_s < chip.bytes_per_s
+
+
+def test_there_are_a_dozen_chips_and_each_bus_generation():
+    assert len(CHIPS) >= 12
+    assert {f"pcie{n}" for n in (3, 4, 5, 6)} | {f"nvlink{n}" for n in (2, 3, 4, 5)} <= set(BUSES)
+    for family in ("pcie", "nvlink"):
+        rates = [bus.bytes_per_s for name, bus in BUSES.items() if name in {f"{family}{n}" for n in range(9)}]
+        assert rates == sorted(rates)
+    assert all(bus.source and bus.reached == bus.bytes_per_s * REACHED for bus in BUSES.values())
+
+
+def test_declared_devices_are_named_in_order_and_all_linked():
+    machine = Machine.declare("cpu", "h100-sxm", "h100-sxm", "t4")
+    assert list(machine.device) == ["cpu", "cuda:0", "cuda:1", "cuda:2"]
+    assert machine.absent and machine.label == "declared machine, not run"
+    names = list(machine.device)
+    assert set(machine.link) == {(a, b) for a in names for b in names if a != b}
+    assert all(link.wire for link in machine.links)
+
+
+def test_accelerators_of_a_kind_talk_over_their_own_bus_and_others_over_the_slower_host_bus():
+    machine = Machine.declare("cpu", "h100-sxm", "h100-sxm", "t4")
+    link = machine.link
+    assert link["cuda:0", "cuda:1"].bytes_per_s > link["cpu", "cuda:0"].bytes_per_s
+    assert (
+        link["cuda:0", "cuda:2"].bytes_per_s
+        == link["cpu", "cuda:2"].bytes_per_s
+        < link["cpu", "cuda:0"].bytes_per_s
+    )
+
+
+def test_each_direction_of_each_accelerator_is_a_wire_of_its_own():
+    link = Machine.declare("cpu", "t4", "t4").link
+    wires = [
+        link[pair].wire
+        for pair in (("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cpu", "cuda:1"), ("cuda:1", "cpu"))
+    ]
+    assert len(set(wires)) == 4
+    # Without a bus of their own a copy between two shares the way out with copies to the host.
+    assert link["cuda:0", "cuda:1"].wire == link["cuda:0", "cpu"].wire
+
+
+def test_a_bus_and_caps_can_be_given():
+    plain = Machine.declare("cpu", "t4", "t4")
+    fast = Machine.declare(
+        "cpu", "t4", "t4", bus=["pcie5", "nvlink4"], memory={"cuda:0": "6GiB", "cuda:1": 1000}
+    )
+    assert fast.link["cpu", "cuda:0"].bytes_per_s > plain.link["cpu", "cuda:0"].bytes_per_s
+    assert fast.link["cuda:0", "cuda:1"].bytes_per_s > fast.link["cpu", "cuda:0"].bytes_per_s
+    assert fast.device["cuda:0"].memory_bytes == 6 << 30 and fast.device["cuda:1"].memory_bytes == 1000
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Machine.declare("cpu", "h1000-sxm"), r"no chip 'h1000-sxm'.*did you mean 'h100-sxm'.*known are cpu-16,"),
+        (lambda: Machine.declare("cpu", "zx81"), r"no chip 'zx81' is known; known are"),
+        (lambda: Machine.declare("cpu", "t4", bus="pcie9"), r"no bus 'pcie9'.*did you mean 'pcie"),
+        (lambda: Machine.declare("cpu", "t4", memory={"cuda:1": "6GiB"}), r"no device 'cuda:1'.*it has cpu, cuda:0"),
+        (lambda: Machine.declare("cpu", "t4", memory={"cuda:0": "six"}), r"'six' is no amount of memory"),
+        (lambda: Machine.declare(), r"the chip list is empty"),
+        (lambda: Machine.emulate("cpu", "t4", slow_down=0), r"slow_down is a number above 0"),
+        (lambda: Machine((Device("a", "cuda"),), (Link("a", "b", 0, 1, None),)).check(), r"names 'b', which is no device"),
+        (lambda: Machine((Device("a", "cuda", lanes=0),)).check(), r"has 0 lanes"),
+    ],
+)  # fmt: skip
+def test_errors_of_descriptions(call, text):
+    with pytest.raises(DeviceError, match=text):
+        call()
+
+
+def test_an_emulated_machine_says_so_and_leaves_its_slow_down_to_be_chosen():
+    machine = Machine.emulate("cpu", "t4", "t4")
+    assert list(machine.device) == ["cpu", "emulated:0", "emulated:1"]
+    assert machine.clock == "declared" and machine.slow_down == 0 and "EMULATED" in machine.label
+    assert "× 40" in Machine.emulate("cpu", "t4", slow_down=40).label
+    lanes = sum(device.lanes for device in machine.devices)
+    assert machine.devices[0].threads * lanes <= max(lanes, os.cpu_count() or 1)
+    declared = Machine.declare("cpu", "t4", "t4")
+    assert [d.flops for d in machine.devices] == [d.flops for d in declared.devices]
+
+
+def test_a_machine_survives_being_saved(tmp_path):
+    for machine in (Machine.declare("cpu", "b200", "b200"), Machine.emulate("cpu", "t4", slow_down=3)):
+        machine.save(tmp_path / "m.json")
+        assert Machine.load(tmp_path / "m.json") == machine
+
+
+def test_what_is_no_saved_machine_is_refused(tmp_path):
+    file = tmp_path / "m.json"
+    for text, match in (("\x80pickle", "is not JSON"), ("[]", "is not an 'autopar machine 1' file")):
+        file.write_text(text)
+        with pytest.raises(DeviceError, match=match):
+            Machine.load(file)
+    file.write_text(json.dumps({"format": "autopar machine 1", "machine": {"devices": 3}}))
+    with pytest.raises(PlanError, match="expected a list"):
+        Machine.load(file)
+
+
+def test_declaring_needs_no_torch():
+    code = "import sys; from autopar.machine import Machine; Machine.declare('cpu', 't4'); Machine.emulate('cpu', 't4')"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_detecting_measures_once_and_keeps_it(folder, caplog):
+    from autopar.detect import detect
+
+    caplog.set_level(logging.INFO, "autopar")
+    first = detect(["cpu", "emulated:0", "emulated:1"])
+    assert "measured memcpy" in caplog.text
+    caplog.clear()
+    assert detect(["cpu", "emulated:0", "emulated:1"]) == first
+    assert "measured" not in caplog.text
+    assert first.clock == "real" and "as long as it lasts" in first.label
+    assert not list(folder.glob("*.part"))
+
+
+def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_do(folder):
+    import torch
+
+    from autopar.detect import detect
+
+    whole = detect(["cpu"]).device["cpu"]
+    assert whole.threads == torch.get_num_threads() and whole.memory_bytes
+    lanes = detect(["cpu*2"]).device["cpu"]
+    assert lanes.lanes == 2 and lanes.threads == max(1, whole.threads // 2)
+    assert 2 * lanes.flops_per_s("float32") <= whole.flops_per_s("float32") * (1 + 1e-9)
+    emulated = [d for d in detect(["cpu", "emulated:0", "emulated:1"]).devices if d.kind == "emulated"]
+    assert sum(d.bytes_per_s for d in emulated) <= whole.bytes_per_s * (1 + 1e-9)
+    assert torch.get_num_threads() == whole.threads
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        (["cpu", "cuda:97"], r"no device 'cuda:97' here; there are cpu.*Machine\.declare.*\"emulated:97\""),
+        (["cpu", "cpu"], r"'cpu' is listed twice; .*'cpu\*2'"),
+        (["cpu", "cpu*2"], r"'cpu' is listed twice"),
+        (["emulated:1", "emulated:1"], r"'emulated:1' is listed twice"),
+        ([], r"device list is empty; give at least one"),
+        (["cuda"], r"'cuda' has no index; write 'cuda:0'"),
+        (["emulated"], r"'emulated' has no index; write 'emulated:0'"),
+        (["gpu #1"], r"'gpu #1' is no device name; write \"cpu\""),
+        (["cpu*0"], r"0 lanes"),
+        ("cpu", r"a list of names, not 'cpu'; write \['cpu'\]"),
+    ],
+)
+def test_errors_of_device_lists(folder, devices, text):
+    from autopar.detect import detect
+
+    with pytest.raises(DeviceError, match=text):
+        detect(devices)
+
+
+def test_a_device_stands_for_itself(folder):
+    from autopar.detect import detect
+
+    own = Device("cpu", "cpu", threads=1, bytes_per_s=1e9)
+    assert detect([own]).device["cpu"] == own
+
+
+@pytest.mark.parametrize(
+    "text", ["", "not json", "[]", '{"format": "other"}', '{"format": "autopar measurements 1"}']
+)
+def test_a_broken_cache_file_is_ignored_with_a_line(folder, caplog, text):
+    file = cache.file_for("machine", ["x"])
+    file.write_text(text)
+    assert cache.load(file) == {}
+    assert "ignored and taken again" in caplog.text
+    cache.store(file, {"a": 1})
+    assert cache.load(file) == {"a": 1}
+
+
+def test_an_unwritable_cache_costs_only_a_line(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path / "file" / "below"))
+    cache.store(cache.file_for("machine", []), {"a": 1})
+    assert "measurements are not kept" in caplog.text
+
+
+def test_nonsense_figures_in_the_cache_are_measured_again(folder):
+    from autopar.detect import detect
+
+    detect(["cpu"])
+    (file,) = folder.glob("machine-*.json")
+    data = json.loads(file.read_text())
+    data["entries"] = {name: {"bytes_per_s": -1} for name in data["entries"]}
+    file.write_text(json.dumps(data))
+    assert detect(["cpu"]).device["cpu"].bytes_per_s > 0
+
+
+def test_measurements_are_kept_apart_by_what_they_are_about(folder):
+    assert cache.file_for("machine", ["2.13", 1]) != cache.file_for("machine", ["2.13", 2])
+    assert cache.file_for("machine", ["2.13"]) != cache.file_for("ops", ["2.13"])
