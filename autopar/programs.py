@@ -6,9 +6,22 @@ A buffer is one value on one device, named `value@device`. A lane executes its s
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+
+from .errors import ProgramError
+
+if TYPE_CHECKING:
+    from .check import Report
+    from .graph import Graph
+
+FORMAT = "autopar program 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +57,17 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give the memory of a buffer back. In the lane that allocated it, after the last reader on any lane."""
+    """Give up a buffer: in the lane that allocated its storage, after the last reader on any lane.
+
+    The memory is given back when the last buffer of the storage is freed. A buffer that shares the storage of a given
+    or resident one is freed in the lane that made it.
+    """
 
     buffer: str
 
 
 Step: TypeAlias = Compute | Copy | Record | Wait | Free
+Kind: TypeAlias = Literal["given", "resident", "made", "result"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,7 @@ class Buffer:
     device: str
     bytes: int
     storage: str
-    kind: Literal["given", "resident", "made", "result"]
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +120,186 @@ class Program:
     def lane(self) -> dict[str, Lane]:
         """Lanes by name."""
         return {lane.name: lane for lane in self.lanes}
+
+    def check(self, graph: Graph | None = None) -> Report:
+        """Prove that no order the lanes may run in is wrong; ProgramError names the step that is. See `check.check`."""
+        from .check import check
+
+        return check(self, graph)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as the text `str(program)` gives."""
+        Path(path).write_text(str(self) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Program:
+        """Read what `save` wrote; ProgramError says which line is not as it should be."""
+        try:
+            return Program.parse(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ProgramError(
+                f"{path} is not text ({error}); a program is read from what Program.save wrote"
+            ) from None
+
+    @staticmethod
+    def parse(text: str) -> Program:
+        """The program that `str` printed as `text`, equal to it; lines that start with `#` and empty lines are skipped.
+
+        ProgramError names the line that cannot be read. Whether the program is right is for `check` to say.
+        """
+        return _Reader(text).program()
+
+    def __str__(self) -> str:
+        head = [[FORMAT, _word(self.name)]]
+        head += [["cap", _word(device), str(count)] for device, count in self.caps]
+        head += [["output", _word(name)] for name in self.outputs]
+        head += [["update", _word(made), "->", _word(target)] for made, target in self.updates]
+        head += [["workspace", _word(task), str(count)] for task, count in self.workspace]
+        rows = [
+            ["buffer", _word(b.name), _word(b.value), _word(b.device), b.kind, str(b.bytes)]
+            + (["in", _word(b.storage)] if b.storage != b.name else [])
+            for b in self.buffers
+        ]
+        lines = [" ".join(row) for row in head] + _aligned(rows)
+        for lane in self.lanes:
+            lines += ["", f"lane {_word(lane.name)} {_word(lane.device)}"]
+            lines += _aligned(
+                [[str(index), *_words(step)] for index, step in enumerate(lane.steps)], indent="  "
+            )
+        return "\n".join(lines)
+
+
+def _words(step: Step) -> list[str]:
+    if isinstance(step, Compute):
+        reads, writes = " ".join(map(_word, step.reads)), " ".join(map(_word, step.writes))
+        return [
+            "compute",
+            _word(step.task),
+            ":",
+            *([reads] if reads else []),
+            "->",
+            *([writes] if writes else []),
+        ]
+    if isinstance(step, Copy):
+        return ["copy", _word(step.src), "->", _word(step.dst)]
+    if isinstance(step, Free):
+        return ["free", _word(step.buffer)]
+    return ["record" if isinstance(step, Record) else "wait", _word(step.event)]
+
+
+def _word(text: str) -> str:
+    plain = re.fullmatch(r"[^\s\"#]\S*", text) and text not in ("->", ":", "in")
+    return text if plain else json.dumps(text)
+
+
+def _aligned(rows: list[list[str]], indent: str = "") -> list[str]:
+    """Rows with their first three cells in columns; what follows differs too much in width to gain from it."""
+    widths = [max((len(row[column]) for row in rows if len(row) > column), default=0) for column in range(3)]
+    return [
+        indent
+        + " ".join(
+            cell.ljust(min(width, 40)) for cell, width in zip(row, [*widths, *[0] * len(row)])
+        ).rstrip()
+        for row in rows
+    ]
+
+
+_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|\S+")
+
+
+class _Reader:
+    """Reads the text form line by line."""
+
+    def __init__(self, text: str):
+        self.lines = text.split("\n")
+        self.number = 0
+
+    def wrong(self, text: str) -> ProgramError:
+        return ProgramError(
+            f"line {self.number} of the program: {text}: {self.lines[self.number - 1].strip()!r}"
+        )
+
+    def rows(self) -> Iterator[tuple[list[str], list[bool]]]:
+        """The words of each line that has any, and which of them were quoted."""
+        for self.number, line in enumerate(self.lines, 1):
+            raw = _TOKEN.findall(line)
+            if raw and not raw[0].startswith("#"):
+                try:
+                    yield [json.loads(w) if w[0] == '"' else w for w in raw], [w[0] == '"' for w in raw]
+                except json.JSONDecodeError:
+                    raise self.wrong("a quoted name that does not end, or is not JSON") from None
+
+    def count(self, text: str) -> int:
+        if not text.isascii() or not text.isdigit():
+            raise self.wrong(f"expected a number of bytes, found {text!r}")
+        return int(text)
+
+    def program(self) -> Program:
+        name: str | None = None
+        lanes: list[tuple[str, str, list[Step]]] = []
+        buffers: list[Buffer] = []
+        outputs: list[str] = []
+        updates: list[tuple[str, str]] = []
+        workspace: list[tuple[str, int]] = []
+        caps: list[tuple[str, int]] = []
+        for words, quoted in self.rows():
+            if name is None:
+                if " ".join(words[:3]) != FORMAT or len(words) != 4:
+                    raise self.wrong(f"expected {FORMAT!r} and a name")
+                name = words[3]
+                continue
+            match words:
+                case ["cap", device, count]:
+                    caps.append((device, self.count(count)))
+                case ["output", buffer]:
+                    outputs.append(buffer)
+                case ["update", made, "->", target]:
+                    updates.append((made, target))
+                case ["workspace", task, count]:
+                    workspace.append((task, self.count(count)))
+                case ["buffer", buffer, value, device, kind, count, *rest] if len(rest) in (0, 2):
+                    if kind not in get_args(Kind):
+                        raise self.wrong(f"{kind!r} is none of {', '.join(get_args(Kind))}")
+                    if rest and rest[0] != "in":
+                        raise self.wrong("expected 'in' and the buffer whose storage it shares")
+                    storage = rest[1] if rest else buffer
+                    buffers.append(
+                        Buffer(buffer, value, device, self.count(count), storage, cast(Kind, kind))
+                    )
+                case ["lane", lane, device]:
+                    lanes.append((lane, device, []))
+                case _ if lanes:
+                    lanes[-1][2].append(self.step(words, quoted))
+                case _:
+                    raise self.wrong("expected cap, output, update, workspace, buffer or lane")
+        if name is None:
+            raise ProgramError(f"the text is empty; a program starts with {FORMAT!r} and its name")
+        return Program(
+            name,
+            tuple(Lane(lane, device, tuple(steps)) for lane, device, steps in lanes),
+            tuple(buffers),
+            tuple(outputs),
+            tuple(updates),
+            tuple(workspace),
+            tuple(caps),
+        )
+
+    def step(self, words: list[str], quoted: list[bool]) -> Step:
+        if words[0].isdigit():
+            words, quoted = words[1:], quoted[1:]
+        match words:
+            case ["compute", task, ":", *rest]:
+                arrows = [i for i, word in enumerate(rest) if word == "->" and not quoted[3 + i]]
+                if len(arrows) == 1:
+                    return Compute(task, tuple(rest[: arrows[0]]), tuple(rest[arrows[0] + 1 :]))
+            case ["copy", src, "->", dst]:
+                return Copy(src, dst)
+            case ["record", event]:
+                return Record(event)
+            case ["wait", event]:
+                return Wait(event)
+            case ["free", buffer]:
+                return Free(buffer)
+        raise self.wrong(
+            "expected 'compute TASK : READS -> WRITES', 'copy SRC -> DST', 'record EVENT', 'wait EVENT' or 'free BUFFER'"
+        )
