@@ -1,0 +1,211 @@
+"""Where the rows of a batch go: the axis each value holds them on, and the tasks worth cutting along it.
+
+The analysis is a forward pass that follows one axis through the cuts the tasks allow, then three passes
+that take back cuts with nothing to gain. It assigns at most one axis to a value; a task whose inputs disagree
+is cut the way that has the fewest bytes rejoined. Linear in tasks and cuts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from .graph import Argument, Cut, Graph, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to cut.
+
+    `work` weighs what is cut: floating-point operations and bytes touched, for comparing two flows.
+    """
+
+    rows: int
+    axis: dict[str, int]
+    cuts: dict[str, Cut]
+    work: int
+
+
+def flow(graph: Graph, rows: int, first: int = 0) -> Flow:
+    """Follow the inputs' axis of `rows` rows: axis `first` where it has that size, else the other of 0, 1."""
+    return _Flow(graph, rows, first).run()
+
+
+def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argument:
+    """The argument that a path names."""
+    for step in path:
+        assert isinstance(argument, tuple)
+        argument = argument[step]
+    return argument
+
+
+class _Flow:
+    def __init__(self, graph: Graph, rows: int, first: int) -> None:
+        self.graph, self.rows = graph, rows
+        self.reads = {task.name: task.inputs for task in graph.tasks}
+        self.kept = {*graph.outputs, *(made for made, _ in graph.updates)}
+        written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
+        self.frozen = {value.name for value in graph.values if value.storage in written}
+        self.axis: dict[str, int] = {}
+        for name in graph.inputs:
+            shape = graph.value[name].shape
+            found = (axis for axis in (first, 1 - first) if axis < len(shape) and shape[axis] == rows)
+            axis = next(found, None)
+            if axis is not None and name not in self.frozen:
+                self.axis[name] = axis
+        self.cuts: dict[str, Cut] = {}
+        self.sizes: set[tuple[int, int]] = set()
+
+    def run(self) -> Flow:
+        self.follow()
+        self.trim_front()
+        self.trim_back()
+        self.drop_idle()
+        work = sum(task.flops + self.touched(task) for task in self.graph.tasks if task.name in self.cuts)
+        return Flow(self.rows, self.axis, self.cuts, work)
+
+    def bytes(self, name: str) -> int:
+        return self.graph.value[name].bytes
+
+    def follow(self) -> None:
+        """Choose a cut for each task that the batch reaches, or guess where its outputs hold the batch."""
+        reached = set(self.axis)
+        for task in self.graph.tasks:
+            if reached.isdisjoint(self.reads[task.name]):
+                continue
+            reached.update(task.outputs)
+            cut = self.choose(task)
+            if cut is not None:
+                self.cuts[task.name] = cut
+            for index, name in enumerate(task.outputs):
+                axis = cut.outputs[index] if cut is not None else self.guess(name)
+                if axis is not None:
+                    self.axis[name] = axis
+                    self.sizes.add((axis, self.graph.value[name].shape[axis]))
+
+    def guess(self, name: str) -> int | None:
+        """Where an uncut task's output seems to hold the batch, so that cutting can begin again after it."""
+        shape = self.graph.value[name].shape
+        if name in self.frozen:
+            return None
+        for axis, size in enumerate(shape):
+            if size == self.rows:
+                return axis
+        return next((axis for axis, size in enumerate(shape) if (axis, size) in self.sizes), None)
+
+    def choose(self, task: Task) -> Cut | None:
+        """The cut with the fewest bytes rejoined, then the most bytes cut; None when none is worth it."""
+        if task.random is not None or task.writes or task.home or task.colocate is not None:
+            return None
+        best: tuple[tuple[int, int], Cut] | None = None
+        for cut in task.cuts:
+            matched, joined, cost = False, 0, 0
+            for name, axis in zip(self.reads[task.name], cut.inputs, strict=True):
+                own = self.axis.get(name)
+                if own is not None and own == axis:
+                    matched, cost = True, cost - self.bytes(name)
+                elif own is not None:
+                    joined += self.bytes(name)
+            worth = task.flops > 0 or joined <= sum(map(self.bytes, task.outputs))
+            if matched and worth and (best is None or (joined, cost) < best[0]) and self.right(task, cut):
+                best = (joined, cost), cut
+        return best[1] if best else None
+
+    def right(self, task: Task, cut: Cut) -> bool:
+        """Whether parts have whole numbers of rows everywhere, and of values that no task writes to."""
+        pairs = (*zip(self.reads[task.name], cut.inputs), *zip(task.outputs, cut.outputs))
+        for name, axis in pairs:
+            if axis is not None:
+                if name in self.frozen or self.graph.value[name].shape[axis] % self.rows:
+                    return False
+            elif name in task.outputs and (self.graph.readers[name] or name in self.kept):
+                return False
+        sizes = (at(task.args, path) for path in cut.scale)
+        return all(isinstance(size, int) and size % self.rows == 0 for size in sizes)
+
+    def made_cut(self) -> set[str]:
+        """Values that come in parts."""
+        return {
+            name
+            for task in self.graph.tasks
+            if task.name in self.cuts
+            for name, axis in zip(task.outputs, self.cuts[task.name].outputs)
+            if axis is not None
+        }
+
+    def cut_reads(self, task: Task) -> list[str]:
+        """Values a cut task reads in the parts they hold the batch in."""
+        return [
+            name
+            for name, axis in zip(self.reads[task.name], self.cuts[task.name].inputs)
+            if axis is not None and axis == self.axis.get(name)
+        ]
+
+    def trim_front(self) -> None:
+        """Views of whole values stay whole: a part of the view is as free as a view of the part."""
+        parts: set[str] = set()
+        for task in self.graph.tasks:
+            if task.name not in self.cuts:
+                continue
+            given = self.cut_reads(task)
+            if task.free and parts.isdisjoint(given):
+                grows = sum(map(self.bytes, task.outputs)) > sum(map(self.bytes, given))
+                if not grows:
+                    del self.cuts[task.name]
+                    continue
+            parts.update(task.outputs)
+
+    def trim_back(self) -> None:
+        """Views that nothing reads in parts stay whole, unless they leave less to rejoin."""
+        wanted: set[str] = set()
+        for task in reversed(self.graph.tasks):
+            if task.name not in self.cuts:
+                continue
+            given = self.cut_reads(task)
+            if task.free and wanted.isdisjoint(task.outputs):
+                shrinks = sum(map(self.bytes, task.outputs)) < sum(map(self.bytes, given))
+                if not shrinks:
+                    del self.cuts[task.name]
+                    continue
+            wanted.update(given)
+
+    def touched(self, task: Task) -> int:
+        """Bytes that the parts of a cut task read and write in place of the whole."""
+        if task.free:
+            return 0
+        return sum(map(self.bytes, (*self.cut_reads(task), *task.outputs)))
+
+    def drop_idle(self) -> None:
+        """Take back stretches of cut tasks that do no more than rejoining them would cost."""
+        parts = self.made_cut()
+        leader: dict[str, str] = {}
+
+        def find(name: str) -> str:
+            while leader[name] != name:
+                leader[name] = leader[leader[name]]
+                name = leader[name]
+            return name
+
+        whole = set(self.kept)
+        for task in self.graph.tasks:
+            given = self.cut_reads(task) if task.name in self.cuts else []
+            whole.update(name for name in self.reads[task.name] if name not in given)
+            if task.name in self.cuts:
+                leader[task.name] = task.name
+                for name in given:
+                    if name in parts:
+                        leader[find(self.graph.producer[name])] = find(task.name)
+        gain: defaultdict[str, int] = defaultdict(int)
+        computes: set[str] = set()
+        for task in self.graph.tasks:
+            if task.name in self.cuts:
+                root = find(task.name)
+                gain[root] += self.touched(task)
+                gain[root] -= 2 * sum(
+                    self.bytes(name) for name in task.outputs if name in whole and name in parts
+                )
+                if task.flops:
+                    computes.add(root)
+        self.cuts = {
+            name: cut for name, cut in self.cuts.items() if find(name) in computes or gain[find(name)] > 0
+        }

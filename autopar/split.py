@@ -1,0 +1,241 @@
+"""Cut the batch of a graph into parts, so that devices can share what is otherwise one chain.
+
+A rewrite of graph to graph: each task that lets the rows of the batch pass through independently is replaced
+by one task for each part; a value is rejoined only where something needs it whole, once for all who do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+from .errors import PlanError
+from .flow import Flow, flow
+from .graph import JOIN, PART, Argument, Cut, Graph, Ref, Task, Value, replace_refs
+
+
+def even(batch: int, parts: int) -> tuple[int, ...]:
+    """Rows of `parts` parts that differ by at most one; fewer parts when there are not enough rows."""
+    return shares(batch, (1.0,) * parts)
+
+
+def shares(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Rows of each part in proportion to the weights; a part that would get no row is dropped."""
+    return tuple(rows for rows in allot(batch, weights) if rows)
+
+
+def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Rows for each weight, in proportion by largest remainders (the first of equals), zeros included.
+
+    Raises PlanError for a batch below 1 and for weights that are negative, infinite or all zero.
+    """
+    if batch < 1:
+        raise PlanError(f"a batch of {batch} rows cannot be shared out; give at least one row")
+    total = math.fsum(weights)
+    if not weights or not all(math.isfinite(weight) and weight >= 0 for weight in weights) or total <= 0:
+        raise PlanError(f"shares {tuple(weights)} must be finite, none negative, and not all zero")
+    exact = [batch * weight / total for weight in weights]
+    rows = [math.floor(share) for share in exact]
+    order = sorted(range(len(rows)), key=lambda index: (rows[index] - exact[index], index))
+    for index in order[: batch - sum(rows)]:
+        rows[index] += 1
+    return tuple(rows)
+
+
+def batch_of(graph: Graph) -> int | None:
+    """The number of rows of the batch; None when no input has an axis.
+
+    Of the sizes of the first two axes of the inputs, the one along which most work can be cut, the first axis
+    and then the most common size before others; the most common first axis when nothing can be cut.
+    """
+    shapes = [graph.value[name].shape for name in graph.inputs]
+    first = Counter(shape[0] for shape in shapes if shape)
+    second = Counter(shape[1] for shape in shapes if len(shape) > 1)
+    if not first:
+        return None
+    sizes = [size for found in (first, second) for size, _ in found.most_common()]
+    rated = [(_best(graph, size).work, -index) for index, size in enumerate(sizes) if size > 1]
+    work, index = max(rated, default=(0, 0))
+    return sizes[-index] if work else sizes[0]
+
+
+def _best(graph: Graph, rows: int) -> Flow:
+    """The flow of the first axis, or that of the second where it cuts more work."""
+    return max((flow(graph, rows, first) for first in (0, 1)), key=lambda found: found.work)
+
+
+def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
+    """The graph with its batch cut into parts of `sizes` rows; the graph itself when nothing is gained.
+
+    A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`. Values cut this way
+    are `y#0`, `y#1`, …; the rejoined value keeps the name `y`. Tasks with effects or without the batch stay.
+
+    Raises PlanError when a size is below 1, when the sizes do not add up to the batch, and when the graph has
+    been split already.
+    """
+    if graph.split:
+        raise PlanError(
+            f"graph {graph.name!r} is split already ({graph.split}); split the graph it came from"
+        )
+    rows = sum(sizes)
+    if not sizes or min(sizes) < 1:
+        raise PlanError(f"split sizes {sizes} must all be positive; leave a device without rows out")
+    if not any(rows in graph.value[name].shape[:2] for name in graph.inputs):
+        raise PlanError(
+            f"split sizes {sizes} add up to {rows} rows, but the batch of graph {graph.name!r} has "
+            f"{batch_of(graph)}"
+        )
+    found = _best(graph, rows)
+    return _Split(graph, found, sizes).run() if len(sizes) > 1 and found.cuts else graph
+
+
+class _Split:
+    """A split graph in the making, in capture order."""
+
+    def __init__(self, graph: Graph, found: Flow, sizes: tuple[int, ...]) -> None:
+        self.graph, self.flow, self.sizes = graph, found, sizes
+        self.stops = tuple(accumulate(sizes))
+        self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
+        self.tasks: list[Task] = []
+        self.parts: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def run(self) -> Graph:
+        for task in self.graph.tasks:
+            if task.name in self.flow.cuts:
+                self.cut(task, self.flow.cuts[task.name])
+            else:
+                self.keep(task)
+        for name in (*self.graph.outputs, *(made for made, _ in self.graph.updates)):
+            self.whole(name)
+        return dataclasses.replace(
+            self.graph,
+            values=tuple(self.values.values()),
+            tasks=tuple(self.tasks),
+            split=f"{len(self.sizes)} parts: {' + '.join(map(str, self.sizes))}",
+        )
+
+    def keep(self, task: Task) -> None:
+        """A task that stays whole, after what rejoins its inputs."""
+        names = {name: self.whole(name) for name in task.inputs}
+        for name in task.outputs:
+            value = self.graph.value[name]
+            self.values[name] = dataclasses.replace(value, storage=self.storage(value, name, names))
+        self.tasks.append(dataclasses.replace(task, after=self.after(task)))
+
+    def cut(self, task: Task, cut: Cut) -> None:
+        """One task for each part."""
+        given = [
+            (self.whole(name),) * len(self.sizes) if axis is None else self.split(name, axis)
+            for name, axis in zip(task.inputs, cut.inputs)
+        ]
+        made = [tuple(f"{name}#{index}" for index in range(len(self.sizes))) for name in task.outputs]
+        self.parts.update(
+            ((name, axis), parts)
+            for name, axis, parts in zip(task.outputs, cut.outputs, made)
+            if axis is not None
+        )
+        after = self.after(task)
+        for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
+            names = {name: parts[index] for name, parts in zip(task.inputs, given)}
+            for name, axis, parts in zip(task.outputs, cut.outputs, made):
+                storage = self.storage(self.graph.value[name], parts[index], names)
+                self.put(self.graph.value[name], parts[index], axis, size, storage)
+            args = task.args
+            for path in cut.scale:
+                args = _scaled(args, path, size, self.flow.rows)
+            self.tasks.append(
+                dataclasses.replace(
+                    task,
+                    name=f"{task.name}#{index}",
+                    args=tuple(replace_refs(argument, names) for argument in args),
+                    kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
+                    outputs=tuple(parts[index] for parts in made),
+                    after=after,
+                    flops=_share(task.flops, stop, self.flow.rows)
+                    - _share(task.flops, stop - size, self.flow.rows),
+                    cuts=(),
+                    origin=task.origin or task.name,
+                    part=f"rows {stop - size}–{stop - 1}",
+                )
+            )
+
+    def put(self, value: Value, name: str, axis: int | None, size: int, storage: str) -> None:
+        """Add the part of a value that has `size` rows of the batch on `axis`."""
+        shape, nbytes = value.shape, value.bytes
+        if axis is not None:
+            shape = (*shape[:axis], shape[axis] // self.flow.rows * size, *shape[axis + 1 :])
+            nbytes = nbytes // self.flow.rows * size
+        self.values[name] = Value(name, shape, value.dtype, nbytes, storage)
+
+    def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
+        """Whose memory an output shares now: that of the input it shared memory with before, or its own."""
+        if value.storage != value.name:
+            for before, now in given.items():
+                if self.graph.value[before].storage == value.storage:
+                    return self.values[now].storage
+        return name
+
+    def whole(self, name: str) -> str:
+        """The value in one piece, rejoined by the first who asks."""
+        if name not in self.values:
+            axis = self.flow.axis[name]
+            parts = self.parts[name, axis]
+            self.values[name] = dataclasses.replace(self.graph.value[name], storage=name)
+            self.add(name, f"{name}#join", JOIN, (tuple(map(Ref, parts)), axis), name, free=False)
+        return name
+
+    def split(self, name: str, axis: int) -> tuple[str, ...]:
+        """The parts of a value along an axis, taken from the whole by the first who asks."""
+        if (name, axis) not in self.parts:
+            self.whole(name)
+            value = self.graph.value[name]
+            unit = value.shape[axis] // self.flow.rows
+            label = name if axis == self.flow.axis.get(name) else f"{name}#axis{axis}"
+            names = tuple(f"{label}#{index}" for index in range(len(self.sizes)))
+            for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
+                self.put(value, names[index], axis, size, self.values[name].storage)
+                args = (Ref(name), axis, unit * (stop - size), unit * stop)
+                self.add(names[index], f"{label}#part{index}", PART, args, name, free=True)
+            self.parts[name, axis] = names
+        return self.parts[name, axis]
+
+    def add(
+        self, made: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
+    ) -> None:
+        """Append a task of our own, placed in the user's code where the value it serves is made."""
+        producer = self.graph.producer.get(value)
+        where = self.graph.task[producer] if producer else Task("", "")
+        self.tasks.append(
+            Task(task, target, args, outputs=(made,), free=free, module=where.module, source=where.source)
+        )
+
+    def after(self, task: Task) -> tuple[str, ...]:
+        """The tasks it must follow, by the names their parts have now."""
+        parts = range(len(self.sizes))
+        cuts = self.flow.cuts
+        return tuple(
+            name
+            for earlier in task.after
+            for name in ([f"{earlier}#{index}" for index in parts] if earlier in cuts else [earlier])
+        )
+
+
+def _share(amount: int, rows: int, batch: int) -> int:
+    return amount * rows // batch
+
+
+def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch: int) -> tuple[Argument, ...]:
+    """The arguments with the integer at `path` as large for `rows` rows as it was for the batch."""
+    step, *rest = path
+    old = args[step]
+    new: Argument
+    if rest:
+        assert isinstance(old, tuple)
+        new = _scaled(old, tuple(rest), rows, batch)
+    else:
+        assert isinstance(old, int)
+        new = old // batch * rows
+    return (*args[:step], new, *args[step + 1 :])
