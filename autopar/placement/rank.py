@@ -1,0 +1,85 @@
+"""How urgent each run is, and what each device would mean for what comes after it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from ..problem import Problem
+
+Weights = Literal["mean", "speed"]
+
+
+def upward_rank(problem: Problem, weights: Weights) -> list[float]:
+    """Seconds from the start of each run to the end of the graph along its longest way, on average over devices.
+
+    The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002). `mean` weighs all devices alike;
+    `speed` weighs each by its lanes and how fast it runs this very run, since that is where it will likely be.
+    """
+    shares = [_shares(problem, r, weights) for r in range(problem.runs)]
+    latency, s_per_byte = _typical(problem.latency), _typical(problem.s_per_byte)
+    rank = [0.0] * problem.runs
+    for r in reversed(range(problem.runs)):
+        own = sum(share * s for share, s in zip(shares[r], problem.seconds[r]) if share)
+        longest = max((rank[later] for later in problem.after[r]), default=0.0)
+        for v in problem.makes[r]:
+            travel = latency + problem.bytes[v] * s_per_byte
+            for later in problem.readers[v]:
+                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[later]))
+                longest = max(longest, rank[later] + apart * travel)
+            for target in problem.deliver[v]:
+                longest = max(longest, (1.0 - shares[r][target]) * travel)
+        rank[r] = own + longest
+    return rank
+
+
+def order_of(rank: list[float]) -> list[int]:
+    """Runs by falling rank; ties in graph order, so that it stays topological."""
+    return sorted(range(len(rank)), key=lambda r: (-rank[r], r))
+
+
+def cost_to_go(problem: Problem) -> list[list[float]]:
+    """Seconds from the end of each run on each device to the end of the graph, were every later run placed at its best.
+
+    The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
+    """
+    count = len(problem.devices)
+    table = [[0.0] * count for _ in range(problem.runs)]
+    rest: list[list[float]] = [[]] * problem.runs
+    for r in reversed(range(problem.runs)):
+        row = table[r]
+        for later in problem.after[r]:
+            best = min(rest[later])
+            for d in range(count):
+                row[d] = max(row[d], best)
+        for v in problem.makes[r]:
+            nbytes = problem.bytes[v]
+            for d in range(count):
+                travel = [
+                    0.0 if e == d else problem.latency[d][e] + nbytes * problem.s_per_byte[d][e]
+                    for e in range(count)
+                ]
+                for target in problem.deliver[v]:
+                    row[d] = max(row[d], travel[target])
+                for later in problem.readers[v]:
+                    row[d] = max(row[d], min(map(float.__add__, rest[later], travel)))
+        rest[r] = [
+            row[d] + problem.seconds[r][d] if d in problem.allowed[r] else math.inf for d in range(count)
+        ]
+    return table
+
+
+def _shares(problem: Problem, run: int, weights: Weights) -> list[float]:
+    raw = [0.0] * len(problem.devices)
+    fastest = min(problem.seconds[run][d] for d in problem.allowed[run])
+    for d in problem.allowed[run]:
+        seconds = problem.seconds[run][d]
+        speed = fastest / seconds if seconds > 0 else 1.0
+        raw[d] = speed * len(problem.lane_names[d]) if weights == "speed" else 1.0
+    total = sum(raw) or 1.0
+    return [share / total for share in raw]
+
+
+def _typical(matrix: list[list[float]]) -> float:
+    known = [cell for i, row in enumerate(matrix) for j, cell in enumerate(row) if i != j and cell < math.inf]
+    return sum(known) / len(known) if known else 0.0

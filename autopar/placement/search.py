@@ -1,0 +1,190 @@
+"""Choose a plan: race the policies, improve the best a little, and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from ..cost import CostedGraph
+from ..errors import PlanError
+from ..plans import Plan
+from ..problem import Problem
+from ..simulate import Schedule
+from ..tables import seconds
+from .bound import lower_bound
+from .heft import heft, list_schedule, lookahead
+from .improve import improve
+from .race import Entry, Race
+from .rank import order_of, upward_rank
+from .reasons import reasons
+from .round_robin import round_robin
+from .single import is_single, single
+
+Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
+"""`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by name."""
+
+POLICIES: dict[str, Callable[..., Schedule]] = {
+    "heft": heft,
+    "heft+lookahead": lookahead,
+    "round_robin": round_robin,
+}
+"""Policies by name, beside `auto` and `single`: one added here can be asked for."""
+
+RACE = ("heft", "heft+lookahead")
+"""What `auto` tries against everything on one device; these take `room`, the share of the caps to plan for."""
+
+TIGHTER = (0.9, 0.75, 0.5)
+"""Shares of the caps to plan for, in turn, when a schedule does not fit for being quicker than it was planned."""
+
+
+def place(costed: CostedGraph, policy: Policy = "auto") -> Plan:
+    """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
+
+    `auto` races everything on one device against the policies of `RACE` and then improves the winner; a plan over
+    several devices is chosen only when it is predicted to be shorter than the best on one. Raises PlanError for an
+    unknown policy or name and MemoryCapError when nothing fits.
+    """
+    problem = Problem(costed)
+    race = Race(problem)
+    bound = lower_bound(problem)
+    alone = _singles(race)
+    if policy == "auto":
+        for name in RACE:
+            _enter_fitting(race, POLICIES[name])
+        improve(race, race.best(), bound)
+        chosen = race.best()
+    else:
+        chosen = race.best(_asked(race, policy, alone))
+    return _plan(race, chosen, bound, alone)
+
+
+def replan(costed: CostedGraph, edited: Plan) -> Plan:
+    """An edited plan with new times: which run is on which lane, and in which order, is taken from `edited`.
+
+    Raises PlanError for runs, devices or lanes that `costed` does not have, for orders that can never end, and
+    MemoryCapError when it does not fit.
+    """
+    problem = Problem(costed)
+    race = Race(problem)
+    alone = _singles(race)
+    lanes: dict[str, list[str]] = {}
+    for step in sorted(edited.placed, key=lambda step: (step.start, step.end)):
+        costed.machine.require(step.device)
+        if step.lane not in costed.machine.device[step.device].compute_lanes:
+            raise PlanError(
+                f"the plan places run {step.run!r} on lane {step.lane!r} of {step.device}; "
+                f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
+            )
+        lanes.setdefault(step.lane, []).append(step.run)
+    entry = race.enter(Schedule("edited", {lane: tuple(names) for lane, names in lanes.items()}))
+    if entry is None:
+        raise race.errors[-1]
+    return _plan(race, race.best([entry]), lower_bound(problem), alone)
+
+
+def _singles(race: Race) -> dict[int, list[Entry]]:
+    """Everything on each device in turn, as far as that is possible."""
+    alone: dict[int, list[Entry]] = {}
+    for d in range(len(race.problem.devices)):
+        entries = [race.enter(schedule) for schedule in single(race.problem, d)]
+        alone[d] = [entry for entry in entries if entry]
+    return alone
+
+
+def _enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
+    entry = race.enter(policy(race.problem))
+    for room in TIGHTER:
+        if entry is None or not entry.over:
+            break
+        entry = race.enter(policy(race.problem, room=room)) or entry
+    return entry
+
+
+def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
+    """The entries of one policy."""
+    problem = race.problem
+    if not isinstance(policy, str):
+        given = policy(problem.costed)
+        if isinstance(given, Schedule):
+            entry = race.enter(given)
+            if entry is None:
+                raise race.errors[-1]
+            return [entry]
+        allowed = _by_name(problem, given)
+
+        def rest(problem: Problem, room: float = 1.0) -> Schedule:
+            order = order_of(upward_rank(problem, "speed"))
+            return list_schedule(problem, "given", order, allowed=allowed, room=room)
+
+        found = _enter_fitting(race, rest)
+    elif policy == "single":
+        strict = [entry for d, entries in alone.items() if is_single(problem, d) for entry in entries]
+        return strict or [entry for entries in alone.values() for entry in entries]
+    elif policy.startswith("single ") and policy[7:] in problem.devices:
+        return alone[problem.devices.index(policy[7:])]
+    elif policy in RACE:
+        found = _enter_fitting(race, POLICIES[policy])
+    elif policy in POLICIES:
+        found = race.enter(POLICIES[policy](problem))
+    else:
+        known = ", ".join(["auto", "single", *(f"single {name}" for name in problem.devices), *POLICIES])
+        raise PlanError(
+            f"policy={policy!r} is not known; give one of {known}, or a function of the costed graph"
+        )
+    if found is None:
+        raise race.errors[-1]
+    return [entry for entry in race.entries if entry.schedule.policy == found.schedule.policy]
+
+
+def _by_name(problem: Problem, given: Mapping[str, str]) -> list[tuple[int, ...]]:
+    """The devices each run may go to under a mapping from runs or tasks to devices."""
+    costed = problem.costed
+    allowed = list(problem.allowed)
+    by: dict[int, str] = {}
+    for name, device in given.items():
+        costed.machine.require(device)
+        r = problem.number.get(name, problem.number.get(costed.run_of.get(name, ""), -1))
+        if r < 0:
+            raise PlanError(f"the policy places {name!r}, which is no run or task of {costed.graph.name!r}")
+        d = costed.index[device]
+        if d not in problem.allowed[r]:
+            raise PlanError(f"the policy puts {name!r} on {device}; it can only run on {problem.where(r)}")
+        together = problem.members[problem.group[r]] if problem.group[r] >= 0 else [r]
+        for member in together:
+            if allowed[member] != (d,) and member in by:
+                raise PlanError(
+                    f"the policy puts {name!r} on {device} and {by[member]!r} elsewhere, but they are executed "
+                    "together; give both the same device"
+                )
+            allowed[member] = (d,)
+            by[member] = name
+    return allowed
+
+
+def _plan(race: Race, chosen: Entry, bound: float, alone: dict[int, list[Entry]]) -> Plan:
+    problem, timing = race.problem, chosen.timing
+    singles = []
+    for d, device in enumerate(problem.devices):
+        fitting = [entry.timing.makespan for entry in alone[d] if not entry.over]
+        singles.append((device, min(fitting) if fitting and is_single(problem, d) else None))
+    several = [
+        entry.timing.makespan
+        for entry in race.entries
+        if not entry.over and len({step.device for step in entry.timing.placed}) > 1
+    ]
+    others = ""
+    if several:
+        others = f"the best plan found over several devices would take {seconds(min(several))}, this one {seconds(timing.makespan)}"
+    return Plan(
+        costed=problem.costed,
+        policy=chosen.schedule.policy,
+        placed=timing.placed,
+        transfers=timing.transfers,
+        resident=timing.resident,
+        memory=timing.memory,
+        makespan=timing.makespan,
+        lower_bound=min(bound, timing.makespan),
+        singles=tuple(singles),
+        candidates=tuple(race.candidates),
+        reasons=reasons(problem, timing, chosen.schedule.policy, others),
+    )

@@ -1,0 +1,28 @@
+"""Everything on one device: the plan to beat."""
+
+from __future__ import annotations
+
+from ..problem import Problem
+from ..simulate import Schedule
+from .heft import list_schedule
+from .rank import order_of, upward_rank
+
+
+def single(problem: Problem, device: int) -> list[Schedule]:
+    """Schedules with all runs on `device`: on one queue, and over all its queues when there are several.
+
+    Runs that cannot run there go where they end first (`is_single` says whether there are any).
+    """
+    policy = f"single {problem.devices[device]}"
+    found = []
+    allowed = [(device,) if device in problem.allowed[r] else problem.allowed[r] for r in range(problem.runs)]
+    if is_single(problem, device):
+        found.append(Schedule(policy, {problem.lane_names[device][0]: problem.names}))
+    if not found or len(problem.lane_names[device]) > 1:
+        found.append(list_schedule(problem, policy, order_of(upward_rank(problem, "speed")), allowed=allowed))
+    return found
+
+
+def is_single(problem: Problem, device: int) -> bool:
+    """Whether every run can run on `device`."""
+    return all(device in allowed for allowed in problem.allowed)

@@ -1,0 +1,64 @@
+"""Free time of one resource (a queue, a wire, the host), for insertion into gaps."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+REMEMBERED = 64
+"""Gaps kept; older ones are given up, so that a reservation costs the same however long the schedule grows."""
+
+
+class Slots:
+    """Gaps in time, in order; the last never ends."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts = [0.0]
+        self.ends = [math.inf]
+
+    def find(self, ready: float, length: float) -> float:
+        """The earliest start ≥ `ready` at which `length` seconds are free."""
+        starts, ends = self.starts, self.ends
+        gap = bisect_right(ends, ready)
+        while True:
+            start = starts[gap]
+            if start < ready:
+                start = ready
+            if start + length <= ends[gap]:
+                return start
+            gap += 1
+
+    def take(self, start: float, length: float) -> None:
+        """Reserve `length` seconds from `start`, which `find` returned."""
+        if length <= 0:
+            return
+        starts, ends = self.starts, self.ends
+        gap = bisect_right(starts, start) - 1
+        end, last = start + length, ends[gap]
+        if end < last:
+            if start > starts[gap]:
+                ends[gap] = start
+                starts.insert(gap + 1, end)
+                ends.insert(gap + 1, last)
+                if len(starts) > REMEMBERED:
+                    del starts[0], ends[0]
+            else:
+                starts[gap] = end
+        elif start > starts[gap]:
+            ends[gap] = start
+        else:
+            del starts[gap], ends[gap]
+
+
+def find_both(first: Slots, first_s: float, second: Slots, second_s: float, ready: float) -> float:
+    """The earliest start ≥ `ready` at which two resources are free together, for their own lengths."""
+    start = first.find(ready, first_s)
+    while True:
+        later = second.find(start, second_s)
+        if later == start:
+            return start
+        start = first.find(later, first_s)
+        if start == later:
+            return start

@@ -1,0 +1,191 @@
+"""A costed graph as index arrays, which is what planning and simulating work on.
+
+Runs, values and devices are numbers here. Names come back in `simulate`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .cost import CostedGraph
+from .errors import DeviceError, PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One link of a route: from device `src` to `dst` in copy queue `lane`, over `wire` (-1: shares with nobody)."""
+
+    src: int
+    dst: int
+    lane: int
+    wire: int
+    latency_s: float
+    s_per_byte: float
+
+    def seconds(self, nbytes: int) -> float:
+        """Seconds `nbytes` take on an idle wire."""
+        return self.latency_s + nbytes * self.s_per_byte
+
+
+class Problem:
+    """What there is to place, in numbers.
+
+    Of run r: `seconds[r][d]` (inf: cannot run there), `dispatch[r]` seconds of the one host, `reads[r]` values that
+    must come to its device, `makes[r]`, `before[r]` runs that must have ended, `after[r]` runs that wait for it,
+    `allowed[r]` devices (those of its colocate group), `group[r]` (-1: none), `kept[r]` (storage, bytes) of resident
+    state. Of value v: `bytes[v]`, `maker[v]` (-1: there before the call), `home[v]` (device, -1: made), `readers[v]`
+    (runs), `deliver[v]` (devices to which it must come at the end). `given[d]` holds the bytes of each storage
+    that is on device d before the call. `route[s][d]` are hops, None without a way.
+    Raises PlanError when a run has no device.
+    """
+
+    def __init__(self, costed: CostedGraph) -> None:
+        self.costed = costed
+        graph, machine, index = costed.graph, costed.machine, costed.index
+        self.devices = tuple(device.name for device in machine.devices)
+        self.lane_names = tuple(device.compute_lanes for device in machine.devices)
+        self.caps = tuple(device.memory_bytes for device in machine.devices)
+        self.names = tuple(run.name for run in costed.runs)
+        self.runs = len(costed.runs)
+        self.number = {name: r for r, name in enumerate(self.names)}
+        self.seconds = [tuple(math.inf if s is None else s for s in run.seconds) for run in costed.runs]
+        self.dispatch = [run.dispatch_s for run in costed.runs]
+        self.workspace = [run.workspace_bytes for run in costed.runs]
+
+        self.values: list[str] = []
+        self.bytes: list[int] = []
+        self.maker: list[int] = []
+        self.home: list[int] = []
+        self.readers: list[list[int]] = []
+        self.deliver: list[list[int]] = []
+        self.value: dict[str, int] = {}
+        self.makes = [
+            tuple(self._value(name, r, -1) for name in run.makes) for r, run in enumerate(costed.runs)
+        ]
+        self.reads: list[tuple[int, ...]] = []
+        self.kept: list[tuple[tuple[str, int], ...]] = []
+        for r, run in enumerate(costed.runs):
+            reads, kept = [], {}
+            for name in run.reads:
+                if name in costed.resident:
+                    storage = graph.value[graph.value[name].storage]
+                    kept[storage.name] = max(storage.bytes, graph.value[name].bytes)
+                else:
+                    reads.append(self._value(name, -1, index.get(costed.home.get(name, machine.host), 0)))
+            self.reads.append(tuple(reads))
+            self.kept.append(tuple(kept.items()))
+            for v in reads:
+                self.readers[v].append(r)
+        for name, device in costed.deliver:
+            v = self._value(name, -1, index.get(costed.home.get(name, machine.host), 0))
+            if device and index[device] not in self.deliver[v]:
+                self.deliver[v].append(index[device])
+
+        self.before = [tuple(self.number[name] for name in costed.before[run]) for run in self.names]
+        waiting: list[list[int]] = [[] for _ in self.names]
+        for r, earlier in enumerate(self.before):
+            for p in earlier:
+                waiting[p].append(r)
+        self.after = [tuple(later) for later in waiting]
+        self.given: list[dict[str, int]] = [{} for _ in self.devices]
+        for name in (*graph.inputs, *graph.state):
+            here = self.given[index.get(costed.home.get(name, machine.host), 0)]
+            storage = graph.value[name].storage
+            here[storage] = max(here.get(storage, 0), graph.value[name].bytes)
+        self._group()
+        self._routes()
+
+    def _value(self, name: str, maker: int, home: int) -> int:
+        if name not in self.value:
+            self.value[name] = len(self.values)
+            self.values.append(name)
+            self.bytes.append(self.costed.graph.value[name].bytes)
+            self.maker.append(maker)
+            self.home.append(-1 if maker >= 0 else home)
+            self.readers.append([])
+            self.deliver.append([])
+        return self.value[name]
+
+    def _group(self) -> None:
+        groups: dict[str, int] = {}
+        self.members: list[list[int]] = []
+        self.group = []
+        for r, run in enumerate(self.costed.runs):
+            if run.colocate is None:
+                self.group.append(-1)
+                continue
+            if run.colocate not in groups:
+                groups[run.colocate] = len(self.members)
+                self.members.append([])
+            self.group.append(groups[run.colocate])
+            self.members[groups[run.colocate]].append(r)
+        everywhere = range(len(self.devices))
+        self.allowed = [
+            tuple(d for d in everywhere if self.seconds[r][d] < math.inf) for r in range(self.runs)
+        ]
+        for r in range(self.runs):
+            if not self.allowed[r]:
+                where = self.costed.graph.task[self.costed.runs[r].tasks[0]].where
+                raise PlanError(
+                    f"run {self.names[r]!r} can run on no device of {', '.join(self.devices)}: {where}; "
+                    "take a pin back or add a device that can run it"
+                )
+        for name, g in groups.items():
+            shared = tuple(d for d in everywhere if all(d in self.allowed[r] for r in self.members[g]))
+            if not shared:
+                first = self.members[g][0]
+                other = next(
+                    r for r in self.members[g] if not set(self.allowed[r]) & set(self.allowed[first])
+                )
+                raise PlanError(
+                    f"{self.names[first]!r} and {self.names[other]!r} must share a device (group {name!r}) but are "
+                    f"pinned to {self.where(first)} and {self.where(other)}; pin both to one device"
+                )
+            for r in self.members[g]:
+                self.allowed[r] = shared
+
+    def where(self, run: int) -> str:
+        """The devices a run may go to, for messages."""
+        return " or ".join(self.devices[d] for d in self.allowed[run])
+
+    def _routes(self) -> None:
+        machine, index = self.costed.machine, self.costed.index
+        self.copy_lanes: list[str] = []
+        wires: dict[str, int] = {}
+        lanes: dict[str, int] = {}
+        self.route: list[list[tuple[Hop, ...] | None]] = []
+        for src in self.devices:
+            row: list[tuple[Hop, ...] | None] = []
+            for dst in self.devices:
+                try:
+                    links = machine.route(src, dst)
+                except DeviceError:
+                    row.append(None)
+                    continue
+                hops = []
+                for link in links:
+                    lane = machine.copy_lane(link.src, link.dst)
+                    if lane not in lanes:
+                        lanes[lane] = len(lanes)
+                        self.copy_lanes.append(lane)
+                    wire = -1 if link.wire is None else wires.setdefault(link.wire, len(wires))
+                    ends = index[link.src], index[link.dst]
+                    hops.append(Hop(*ends, lanes[lane], wire, link.latency_s, 1 / link.bytes_per_s))
+                row.append(tuple(hops))
+            self.route.append(row)
+        self.wires = len(wires)
+        self.latency = [[self._sum(hops, 0) for hops in row] for row in self.route]
+        self.s_per_byte = [[self._sum(hops, 1) for hops in row] for row in self.route]
+
+    @staticmethod
+    def _sum(hops: tuple[Hop, ...] | None, part: int) -> float:
+        if hops is None:
+            return math.inf
+        return sum((hop.latency_s, hop.s_per_byte)[part] for hop in hops)
+
+    def travel(self, value: int, src: int, dst: int) -> float:
+        """Seconds a value needs from `src` to `dst` on idle wires, inf without a way."""
+        if src == dst:
+            return 0.0
+        return self.latency[src][dst] + self.bytes[value] * self.s_per_byte[src][dst]
