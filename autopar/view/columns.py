@@ -1,0 +1,77 @@
+"""Which column each device and lane gets: an order in which transfers join neighbours, widths by what is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import permutations
+
+from ..plans import Plan
+from .fold import Card
+from .palette import Shade, shades
+
+_MOST_TRIED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) for those that compute; `used` when anything happens."""
+
+    device: str
+    x: float
+    w: float
+    lanes: tuple[tuple[str, float, float], ...]
+    shade: Shade
+    used: bool
+
+    @property
+    def right(self) -> float:
+        """Its right edge."""
+        return self.x + self.w
+
+
+def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float) -> dict[str, Column]:
+    """The columns of all devices from `left` on, in the order they are drawn."""
+    machine = plan.costed.machine
+    look = shades((device.name, device.kind == "cpu") for device in machine.devices)
+    touched = {device for t in plan.transfers for device in (t.src, t.dst)} | {
+        lane.rsplit("/", 1)[0] for lane in cards
+    }
+    order = _order(plan, touched)
+    many = len(touched) > 4
+    wide, gap = (176.0, 156.0) if many else (206.0, 176.0)
+    found: dict[str, Column] = {}
+    x = left
+    for position, name in enumerate(order):
+        lanes = [lane for lane in machine.device[name].compute_lanes if lane in cards]
+        each = wide if len(lanes) < 2 else 138.0
+        width = each * max(1, len(lanes)) if name in touched else 128.0
+        places = tuple((lane, x + index * each, each) for index, lane in enumerate(lanes))
+        found[name] = Column(name, x, width, places, look[name], name in touched)
+        following = order[position + 1] if position + 1 < len(order) else None
+        x += width + (gap if name in touched and following in touched else 40.0)
+    return found
+
+
+def _order(plan: Plan, touched: set[str]) -> list[str]:
+    """Devices so that transfers skip as few columns as can be; then the CPU in the middle of the accelerators."""
+    machine = plan.costed.machine
+    cpus = [device.name for device in machine.devices if device.kind == "cpu"]
+    others = [device.name for device in machine.devices if device.kind != "cpu"]
+    middle = (len(others) + 1) // 2
+    usual = [*others[:middle], *cpus, *others[middle:]]
+    busy, idle = [name for name in usual if name in touched], [name for name in usual if name not in touched]
+    traffic = Counter((t.src, t.dst) for t in plan.transfers)
+    if len(busy) <= _MOST_TRIED:
+        tries = [list(order) for order in permutations(busy)]
+    else:
+        rest = [name for name in busy if name not in cpus]
+        here = [name for name in busy if name in cpus]
+        tries = [busy, *([*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1))]
+
+    def cost(order: list[str]) -> tuple[int, int]:
+        at = {name: position for position, name in enumerate(order)}
+        skipped = sum(count * max(0, abs(at[src] - at[dst]) - 1) for (src, dst), count in traffic.items())
+        return skipped, sum(abs(at[name] - position) for position, name in enumerate(busy))
+
+    return [*min(tries, key=cost), *idle]

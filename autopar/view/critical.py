@@ -1,0 +1,151 @@
+"""What each step of a plan waited for, the critical path, and the slack of the rest.
+
+A step is a `Placed` run or a `Transfer`. It waits for the data it reads, for the step before it in its lane, and, a
+transfer, for the one before it on the wire. Critical path and slack as in the critical path method (Kelley and
+Walker, Critical-path planning and scheduling, 1959), on the plan with its lane orders kept. Linear in the waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..plans import Placed, Plan, Transfer
+
+Step: TypeAlias = Placed | Transfer
+Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
+_RANK = {"data": 3, "order": 2, "wire": 1, "lane": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Step number `step` had to end first, because of `kind`."""
+
+    step: int
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Critical:
+    """The waits of a plan.
+
+    `steps` are all runs and transfers by start. For step `i`: `waits[i]` is everything it waited for, `last[i]` what
+    ended last of that (None: nothing), `slack[i]` the seconds it could end later without the plan getting longer.
+    `path` are the step numbers from the start of the call to its end, each having waited for the one before.
+    """
+
+    steps: tuple[Step, ...]
+    waits: tuple[tuple[Wait, ...], ...]
+    last: tuple[Wait | None, ...]
+    path: tuple[int, ...]
+    slack: tuple[float, ...]
+
+    @property
+    def on_path(self) -> frozenset[int]:
+        """Step numbers of the critical path."""
+        return frozenset(self.path)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of the path in which it computes."""
+        return sum(step.end - step.start for step in self._path_steps if isinstance(step, Placed))
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of the path in which it moves data."""
+        return sum(step.end - step.start for step in self._path_steps if isinstance(step, Transfer))
+
+    @property
+    def _path_steps(self) -> list[Step]:
+        return [self.steps[index] for index in self.path]
+
+
+def critical(plan: Plan) -> Critical:
+    """The waits, critical path and slack of a plan."""
+    steps: tuple[Step, ...] = tuple(
+        sorted((*plan.placed, *plan.transfers), key=lambda step: (step.start, step.end))
+    )
+    waits = tuple(_waits(plan, steps))
+    last = tuple(_binding(steps, found) for found in waits)
+    return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
+
+
+def _waits(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
+    costed, machine = plan.costed, plan.costed.machine
+    at: dict[tuple[str, str], int] = {}
+    index_of: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        if isinstance(step, Placed):
+            index_of[step.run] = index
+            for value in costed.run[step.run].makes:
+                at[value, step.device] = index
+    for index, step in enumerate(steps):
+        if isinstance(step, Transfer):
+            at.setdefault((step.value, step.dst), index)
+    in_lane: dict[str, int] = {}
+    on_wire: dict[str, int] = {}
+    found = []
+    for index, step in enumerate(steps):
+        names: dict[int, Kind] = {}
+        if isinstance(step, Placed):
+            run = costed.run[step.run]
+            sources = [at.get((value, step.device)) for value in run.reads]
+            names.update((source, "data") for source in sources if source is not None)
+            for earlier in run.after:
+                if earlier in index_of:
+                    names.setdefault(index_of[earlier], "order")
+        else:
+            source = at.get((step.value, step.src))
+            if source is not None:
+                names[source] = "data"
+            link = machine.link.get((step.src, step.dst))
+            if link and link.wire:
+                if link.wire in on_wire:
+                    names.setdefault(on_wire[link.wire], "wire")
+                on_wire[link.wire] = index
+        if step.lane in in_lane:
+            names.setdefault(in_lane[step.lane], "lane")
+        in_lane[step.lane] = index
+        names.pop(index, None)
+        found.append(tuple(Wait(number, kind) for number, kind in names.items()))
+    return found
+
+
+def _binding(steps: tuple[Step, ...], waits: tuple[Wait, ...]) -> Wait | None:
+    return max(waits, key=lambda wait: (steps[wait.step].end, _RANK[wait.kind], -wait.step), default=None)
+
+
+def _path(steps: tuple[Step, ...], last: tuple[Wait | None, ...]) -> tuple[int, ...]:
+    if not steps:
+        return ()
+    number: int | None = max(range(len(steps)), key=lambda index: (steps[index].end, index))
+    found: dict[int, None] = {}
+    while number is not None and number not in found:
+        found[number] = None
+        wait = last[number]
+        number = wait.step if wait else None
+    return tuple(reversed(found))
+
+
+def _slack(steps: tuple[Step, ...], waits: tuple[tuple[Wait, ...], ...]) -> tuple[float, ...]:
+    """Slack by a backward pass in reverse topological order; steps of no length may share a start, so not by start."""
+    successors: list[list[int]] = [[] for _ in steps]
+    open_successors = [0] * len(steps)
+    for index, found in enumerate(waits):
+        for wait in found:
+            successors[wait.step].append(index)
+            open_successors[wait.step] += 1
+    end = max((step.end for step in steps), default=0.0)
+    slack = [0.0] * len(steps)
+    ready = [index for index, count in enumerate(open_successors) if not count]
+    while ready:
+        index = ready.pop()
+        here = steps[index].end
+        slack[index] = max(
+            0.0, min((steps[s].start - here + slack[s] for s in successors[index]), default=end - here)
+        )
+        for wait in waits[index]:
+            open_successors[wait.step] -= 1
+            if not open_successors[wait.step]:
+                ready.append(wait.step)
+    return tuple(slack)

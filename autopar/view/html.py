@@ -1,0 +1,198 @@
+"""The pictures as self-contained pages: the SVG inside, cards on hover, focus and touch, nothing fetched."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..plans import Placed, Plan, Transfer
+from ..tables import percent, seconds, size
+from ..timeline import Timeline
+from .facts import level_at
+from .layout import PANEL, Arrow, Box, Layout, lay_out
+from .names import module_of, value_name
+from .page import page
+from .panels import MARGIN
+from .placed import placed_picture
+from .timeline_picture import timeline_svg
+
+_MOST_RUNS = 8
+Facts = dict[str, Any]
+
+
+def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
+    """The placed graph as one HTML file."""
+    layout = lay_out(plan)
+    picture = placed_picture(layout, timeline)
+    cards: dict[str, Facts] = {}
+    measured = _measured(timeline)
+    for index, box in enumerate(layout.boxes):
+        cards[f"b{index}"] = box_card(layout, box, measured)
+    for index, arrow in enumerate(layout.arrows):
+        cards[f"t{index}"] = _arrow_card(layout, arrow)
+    data = {"cards": cards, "left": picture.width - MARGIN - PANEL, "width": PANEL}
+    return page(f"{plan.costed.graph.name} · autopar", str(picture), json.dumps(data, ensure_ascii=False))
+
+
+def timeline_page(timeline: Timeline) -> str:
+    """The timeline picture as one HTML file; spans say what they are when pointed at."""
+    return page(f"{timeline.title} · autopar", timeline_svg(timeline), "")
+
+
+def _measured(timeline: Timeline | None) -> dict[str, float]:
+    spans = timeline.spans if timeline else ()
+    return {span.name: span.seconds for span in spans if span.kind == "compute" and not span.run}
+
+
+def box_card(layout: Layout, box: Box, measured: dict[str, float]) -> Facts:
+    """What the card of a box says: rows of facts, and for a single run the reasons it is there."""
+    plan, card = layout.plan, box.card
+    shade = layout.columns[card.device].shade
+    facts: Facts = {
+        "title": card.title,
+        "device": card.device,
+        "hue": shade.hue,
+        "y": round(box.y, 1),
+        "h": round(box.h, 1),
+    }
+    spans = f"{seconds(card.start)} → {seconds(card.end)}"
+    rows = [["lane", card.lane], ["runs", spans], ["takes", seconds(card.busy)]]
+    if len(card.runs) == 1:
+        rows += _run_rows(layout, card.runs[0])
+        facts["why"] = _why(layout, plan.place[card.runs[0]])
+    else:
+        share = card.busy / (card.end - card.start) if card.end > card.start else 1.0
+        rows.append(["holds", f"{len(card.runs)} runs, busy {percent(share)} of the time between"])
+        if card.copies:
+            rows.append(["blocks", f"{len(card.copies)} × {seconds(card.busy / len(card.copies))}"])
+            slow = max(card.copies, key=lambda copy: copy.busy)
+            rows.append(["slowest", f"{slow.name}, {seconds(slow.busy)}"])
+        places = sorted((plan.place[run] for run in card.runs), key=lambda p: (p.start - p.end, p.start))
+        facts["parts"] = [[p.run, seconds(p.end - p.start)] for p in places[:_MOST_RUNS]]
+        if len(places) > _MOST_RUNS:
+            facts["parts"].append([f"and {len(places) - _MOST_RUNS} shorter ones", ""])
+    got = [measured[run] for run in card.runs if run in measured]
+    if got:
+        rows.append(["measured", seconds(sum(got))])
+    sends = sum(
+        t.bytes
+        for t in plan.transfers
+        if t.src == card.device and plan.costed.producer.get(t.value) in card.runs
+    )
+    if sends:
+        rows.append(["sends", size(sends)])
+    memory = next((memory for memory in plan.memory if memory.device == card.device), None)
+    if memory:
+        cap = f" of {size(memory.cap)}" if memory.cap else ""
+        rows.append(["memory after", size(level_at(memory.steps, card.end)) + cap])
+    facts["rows"] = rows
+    return facts
+
+
+def _run_rows(layout: Layout, name: str) -> list[list[str]]:
+    plan = layout.plan
+    run = plan.costed.run[name]
+    tasks = [plan.costed.graph.task[task] for task in run.tasks]
+    rows = []
+    for label, text in (
+        ("module", module_of(plan, name)),
+        ("source", tasks[0].source),
+        ("code", tasks[0].code),
+        (
+            "tasks",
+            ", ".join(task.target for task in tasks[:4])
+            + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""),
+        ),
+        (
+            "reads",
+            ", ".join(_shaped(plan, value) for value in run.reads[:4]) + (" …" if len(run.reads) > 4 else ""),
+        ),
+        (
+            "makes",
+            ", ".join(_shaped(plan, value) for value in run.makes[:4]) + (" …" if len(run.makes) > 4 else ""),
+        ),
+    ):
+        if text:
+            rows.append([label, text])
+    number = next(
+        i for i, step in enumerate(layout.found.steps) if isinstance(step, Placed) and step.run == name
+    )
+    slack = layout.found.slack[number]
+    rows.append(["slack", "none, on the critical path" if number in layout.found.on_path else seconds(slack)])
+    return rows
+
+
+def _shaped(plan: Plan, value: str) -> str:
+    known = plan.costed.graph.value[value]
+    return f"{value_name(plan, value)} {list(known.shape)}"
+
+
+def _why(layout: Layout, placed: Placed) -> Facts | None:
+    reason = layout.plan.reason.get(placed.run)
+    if reason is None:
+        return None
+    ends = [choice.end for choice in reason.choices if choice.end is not None]
+    low = min((min(choice.arrives, choice.free) for choice in reason.choices), default=0.0)
+    high = max(ends, default=low)
+    scale = 100 / (high - low) if high > low else 0.0
+    own = next((choice.end for choice in reason.choices if choice.device == placed.device), None)
+    bars = []
+    for choice in sorted(
+        reason.choices, key=lambda c: (c.device != placed.device, c.end is None, c.end or 0.0)
+    ):
+        bar: Facts = {"device": choice.device, "hue": layout.columns[choice.device].shade.hue}
+        if choice.end is None:
+            bar["note"] = choice.why or "cannot run here"
+        else:
+            begin = max(choice.arrives, choice.free)
+            bar["at"] = [round((when - low) * scale, 2) for when in (choice.arrives, begin, choice.end)]
+            bar["end"] = seconds(choice.end)
+            here = choice.device == placed.device
+            late = choice.end - own if own is not None else 0.0
+            bar["more"] = "chosen" if here else ("+" if late >= 0 else "−") + seconds(abs(late))
+        bars.append(bar)
+    return {"text": reason.text, "bars": bars}
+
+
+def _arrow_card(layout: Layout, arrow: Arrow) -> Facts:
+    plan, first = layout.plan, arrow.transfers[0]
+    facts: Facts = {"device": f"{first.src} → {first.dst}", "hue": "#5A6475", "y": round(arrow.y1, 1), "h": 1}
+    if len(arrow.transfers) > 1:
+        facts["title"] = f"{len(arrow.transfers)} transfers"
+        order = sorted(arrow.transfers, key=lambda t: (-t.bytes, t.start))
+        facts["parts"] = [
+            [value_name(plan, t.value), f"{size(t.bytes)} · {seconds(t.end - t.start)}"]
+            for t in order[:_MOST_RUNS]
+        ]
+        facts["rows"] = [
+            ["moves", size(arrow.bytes)],
+            ["runs", f"{seconds(first.start)} → {seconds(max(t.end for t in order))}"],
+        ]
+        return facts
+    facts["title"] = value_name(plan, first.value)
+    known = plan.costed.graph.value.get(first.value)
+    rows = [
+        ["tensor", f"{first.value} {list(known.shape)} {known.dtype}" if known else first.value],
+        ["moves", size(first.bytes)],
+    ]
+    rows += [["ready", seconds(first.ready)], ["runs", f"{seconds(first.start)} → {seconds(first.end)}"]]
+    rows.append(["queue", first.lane])
+    held = _held(layout, first)
+    if held:
+        rows.append(["waited for", held])
+    facts["rows"] = rows
+    return facts
+
+
+def _held(layout: Layout, transfer: Transfer) -> str:
+    number = next(i for i, step in enumerate(layout.found.steps) if step is transfer)
+    wait = layout.found.last[number]
+    if wait is None or transfer.start <= transfer.ready:
+        return ""
+    before = layout.found.steps[wait.step]
+    what = (
+        f"{value_name(layout.plan, before.value)}, {before.src} → {before.dst}"
+        if isinstance(before, Transfer)
+        else before.run
+    )
+    return f"{what} ({seconds(transfer.start - transfer.ready)})"

@@ -1,0 +1,214 @@
+"""The labels of a placed graph: each where it is free of boxes, lines and other labels, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..tables import percent, seconds, size
+from . import fonts
+from .layout import LEFT, Arrow, Box, Gap, Layout
+from .names import Stretch, module_of, stretches, value_name
+from .palette import INK, QUIET, WAIT
+from .room import Label
+
+_STRIP = 10.0
+_PAD = 9.0
+
+
+def box_labels(layout: Layout, box: Box) -> list[Label]:
+    """Name and duration, and a second line where the box is high enough; none in a box under 16 pixels."""
+    card = box.card
+    if box.h < 16:
+        return []
+    bold = box.critical
+    shown = size_of_text = 13.0 if box.h >= 18 else 11.5
+    left, right = box.x + _STRIP + _PAD, box.x + box.w - _PAD
+    badge = fonts.width(f"× {len(card.copies)}", 12, True) + 22 if card.copies else 0.0
+    time = seconds(card.busy)
+    room = right - left - fonts.width(time, shown, bold) - 10
+    name = fonts.fit(card.title, room, shown, bold)
+    if len(name) < min(8, len(card.title)):
+        name, time = fonts.fit(card.title, right - left, shown, bold), ""
+    second = _second_line(layout, box)
+    two = box.h >= 40 and bool(second)
+    middle = box.y + box.h / 2
+    base = middle - 3.5 if two else middle + shown * 0.36
+    labels = [Label(left, base, name, size_of_text, INK, bold)]
+    if time:
+        labels.append(Label(right, base, time, shown, INK, bold, "end"))
+    if two:
+        text = fonts.fit(second, right - left - badge, 12)
+        labels.append(Label(left, middle + 13, text, 12, QUIET))
+    return [label for label in labels if label.text]
+
+
+def _second_line(layout: Layout, box: Box) -> str:
+    card = box.card
+    share = card.busy / (card.end - card.start) if card.end > card.start else 1.0
+    parts = []
+    if card.copies:
+        parts.append(f"{seconds(card.busy / len(card.copies))} each")
+    elif len(card.runs) > 1:
+        parts.append(f"{len(card.runs)} runs")
+    else:
+        tasks = layout.plan.costed.run[card.runs[0]].tasks
+        module = module_of(layout.plan, card.runs[0])
+        parts.append(module if module != card.title else "")
+        if len(tasks) > 1:
+            parts.append(f"{len(tasks)} tasks")
+    if share < 0.985:
+        parts.append(f"busy {percent(share)}")
+    return ", ".join(filter(None, parts))
+
+
+def free_labels(layout: Layout) -> list[Label]:
+    """The labels outside of boxes, the important ones first: transfers, waits, idle times."""
+    done: list[Label] = []
+    order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
+    for arrow in order:
+        done += _first_free(layout, _arrow_places(layout, arrow))
+    for arrow in order:
+        done += _first_free(layout, _wait_places(arrow))
+    for gap in sorted(layout.gaps, key=lambda gap: -gap.h):
+        done += _first_free(layout, _gap_places(gap))
+    return done
+
+
+def _first_free(layout: Layout, places: Iterator[list[Label]]) -> list[Label]:
+    for labels in places:
+        if labels and all(label.text for label in labels) and layout.room.place(labels):
+            return labels
+    return []
+
+
+def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
+    """Two lines beside the arrow, above it at its end first; then only the figures."""
+    gap_left, gap_right = _corridor(layout, arrow, at_target=True)
+    back_left, back_right = _corridor(layout, arrow, at_target=False)
+    first = arrow.transfers[0]
+    name = value_name(layout.plan, first.value)
+    if len(arrow.transfers) > 1:
+        name = f"{len(arrow.transfers)} transfers"
+        figures = f"{size(arrow.bytes)} · {seconds(sum(t.end - t.start for t in arrow.transfers))}"
+    else:
+        figures = f"{size(arrow.bytes)} · {seconds(first.end - first.start)}"
+    widest = min(gap_right - gap_left, back_right - back_left) - 14
+    full = (fonts.fit(name, widest, 12, arrow.critical), fonts.fit(figures, widest, 11.5))
+    for lines in (full, full[1:], full[:1]):
+        if not all(lines):
+            continue
+        wide = max(fonts.width(text, 12, arrow.critical) for text in lines)
+        tall = 14.0 * len(lines)
+        spots = []
+        for low, high, at_end in ((gap_left, gap_right, True), (back_left, back_right, False)):
+            toward = (arrow.x2 > arrow.x1) == at_end
+            near = high - 8 - wide if toward else low + 8
+            far = low + 8 if toward else high - 8 - wide
+            spots += [(near, at_end), ((low + high - wide) / 2, at_end), (far, at_end)]
+        for nudge in (4.0, 12.0, 22.0):
+            for above in (True, False):
+                for x, at_end in spots:
+                    ys = [_y_on(arrow, x), _y_on(arrow, x + wide)]
+                    deeper = arrow.y1_last - arrow.y1
+                    top = min(ys) - nudge - tall if above else max(ys) + deeper + nudge
+                    right = (arrow.x2 > arrow.x1) == at_end
+                    yield _lines(lines, x, top, wide, right, arrow.critical)
+
+
+def _lines(lines: tuple[str, ...], x: float, top: float, wide: float, right: bool, bold: bool) -> list[Label]:
+    at, anchor = (x + wide, "end") if right else (x, "start")
+    found = []
+    for index, text in enumerate(lines):
+        name = index == 0 and len(lines) > 1
+        color = INK if name or bold else QUIET
+        found.append(
+            Label(
+                at, top + 11 + 14 * index, text, 12 if name else 11.5, color, bold and name, anchor, halo=True
+            )
+        )
+    return found
+
+
+def _y_on(arrow: Arrow, x: float) -> float:
+    share = (x - arrow.x1) / (arrow.x2 - arrow.x1)
+    return arrow.y1 + (arrow.y2 - arrow.y1) * min(1.0, max(0.0, share))
+
+
+def _corridor(layout: Layout, arrow: Arrow, *, at_target: bool) -> tuple[float, float]:
+    """The gap between columns that the arrow enters last, or leaves by first."""
+    x = arrow.x2 if at_target else arrow.x1
+    order = sorted(layout.columns.values(), key=lambda column: column.x)
+    for one, other in zip(order, order[1:]):
+        if one.right == x and (arrow.x1 > arrow.x2) == at_target:
+            return one.right, other.x
+        if other.x == x and (arrow.x2 > arrow.x1) == at_target:
+            return one.right, other.x
+    return min(arrow.x1, arrow.x2), max(arrow.x1, arrow.x2)
+
+
+def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
+    if arrow.ready_y is None or arrow.y1 - arrow.ready_y < 8:
+        return
+    text = f"bus busy {seconds(arrow.transfers[0].start - arrow.transfers[0].ready)}"
+    right = arrow.x2 > arrow.x1
+    x = arrow.x1 + (9 if right else -9)
+    for share in (0.5, 0.25, 0.75):
+        y = arrow.ready_y + (arrow.y1 - arrow.ready_y) * share + 4
+        yield [Label(x, y, text, 11.5, WAIT, anchor="start" if right else "end", halo=True)]
+
+
+def _gap_places(gap: Gap) -> Iterator[list[Label]]:
+    """`idle 2.2 ms` over its cause, in the middle of the gap; one line, or none, where there is less room."""
+    x, middle, room = gap.x + gap.w / 2, gap.y + gap.h / 2, gap.w - 14
+    last = gap.cause == "done"
+    head = f"{'idle to the end' if last else 'idle'} {seconds(gap.end - gap.start)}"
+    cause = "" if last else fonts.fit(gap.cause, room, 12)
+    places = (0.0, -0.2, 0.2, -0.34, 0.34)
+    if gap.h >= 44 and cause:
+        for share in places:
+            y = middle + gap.h * share
+            yield [
+                Label(x, y - 3, fonts.fit(head, room, 12), 12, QUIET, anchor="middle"),
+                Label(x, y + 12, cause, 12, QUIET, anchor="middle"),
+            ]
+    if gap.h >= 24:
+        for share in places:
+            yield [
+                Label(
+                    x, middle + gap.h * share + 4, fonts.fit(head, room, 11.5), 11.5, QUIET, anchor="middle"
+                )
+            ]
+
+
+def brackets(layout: Layout) -> list[tuple[float, float, list[Label]]]:
+    """The critical path down the left margin: (top, bottom, labels) of each stretch that is tall enough to be seen."""
+    found = []
+    x = LEFT - 78
+    for part in stretches(layout.plan, layout.found):
+        top, bottom = layout.y(part.start), layout.y(part.end)
+        if bottom - top < 5:
+            continue
+        labels = _bracket_labels(part, x - 9, (top + bottom) / 2, bottom - top)
+        found.append((top, bottom, labels if labels and layout.room.place(labels, pad=2.5) else []))
+    return found
+
+
+def _bracket_labels(part: Stretch, x: float, middle: float, tall: float) -> list[Label]:
+    room = x - 24
+    time = seconds(part.end - part.start)
+    if part.kind == "compute":
+        head, verdict, color = part.where.rsplit("/", 1)[0], "computes", QUIET
+    elif part.kind == "copy":
+        head, verdict, color = part.what, "transfer, exposed", WAIT
+    else:
+        head, verdict, color = "waits", "", WAIT
+    head = fonts.fit(head, room, 12, True)
+    if tall >= 42 and verdict:
+        return [
+            Label(x, middle - 11, head, 12, INK, True, "end"),
+            Label(x, middle + 4, time, 12, QUIET, anchor="end"),
+            Label(x, middle + 19, verdict, 12, color, anchor="end"),
+        ]
+    if tall >= 12:
+        return [Label(x, middle + 4, time, 11.5, color, anchor="end")]
+    return []

@@ -1,0 +1,90 @@
+"""What runs, values and stretches of time are called in pictures and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plans import Candidate, Placed, Plan, Transfer
+from .critical import Critical
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains."""
+
+    kind: str
+    start: float
+    end: float
+    where: str
+    what: str
+
+
+def stretches(plan: Plan, found: Critical) -> list[Stretch]:
+    """The critical path as stretches: consecutive runs of one lane are one, gaps of over 0.1 % are named waits."""
+    parts: list[Stretch] = []
+    runs: list[Placed] = []
+    small = plan.makespan * 1e-3
+    clock = 0.0
+
+    def flush() -> None:
+        if runs:
+            parts.append(Stretch("compute", runs[0].start, runs[-1].end, runs[0].lane, span_name(runs)))
+            runs.clear()
+
+    for number in found.path:
+        step = found.steps[number]
+        if step.start - clock > small:
+            flush()
+            parts.append(
+                Stretch("wait", clock, step.start, step.lane, "waits; no run or transfer explains it")
+            )
+        if isinstance(step, Transfer):
+            flush()
+            what = value_name(plan, step.value)
+            parts.append(Stretch("copy", step.start, step.end, f"{step.src} → {step.dst}", what))
+        else:
+            if runs and runs[-1].lane != step.lane:
+                flush()
+            runs.append(step)
+        clock = max(clock, step.end)
+    flush()
+    return parts
+
+
+def span_name(runs: list[Placed]) -> str:
+    """`first … last` with a count."""
+    if len(runs) == 1:
+        return runs[0].run
+    return f"{runs[0].run} … {runs[-1].run} ({len(runs)} runs)"
+
+
+def value_name(plan: Plan, value: str) -> str:
+    """The path of an input or state value, else its own name."""
+    known = plan.costed.graph.value.get(value)
+    return known.path if known and known.path and known.kind != "made" else value
+
+
+def module_of(plan: Plan, run: str) -> str:
+    """The longest module path that all tasks of a run which have one share."""
+    paths = [plan.costed.graph.task[task].module for task in plan.costed.run[run].tasks]
+    return common_module([path for path in paths if path])
+
+
+def common_module(paths: list[str]) -> str:
+    """The longest dotted path that begins all of `paths`."""
+    if not paths:
+        return ""
+    parts = paths[0].split(".")
+    for path in paths[1:]:
+        other = path.split(".")
+        same = 0
+        while same < min(len(parts), len(other)) and parts[same] == other[same]:
+            same += 1
+        parts = parts[:same]
+    return ".".join(parts)
+
+
+def alternative(plan: Plan) -> Candidate | None:
+    """The best candidate that uses several devices, None when there is no feasible one."""
+    others = [c for c in plan.candidates if c.makespan is not None and not c.policy.startswith("single")]
+    return min(others, key=lambda c: (c.makespan, c.policy), default=None)

@@ -1,0 +1,232 @@
+"""The placed graph as SVG: columns are devices, time runs down, slopes are transfers, one black thread is critical."""
+
+from __future__ import annotations
+
+from ..plans import Plan
+from ..tables import percent
+from ..timeline import Timeline
+from . import fonts, panels
+from .facts import device_busy
+from .labels import box_labels, brackets, free_labels
+from .layout import LEFT, PANEL, Arrow, Box, Layout, lay_out, tick_text, ticks
+from .palette import BRACKET, GRID, INK, LANE, QUIET, WAIT
+from .svg import Svg, trace
+
+_FOOT = 60.0
+
+
+def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
+    """The picture of a plan; a measured `timeline` adds its figures."""
+    return str(placed_picture(lay_out(plan), timeline))
+
+
+def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
+    """The picture of a layout. Boxes and arrows are groups with `data-card`, which the page's cards hang on."""
+    plan = layout.plan
+    side = max(layout.right + 44, 1600 - panels.MARGIN - PANEL)
+    svg = Svg(side + PANEL + panels.MARGIN, 0, f"placed graph of {plan.costed.graph.name}")
+    split = plan.costed.graph.split
+    under = f"{len(plan.costed.graph.tasks)} tasks in {len(plan.placed)} runs, placed by {plan.policy}"
+    under += f", batch in {split}. " if split else ". "
+    panels.title(
+        svg,
+        plan.costed.graph.name,
+        under + (panels.verdict(plan) or "Time runs downward."),
+        plan.costed.machine.label,
+    )
+    panels.header(svg, layout, timeline)
+    y = panels.legend(svg, layout, side, 188)
+    y = panels.why(svg, layout, panels.example(layout), side, y + 12, PANEL)
+    y = panels.devices(svg, layout, timeline, side, y, PANEL)
+    y = panels.repeats(svg, layout, side, y, PANEL)
+    y = panels.candidates(svg, plan, side, y, PANEL)
+    svg.height = max(layout.bottom + 40, y) + _FOOT
+    _lanes(svg, layout)
+    _axis(svg, layout)
+    free = free_labels(layout)
+    _margin(svg, layout)
+    for gap in layout.gaps:
+        if gap.h >= 20:
+            x = gap.x + gap.w / 2
+            svg.line(
+                (x, gap.y + 5),
+                (x, gap.y + gap.h - 5),
+                stroke="#C5CBD5",
+                stroke_width="1.2",
+                stroke_dasharray="1.5 4",
+            )
+    for index, box in enumerate(layout.boxes):
+        _box(svg, layout, box, index)
+    for index, arrow in enumerate(layout.arrows):
+        _arrow(svg, arrow, index)
+    _thread(svg, layout)
+    for label in free:
+        if label.anchor == "middle":
+            r = label.rect
+            svg.rect(r.x - 4, r.y - 3, r.w + 8, r.h + 6, fill=LANE)
+        svg.text(
+            label.x,
+            label.y,
+            label.text,
+            label.size,
+            label.color,
+            bold=label.bold,
+            anchor=label.anchor,
+            halo=label.halo,
+        )
+    notes = "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it · "
+    notes += "busy: share of the predicted time a device computes · moved: bytes between devices in one call"
+    svg.text(panels.MARGIN, svg.height - 22, fonts.fit(notes, svg.width - 2 * panels.MARGIN, 12), 12, QUIET)
+    return svg
+
+
+def _lanes(svg: Svg, layout: Layout) -> None:
+    busy = device_busy(layout.plan.timeline())
+    for column in layout.columns.values():
+        svg.swatch(column.shade, column.x + 2, 177, 28, 22)
+        share = (
+            f"busy {percent(busy.get(column.device, 0.0))}"
+            if column.lanes
+            else ("" if column.used else "unused")
+        )
+        room = column.w - 40 - (fonts.width(share, 12) + 12 if share and column.w > 150 else 0)
+        svg.text(column.x + 40, 194, fonts.fit(column.device, room, 17, True), 17, bold=True)
+        if column.w > 150:
+            svg.text(column.right, 194, share, 12, QUIET, anchor="end")
+        else:
+            svg.text(column.x + 40, 212, share, 12, QUIET)
+        for lane, x, w in column.lanes or (("", column.x, column.w),):
+            svg.rect(x, layout.top, w, layout.height, fill=LANE)
+            if len(column.lanes) > 1:
+                svg.text(
+                    x + w / 2, layout.top - 10, f"lane {lane.rsplit('/', 1)[1]}", 11.5, QUIET, anchor="middle"
+                )
+
+
+def _axis(svg: Svg, layout: Layout) -> None:
+    span = layout.height / layout.second if layout.second else 0.0
+    moments, unit, scale = ticks(span, layout.height)
+    step = moments[1] if len(moments) > 1 else span
+    x = LEFT - 14
+    svg.text(x, layout.top - 18, unit, 12, QUIET, anchor="end")
+    for when in moments:
+        y = layout.y(when)
+        svg.line((LEFT - 8, y), (layout.right, y), stroke=GRID, stroke_width="1")
+        if layout.bottom - y > 17 or not span:
+            svg.text(x, y + 4, tick_text(when, step, scale), 12, QUIET, anchor="end")
+    svg.line((LEFT - 8, layout.bottom), (layout.right, layout.bottom), stroke=INK, stroke_width="1.6")
+    if span:
+        svg.text(x, layout.bottom + 4.5, tick_text(span, step / 10, scale), 13, bold=True, anchor="end")
+
+
+def _margin(svg: Svg, layout: Layout) -> None:
+    found = brackets(layout)
+    if found:
+        svg.text(LEFT - 87, layout.top - 18, "critical path", 12, QUIET, anchor="end")
+    x = LEFT - 78
+    for top, bottom, labels in found:
+        points = [(x, top + 1), (x + 5, top + 1), (x + 5, bottom - 1), (x, bottom - 1)]
+        svg.polyline(points, stroke=BRACKET, stroke_width="1.2")
+        for label in labels:
+            svg.text(
+                label.x, label.y, label.text, label.size, label.color, bold=label.bold, anchor=label.anchor
+            )
+
+
+def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
+    card, shade = box.card, layout.columns[box.card.device].shade
+    fill = shade.deep if card.deep else shade.fill
+    x, y, w, h = box.x + 2, box.y + 0.75, box.w - 4, max(box.h - 1.5, 0.8)
+    svg.open(data_card=f"b{index}")
+    if card.copies and h > 14:
+        for depth in (2, 1):
+            svg.rect(x + 3.0 * depth, y + 3.0 * depth, w - 3, h - 3, rx="3", fill="#FFFFFF", stroke=shade.hue)
+    if h < 4:
+        svg.rect(
+            x,
+            y,
+            w,
+            h,
+            fill=shade.hue if h < 2 else fill,
+            stroke=shade.hue if h >= 2 else None,
+            stroke_width="0.8",
+        )
+        svg.close()
+        return
+    svg.rect(x, y, w, h, rx="3" if h > 8 else "1", fill=fill)
+    svg.pattern(shade, x + 0.7, y + 0.7, 9.3, h - 1.4)
+    svg.line((x + 10.5, y), (x + 10.5, y + h), stroke=shade.hue, stroke_width="0.8")
+    svg.rect(x, y, w, h, rx="3" if h > 8 else "1", fill="none", stroke=shade.hue, stroke_width="1.3")
+    for label in box_labels(layout, box):
+        svg.text(label.x, label.y, label.text, label.size, label.color, bold=label.bold, anchor=label.anchor)
+    if card.copies and box.h >= 40:
+        text = f"× {len(card.copies)}"
+        wide = fonts.width(text, 12, True) + 16
+        right = box.x + box.w - 9
+        middle = box.y + box.h / 2 + 9
+        svg.rect(right - wide, middle - 9, wide, 18, rx="9", fill=INK)
+        svg.text(right - wide / 2, middle + 4, text, 12, "#FFFFFF", bold=True, anchor="middle")
+    svg.close()
+
+
+def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
+    start, end = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
+    if arrow.ready_y is not None:
+        svg.line(
+            (arrow.x1, arrow.ready_y),
+            start,
+            stroke=WAIT,
+            stroke_width="2.4",
+            stroke_dasharray="0.1 4.6",
+            stroke_linecap="round",
+        )
+    svg.open(data_card=f"t{index}")
+    if len(arrow.transfers) > 1:
+        corners = [start, end, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]
+        svg.path(
+            trace(corners) + "Z",
+            fill=QUIET,
+            fill_opacity="0.16",
+            stroke=QUIET,
+            stroke_width="0.8",
+            stroke_opacity="0.5",
+        )
+        start = (arrow.x1, (arrow.y1 + arrow.y1_last) / 2)
+        end = (arrow.x2, (arrow.y2 + arrow.y2_last) / 2)
+    svg.line(start, end, stroke="#FFFFFF", stroke_width="4.5", stroke_opacity="0.8")
+    dx = -9 if end[0] < start[0] else 9
+    slope = (end[1] - start[1]) / (end[0] - start[0])
+    svg.line(start, (end[0] - dx * 0.8, end[1] - dx * 0.8 * slope), stroke=QUIET, stroke_width="1.6")
+    svg.arrow(start, end, QUIET, 10)
+    if not arrow.critical:
+        svg.add(
+            "circle",
+            cx=float(start[0]),
+            cy=float(start[1]),
+            r="3.4",
+            fill="#FFFFFF",
+            stroke=QUIET,
+            stroke_width="1.6",
+        )
+    svg.close()
+
+
+def _thread(svg: Svg, layout: Layout) -> None:
+    svg.open(fill="none", stroke=INK, stroke_linejoin="round", stroke_linecap="round", pointer_events="none")
+    for piece in layout.pieces:
+        points = list(piece.points)
+        if piece.kind == "bus":
+            svg.polyline(points, stroke_width="3.4", stroke_dasharray="0.1 6.5")
+        elif piece.kind == "copy":
+            (x1, y1), (x2, y2) = points
+            length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
+            back = 9 / length if length > 9 else 0
+            svg.polyline(
+                [(x1, y1), (x2 - (x2 - x1) * back, y2 - (y2 - y1) * back)],
+                stroke_width="4",
+                stroke_linecap="butt",
+            )
+            svg.arrow((x1, y1), (x2, y2), INK, 14)
+        else:
+            svg.polyline(points, stroke_width="4")
+    svg.close()
