@@ -1,0 +1,79 @@
+"""The caller's thread-local torch state and how it reaches a lane's thread.
+
+Graph tasks are operators with autocast's casts already recorded, so they are called with autocast off. Callables that
+capture kept as the user wrote them (`Captured.calls`) have no casts recorded: they get the caller's autocast back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class Entered(threading.local):
+    """Which executors the current thread is inside of, whether as their caller or as one of their lanes."""
+
+    stack: tuple[int, ...] = ()
+
+
+entered = Entered()
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Inference mode, default device (None: torch's own) and enabled autocasts (device type, dtype) of a caller."""
+
+    inference: bool
+    default: torch.device | None
+    casts: tuple[tuple[str, torch.dtype], ...]
+    cache: bool
+    stack: tuple[int, ...]
+
+    def casting(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast as the caller has it."""
+        if not self.casts:
+            return contextlib.nullcontext()
+        stack = contextlib.ExitStack()
+        for kind, dtype in self.casts:
+            stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.cache))
+        return stack
+
+
+def read(kinds: tuple[str, ...], default: bool) -> Ambient:
+    """The state of the current thread; `kinds` are the device types whose autocast matters."""
+    casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+    device = torch.get_default_device() if default else None
+    cache = torch.is_autocast_cache_enabled() if casts else True
+    return Ambient(torch.is_inference_mode_enabled(), device, casts, cache, entered.stack)
+
+
+def enter(stack: contextlib.ExitStack, ambient: Ambient, kinds: tuple[str, ...]) -> None:
+    """Make the current thread fit for tasks, until `stack` closes: no autograd, inference mode as the caller, no autocast."""
+    if ambient.inference:
+        stack.enter_context(torch.inference_mode())
+    elif torch.is_grad_enabled():
+        stack.enter_context(torch.no_grad())
+    if ambient.default is not None:
+        stack.enter_context(ambient.default)
+    for kind in kinds:
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+
+
+def as_caller(function: Callable[..., Any], current: list[Ambient]) -> Callable[..., Any]:
+    """`function` under the autocast of the caller, who is `current[0]` at the time."""
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not current[0].casts:
+            return function(*args, **kwargs)
+        with current[0].casting():
+            return function(*args, **kwargs)
+
+    return call

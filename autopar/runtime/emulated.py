@@ -1,0 +1,114 @@
+"""The declared clock: each lane sleeps to the modelled end of what it does, on a chained clock.
+
+A task starts at max(arrival of its inputs, end of the task before) and lasts what the declared chip would take × the
+machine's slow-down; sleeping to that end instead of "for that long" keeps errors from adding up. A computation that
+really lasts longer makes its lane late; how late at worst, as a share of the modelled makespan, bounds the error of
+every figure taken from the call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from ..plans import Plan
+
+TOLERANCE = 0.01
+"""Share of the modelled makespan by which a lane may be behind its clock before figures are refused."""
+MARGIN = 1.2
+
+
+class Clock:
+    """The modelled time of one call. `makespan` is the modelled one in seconds, slow-down included."""
+
+    def __init__(self, makespan: float, slow_down: float) -> None:
+        self.makespan, self.slow_down = makespan, slow_down
+        self.events: dict[str, float] = {}
+        self.wires: dict[str, float] = {}
+        self.lock = threading.Lock()
+        self.behind = 0.0
+        self.ratio = 1.0
+        self.origin = time.perf_counter()
+
+    @property
+    def late(self) -> float:
+        """Worst time behind the model as a share of the modelled makespan; 0 when within the tolerance of a sleep."""
+        return self.behind / self.makespan if self.makespan > 0 else 0.0
+
+    @property
+    def enough(self) -> float:
+        """A slow-down at which this call would not have been late."""
+        return self.slow_down * max(1.0 + self.late, self.ratio) * MARGIN
+
+
+class LaneClock:
+    """The clock of one lane: `now` is modelled seconds since the start of the call."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.now = 0.0
+        self.since = 0.0
+        self.copying = 0.0
+        self.began = clock.origin
+
+    def wait(self, event: str) -> None:
+        """Not before `event` has happened in modelled time."""
+        self.now = max(self.now, self.clock.events[event])
+        self.since, self.began = self.now, time.perf_counter()
+
+    def record(self, event: str) -> None:
+        """The event happens now."""
+        self.clock.events[event] = self.now
+
+    def compute(self, seconds: float) -> None:
+        """What was computed since the last call lasts `seconds`."""
+        self._until(self.now + seconds)
+
+    def reserve(self, wires: Iterable[str], seconds: float) -> None:
+        """A copy of `seconds` starts when the lane and all `wires` are free; they carry nothing else until it ends."""
+        clock = self.clock
+        with clock.lock:
+            start = max([self.now, *(clock.wires.get(wire, 0.0) for wire in wires)])
+            for wire in wires:
+                clock.wires[wire] = start + seconds
+        if start > self.now:
+            self._until(start)
+        self.copying = seconds
+
+    def copied(self) -> None:
+        """The reserved copy has been made."""
+        self._until(self.now + self.copying)
+
+    def _until(self, end: float) -> None:
+        self.now = end
+        real = time.perf_counter()
+        left = self.clock.origin + end - real
+        if left > 0:
+            time.sleep(left)
+            self.since, self.began = end, time.perf_counter()
+            return
+        clock = self.clock
+        if -left > clock.behind:
+            with clock.lock:
+                clock.behind = max(clock.behind, -left)
+                if end > self.since:
+                    clock.ratio = max(clock.ratio, (real - self.began) / (end - self.since))
+
+
+def task_seconds(plan: Plan) -> dict[str, float]:
+    """Seconds each task lasts on the device it is placed on, slow-down included.
+
+    The planner prices runs; the seconds of a run are shared out over its tasks in proportion to their own.
+    """
+    costed = plan.costed
+    found: dict[str, float] = {}
+    for run in costed.runs:
+        place = costed.index[plan.place[run.name].device]
+        whole = (run.seconds[place] or 0.0) * costed.machine.slow_down
+        shares = [costed.cost[task].seconds[place] or 0.0 for task in run.tasks]
+        total = sum(shares)
+        for position, (task, share) in enumerate(zip(run.tasks, shares)):
+            alone = whole if position == len(run.tasks) - 1 else 0.0
+            found[task] = whole * share / total if total > 0 else alone
+    return found

@@ -1,0 +1,215 @@
+"""What one call really did: spans by lane and bytes by device, as a `Timeline`."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..plans import Plan
+from ..programs import Compute, Copy, Lane, Program, Step
+from ..timeline import Memory, Span, Timeline
+from .layout import makes
+
+
+class Account:
+    """Bytes of the storages alive on one device over time; a storage lives as long as any tensor on it."""
+
+    def __init__(self, origin: float) -> None:
+        self._origin = origin
+        # A garbage collection inside `add` may call `_gone` on the same thread.
+        self._lock = threading.RLock()
+        self._alive: dict[int, list[int]] = {}
+        self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._next = 0
+        self.bytes = 0
+        self.steps: list[tuple[float, int]] = []
+
+    def hold(self, tensor: Any) -> None:
+        """Count a tensor that is there before the call, to its end."""
+        self._count(tensor)
+
+    def add(self, tensor: Any) -> None:
+        """Count a tensor until it is gone."""
+        pointer = self._count(tensor)
+        if pointer is None:
+            return
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+        self._watched[number] = weakref.ref(tensor, lambda _: self._gone(number, pointer))
+
+    def _count(self, tensor: Any) -> int | None:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0:
+            return None
+        with self._lock:
+            entry = self._alive.setdefault(storage.data_ptr(), [0, storage.nbytes()])
+            entry[0] += 1
+            if entry[0] == 1:
+                self._change(entry[1])
+        return storage.data_ptr()
+
+    def _gone(self, number: int, pointer: int) -> None:
+        with self._lock:
+            self._watched.pop(number, None)
+            entry = self._alive.get(pointer)
+            if entry is None:
+                return
+            entry[0] -= 1
+            if entry[0] == 0:
+                del self._alive[pointer]
+                self._change(-entry[1])
+
+    def _change(self, count: int) -> None:
+        self.bytes += count
+        self.steps.append((max(0.0, time.perf_counter() - self._origin), self.bytes))
+
+    def restart(self, origin: float) -> None:
+        """Second 0 is now."""
+        self._origin = origin
+        self.steps = [(0.0, self.bytes)]
+
+    def close(self) -> None:
+        """Count no more: what the caller does with the results is no part of the call."""
+        with self._lock:
+            self._watched.clear()
+
+
+class LaneRecorder:
+    """Start and end of each step of one lane, in seconds of `time.perf_counter`, and what the steps made."""
+
+    def __init__(self, lane: Lane, account: Callable[[Step], Account]) -> None:
+        self.lane, self.account = lane, account
+        self.spans: list[tuple[int, Any, Any]] = []
+        self._range: Any = None
+        self._began: Any = None
+
+    def begin(self, index: int) -> None:
+        """Step `index` starts; torch.profiler shows it under the name of its task or buffer."""
+        step = self.lane.steps[index]
+        name = (
+            step.task
+            if isinstance(step, Compute)
+            else f"{step.src} to {step.dst}"
+            if isinstance(step, Copy)
+            else ""
+        )
+        self._range = torch.profiler.record_function(name)
+        self._range.__enter__()
+        self._began = self.now()
+
+    def end(self, index: int, *made: Any) -> None:
+        """Step `index` has ended and made these tensors."""
+        self.spans.append((index, self._began, self.now()))
+        self._range.__exit__(None, None, None)
+        account = self.account(self.lane.steps[index])
+        for tensor in made:
+            account.add(tensor)
+
+    def now(self) -> Any:
+        """A mark on the clock of the lane."""
+        return time.perf_counter()
+
+    def seconds(self, mark: Any, origin: float) -> float:
+        """A mark as seconds since `origin`."""
+        return max(0.0, mark - origin)
+
+
+class Recording:
+    """What the lanes of one call record."""
+
+    def __init__(self, plan: Plan, program: Program) -> None:
+        self.plan, self.program = plan, program
+        self.origin = time.perf_counter()
+        self.accounts = {device.name: Account(self.origin) for device in plan.costed.machine.devices}
+        self.lanes: dict[str, LaneRecorder] = {}
+
+    def account(self, step: Step) -> Account:
+        """Where what a step makes is counted."""
+        names = makes(step)
+        return self.accounts[self.program.buffer[names[0]].device if names else self.plan.costed.machine.host]
+
+    def restart(self) -> None:
+        """The call starts now: what was there before it is in use from second 0."""
+        self.origin = time.perf_counter()
+        for account in self.accounts.values():
+            account.restart(self.origin)
+
+    def timeline(self, makespan: float, late: float, enough: float) -> Timeline:
+        """The measured timeline with the prediction, in the same clock, beside it."""
+        machine = self.plan.costed.machine
+        for account in self.accounts.values():
+            account.close()
+        memory = tuple(
+            Memory(name, tuple(account.steps), machine.device[name].memory_bytes)
+            for name, account in self.accounts.items()
+        )
+        label = machine.label
+        if enough:
+            label += f", LATE by {late:.0%}: no figures; needs slow_down ≥ {enough:.3g}"
+        scale = machine.slow_down if machine.clock == "declared" else 1.0
+        return Timeline(
+            self.plan.costed.graph.name, machine.lanes, tuple(self._spans()), makespan, memory, label, late,
+            scaled(self.plan.timeline(), scale),
+        )  # fmt: skip
+
+    def _spans(self) -> list[Span]:
+        graph, costed = self.plan.costed.graph, self.plan.costed
+        ready: dict[str, float] = {}
+        timed: list[tuple[LaneRecorder, Any, float, float]] = []
+        for recorder in self.lanes.values():
+            for index, began, ended in recorder.spans:
+                step = recorder.lane.steps[index]
+                start, end = recorder.seconds(began, self.origin), recorder.seconds(ended, self.origin)
+                timed.append((recorder, step, start, end))
+                ready.update(dict.fromkeys(makes(step), end))
+        runs: dict[tuple[str, str], Span] = {}
+        spans: list[Span] = []
+        for recorder, step, start, end in timed:
+            lane = recorder.lane
+            if isinstance(step, Copy):
+                source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
+                spans.append(
+                    Span(lane.name, lane.device, "copy", made.value, start, end, src=source.device, dst=made.device,
+                         bytes=made.bytes, ready=min(start, ready.get(step.src, 0.0)))
+                )  # fmt: skip
+                continue
+            task, run = graph.task[step.task], costed.run_of[step.task]
+            spans.append(
+                Span(lane.name, lane.device, "compute", task.name, start, end, run, task.module, task.source)
+            )
+            whole = runs.get((lane.name, run))
+            if whole is None:
+                whole = Span(lane.name, lane.device, "compute", run, start, end, "", task.module, task.source)
+            runs[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
+        # A run comes before the tasks nested in it.
+        return sorted(
+            [*runs.values(), *spans], key=lambda span: (span.start, span.lane, -span.end, bool(span.run))
+        )
+
+
+def scaled(timeline: Timeline, factor: float) -> Timeline:
+    """The timeline with every time multiplied."""
+    if factor == 1.0:
+        return timeline
+    spans = (
+        replace(
+            s, start=s.start * factor, end=s.end * factor, ready=None if s.ready is None else s.ready * factor
+        )
+        for s in timeline.spans
+    )
+    memory = (replace(m, steps=tuple((at * factor, count) for at, count in m.steps)) for m in timeline.memory)
+    return replace(timeline, spans=tuple(spans), memory=tuple(memory), makespan=timeline.makespan * factor)
+
+
+def hold_all(account: Account, tensors: Iterable[Any]) -> None:
+    """Count tensors that are there before the call."""
+    for tensor in tensors:
+        account.hold(tensor)
