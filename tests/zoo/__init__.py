@@ -1,1 +1,1 @@
-"""Real architectures from config with random weights, traps of our own, and the comparison both go through."""
+"""Real architectures with random weights, traps of our own, and the comparison both go through."""

@@ -1,7 +1,8 @@
 """Whether two answers are the same: structure, kinds, shapes, dtypes, values and NaN places.
 
-The error of a tensor is max|Δ| ÷ max|reference|, taken in float64; `exact` asks for equal bits instead (any NaN
-equals any other). Nothing here trusts a comparison with NaN: a NaN in one and not in the other is a difference.
+The error of a tensor is max|Δ| ÷ max|reference|, taken in float64; `exact` asks for equal bits instead (any
+NaN equals any other). A NaN in one and not in the other is always a difference. Written apart from the
+comparison that autopar makes on a first call, so that the two can disagree.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ def difference(reference: Any, result: Any, exact: bool) -> str:
     return ""
 
 
+def largest(reference: Any, result: Any) -> float:
+    """The largest error of a tensor of two answers of one structure."""
+    pairs = zip(torch.utils._pytree.tree_leaves(reference), torch.utils._pytree.tree_leaves(result))
+    return max((error(a, b) for a, b in pairs if isinstance(a, torch.Tensor)), default=0.0)
+
+
 def _tensor(a: torch.Tensor, b: Any, exact: bool) -> str:
     if not isinstance(b, torch.Tensor):
         return f"{type(b).__name__} where eager has a tensor"
@@ -81,7 +88,7 @@ def _tensor(a: torch.Tensor, b: Any, exact: bool) -> str:
 
 
 def snapshot(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
-    """A copy of everything a call leaves behind: answer, arguments, parameters and buffers (state_dict or not)."""
+    """A copy of everything a call leaves behind: answer, arguments, parameters and buffers."""
     held: dict[str, Any] = {"answer": answer, "args": args, "kwargs": kwargs}
     if isinstance(model, torch.nn.Module):
         held["parameters"] = dict(model.named_parameters(remove_duplicate=False))

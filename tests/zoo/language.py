@@ -66,17 +66,26 @@ text(
 text("electra", "encoder", "ElectraForPreTraining", "ElectraConfig", {**FEED, "embedding_size": 16})
 masked(
     "deberta-v2", "encoder", "DebertaV2Model", "DebertaV2Config",
-    {**FEED, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "max_position_embeddings": 64},
+    {**FEED, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+     "max_position_embeddings": 64},
 )  # fmt: skip
 text("mpnet", "encoder", "MPNetModel", "MPNetConfig", FEED)
-text("modernbert", "encoder", "ModernBertModel", "ModernBertConfig", {**FEED, "pad_token_id": 0, "eos_token_id": 1,
-     "bos_token_id": 2, "cls_token_id": 2, "sep_token_id": 1})  # fmt: skip
+SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "cls_token_id": 2, "sep_token_id": 1}
+text("modernbert", "encoder", "ModernBertModel", "ModernBertConfig", {**FEED, **SPECIAL})
 
 text(
     "gpt2", "decoder", "GPT2LMHeadModel", "GPT2Config",
-    {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "use_cache": False}, quick=True,
+    {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+     "bos_token_id": 1, "eos_token_id": 2, "use_cache": False}, quick=True,
 )  # fmt: skip
 text("llama", "decoder", "LlamaForCausalLM", "LlamaConfig", GROUPED, quick=True)
+text(
+    "llama (handing out its cache)",
+    "decoder",
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    {**GROUPED, "use_cache": True},
+)
 text("mistral", "decoder", "MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 4})
 text("qwen2", "decoder", "Qwen2ForCausalLM", "Qwen2Config", GROUPED)
 text("qwen3", "decoder", "Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 8})
@@ -128,7 +137,7 @@ def _switch() -> Call:
         "use_cache": False,
     }
     model = hf("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", settings)
-    # Its eager attention cannot do without a mask, and under tracing the library drops a mask that hides nothing.
+    # Its encoder needs a mask, which the library makes itself only when it is not being traced.
     mask, target = torch.ones(2, 8, dtype=torch.long), torch.ones(2, 6, dtype=torch.long)
     mask[1, 5:] = 0
     return model, (), {
@@ -145,4 +154,5 @@ text("mamba2", "state space", "Mamba2ForCausalLM", "Mamba2Config",
      {**STATE, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4})  # fmt: skip
 text("falcon_mamba", "state space", "FalconMambaForCausalLM", "FalconMambaConfig", STATE)
 text("rwkv", "state space", "RwkvForCausalLM", "RwkvConfig",
-     {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "context_length": 64, "use_cache": False})  # fmt: skip
+     {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32,
+      "context_length": 64, "use_cache": False})  # fmt: skip

@@ -34,25 +34,27 @@ def wave(name: str, model: str, config: str, settings: dict[str, Any], **options
 image("vit", "ViTForImageClassification", "ViTConfig", PATCHES, quick=True)
 image(
     "swin", "SwinModel", "SwinConfig",
-    {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+    {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
+     "window_size": 4},
 )  # fmt: skip
 image("convnext", "ConvNextForImageClassification", "ConvNextConfig",
       {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1], "image_size": 32})  # fmt: skip
 image("dinov2", "Dinov2Model", "Dinov2Config",
-      {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8})  # fmt: skip
+      {key: PATCHES[key] for key in PATCHES if key != "intermediate_size"})  # fmt: skip
 image(
     "segformer", "SegformerForSemanticSegmentation", "SegformerConfig",
-    {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [4, 2], "hidden_sizes": [16, 32], "patch_sizes": [7, 3],
-     "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 32},
+    {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [4, 2], "hidden_sizes": [16, 32],
+     "patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
+     "decoder_hidden_size": 32},
 )  # fmt: skip
 image("yolos (detr-like)", "YolosForObjectDetection", "YolosConfig",
       {**PATCHES, "image_size": [32, 32], "num_detection_tokens": 5})  # fmt: skip
 image("dpt (depth)", "DPTForDepthEstimation", "DPTConfig",
-      {**PATCHES, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 8, 16, 16],
-       "fusion_hidden_size": 16, "is_hybrid": False})  # fmt: skip
+      {**PATCHES, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], 
+       "neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 16, "is_hybrid": False})  # fmt: skip
 image("mobilevit", "MobileViTModel", "MobileViTConfig",
-      {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 12, 12, 16, 16, 32], "num_attention_heads": 2,
-       "image_size": 64}, side=64)  # fmt: skip
+      {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 12, 12, 16, 16, 32], 
+       "num_attention_heads": 2, "image_size": 64}, side=64)  # fmt: skip
 
 
 def _detr() -> Call:
@@ -67,9 +69,9 @@ def _detr() -> Call:
         out_features=["stage4"],
     )
     config = transformers.DetrConfig(
-        use_timm_backbone=False, backbone=None, use_pretrained_backbone=False, backbone_config=backbone, d_model=32,
-        encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-        decoder_ffn_dim=64, num_queries=5,
+        use_timm_backbone=False, backbone=None, use_pretrained_backbone=False, backbone_config=backbone,
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=5,
     )  # fmt: skip
     return transformers.DetrForObjectDetection(config), (noise(1, 3, 64, 64),), {}
 
@@ -110,8 +112,9 @@ add("blip", "multimodal", _blip)
 
 def _whisper() -> Call:
     settings = {
-        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_mel_bins": 8,
+        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64, "num_mel_bins": 8,
         "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
         "eos_token_id": 2, "decoder_start_token_id": 3, "use_cache": False,
     }  # fmt: skip

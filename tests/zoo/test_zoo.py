@@ -1,0 +1,97 @@
+"""Every model of the zoo gives eager's answer under any placement: quick ones always, all with `-m zoo`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from autopar.errors import AutoparError, CaptureError
+
+from . import coverage, routes
+from .compare import difference, largest
+from .coverage import Row
+from .entry import Entry
+from .models import MODELS
+from .traps import TRAPS
+
+ALL = (*MODELS, *TRAPS)
+ROWS: dict[str, Row] = {}
+SEEDS = (0, 1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bits depend on the number of threads: eager and every lane have one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def table() -> Iterator[None]:
+    """Write the table when every model of the zoo was tried."""
+    yield
+    if set(ROWS) == {entry.name for entry in ALL}:
+        coverage.write(ROWS[entry.name] for entry in ALL)
+
+
+def show(entry: Entry) -> Row:
+    """Run an entry on every route and say how each went; a row without `how` was refused."""
+    row = Row(entry.name, entry.family, reason=entry.loose)
+    reference = routes.eager(entry)
+    try:
+        subject = routes.Subject.of(entry)
+    except CaptureError as error:
+        row.reason = " ".join(str(error).split())
+        return row
+    row.how, row.tasks = subject.captured.how, len(subject.captured.graph.tasks)
+    ways: dict[str, Callable[[], Any]] = {
+        "task by task": lambda: routes.interpreted(subject),
+        "cpu": lambda: routes.executed(subject, "single", "cpu"),
+        "round robin": lambda: routes.executed(subject, "round_robin", *routes.NAMES),
+        "adversarial": lambda: [routes.adversarial(subject, seed) for seed in SEEDS],
+    }
+    for name, way in ways.items():
+        try:
+            answer = way()
+        except (AutoparError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            row.verdicts[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            continue
+        expected = [reference] * len(SEEDS) if name == "adversarial" else reference
+        wrong = difference(expected, answer, exact=False)
+        row.verdicts[name] = wrong or (
+            f"{largest(expected, answer):.1e}" if difference(expected, answer, exact=True) else "exact"
+        )
+    return row
+
+
+def judge(entry: Entry) -> None:
+    """Show an entry and fail unless it is refused as it should be, or equal everywhere."""
+    row = ROWS[entry.name] = show(entry)
+    if entry.refuses:
+        assert not row.how, f"captured by {row.how}, should have been refused: {entry.refuses}"
+        assert re.search(entry.refuses, row.reason), row.reason
+        return
+    assert row.how, row.reason
+    wrong = {route: verdict for route, verdict in row.verdicts.items() if not re.match(r"exact|\d", verdict)}
+    assert not wrong, "\n".join(f"{route}: {verdict}" for route, verdict in wrong.items())
+    assert entry.loose or row.verdicts["task by task"] == row.verdicts["cpu"] == "exact", row.verdicts
+
+
+@pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in ALL if e.quick])
+def test_quick(entry: Entry) -> None:
+    judge(entry)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in ALL])
+def test_all(entry: Entry) -> None:
+    judge(entry)
