@@ -1,0 +1,89 @@
+"""Make an ordinary PyTorch model use every device of the machine it is on.
+
+    fast = autopar.compile(model, ["cpu", "cuda:0", "cuda:1"])
+    y = fast(x)
+
+Nothing is imported until it is used, so that planning alone never loads torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import compile, plan
+    from .compiled import Compiled
+    from .errors import (
+        AutoparError,
+        CaptureError,
+        DeviceError,
+        DifferenceError,
+        LateError,
+        MemoryCapError,
+        PlanError,
+        ProgramError,
+        RunError,
+    )
+    from .graph import Graph, Task, Value
+    from .machine import Device, Link, Machine
+    from .plans import Plan
+    from .programs import Program
+    from .timeline import Span, Timeline
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "api": ("compile", "plan"),
+    "compiled": ("Compiled",),
+    "errors": (
+        "AutoparError",
+        "CaptureError",
+        "DeviceError",
+        "DifferenceError",
+        "LateError",
+        "MemoryCapError",
+        "PlanError",
+        "ProgramError",
+        "RunError",
+    ),
+    "graph": ("Graph", "Task", "Value"),
+    "machine": ("Device", "Link", "Machine"),
+    "plans": ("Plan",),
+    "programs": ("Program",),
+    "timeline": ("Span", "Timeline"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "AutoparError",
+    "CaptureError",
+    "Compiled",
+    "Device",
+    "DeviceError",
+    "DifferenceError",
+    "Graph",
+    "LateError",
+    "Link",
+    "Machine",
+    "MemoryCapError",
+    "Plan",
+    "PlanError",
+    "Program",
+    "ProgramError",
+    "RunError",
+    "Span",
+    "Task",
+    "Timeline",
+    "Value",
+    "compile",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f".{_MODULE[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,97 @@
+"""`compile` a model to run on the devices at hand, or `plan` it for any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal
+
+from torch import nn
+
+from .capture import capture
+from .compiled import Compiled, CompiledModule
+from .detect import detect
+from .errors import DeviceError
+from .machine import Device, Machine
+from .options import Options
+from .pins import parse_bytes
+from .placement import Policy
+from .planning import Split
+from .plans import Plan
+from .stages import plan_captured
+
+
+def compile(
+    model: Callable[..., Any],
+    devices: str | Sequence[str | Device] | Machine,
+    *,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    pins: Mapping[str, str] | None = None,
+    memory: Mapping[str, int | str] | None = None,
+    policy: Policy = "auto",
+    split: Split = "auto",
+    measure: bool = False,
+    check: Literal["first", "always", "never"] = "first",
+    outputs: Literal["as_input", "as_placed"] = "as_input",
+    plan: Plan | str | PathLike[str] | None = None,
+) -> Compiled:
+    """A callable that gives what `model` gives, computed on all of `devices` at once.
+
+    model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
+    devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine.
+    example_inputs, example_kwargs: capture and plan now instead of at the first call.
+    pins: module path or glob → device; the longest match wins. memory: device → cap in bytes or "6GiB".
+    policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
+    split: "auto", a number of even parts, {device: share of the batch}, or None.
+    measure: time each distinct operation on each real device once instead of estimating it.
+    check: compare with eager at the first call of each signature, always, or never.
+    outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
+    plan: a Plan (or file) made before, edited or not, to be used as it is.
+
+    Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
+    """
+    machine = _machine(devices, memory)
+    if machine.absent:
+        raise DeviceError(
+            "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
+            'for it, or Machine.emulate(…) to run on stand-ins'
+        )
+    options = Options(pins or {}, policy, split, measure, check, outputs)
+    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
+    kind = CompiledModule if isinstance(model, nn.Module) else Compiled
+    compiled = kind(model, machine, options, given)  # type: ignore[arg-type]
+    if example_inputs is not None or example_kwargs is not None:
+        compiled.prepare(*(example_inputs or ()), **(example_kwargs or {}))
+    return compiled
+
+
+def plan(
+    model: Callable[..., Any],
+    devices: str | Sequence[str | Device] | Machine,
+    *,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    pins: Mapping[str, str] | None = None,
+    memory: Mapping[str, int | str] | None = None,
+    policy: Policy = "auto",
+    split: Split = "auto",
+) -> Plan:
+    """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
+
+    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run.
+    """
+    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    captured = capture(model, args, kwargs)
+    options = Options(pins or {}, policy, split)
+    return plan_captured(captured, _machine(devices, memory), options, captured.flatten(args, kwargs))
+
+
+def _machine(
+    devices: str | Sequence[str | Device] | Machine, memory: Mapping[str, int | str] | None
+) -> Machine:
+    if isinstance(devices, Machine):
+        machine = devices.check()
+    else:
+        machine = detect([devices] if isinstance(devices, str) else devices)
+    return machine.with_memory({name: parse_bytes(amount) for name, amount in (memory or {}).items()})

@@ -1,0 +1,38 @@
+"""Interleaved timing: A B C A B C …, so that a drift of the machine meets all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..tables import table
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each contestant in each round, after one round to warm up."""
+    for run in contestants.values():
+        run()
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = clock()
+            run()
+            samples[name].append(clock() - start)
+    return samples
+
+
+def report(samples: Mapping[str, list[float]], *, base: str, scale: float = 1e3, unit: str = "ms", per: int = 1) -> dict[str, Any]:
+    """Print median, least, most, and the median of the ratios round by round to `base`; the same as data."""
+    rows: list[tuple[str, ...]] = [("", f"median {unit}", "least", "most", f"÷ {base}")]
+    data: dict[str, Any] = {"samples_s": dict(samples), "base": base}
+    for name, times in samples.items():
+        ratio = statistics.median(time / other for time, other in zip(times, samples[base]))
+        shown = [value * scale / per for value in (statistics.median(times), min(times), max(times))]
+        rows.append((name, *(f"{value:.3f}" for value in shown), f"{ratio:.2f}"))
+        data[name] = {"median_s": statistics.median(times), "ratio": ratio}
+    print(table(rows, right=(1, 2, 3, 4)))
+    return data

@@ -1,0 +1,151 @@
+"""Hold a run against eager: the same outputs, the same updates, or an error that names the task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .capture import Captured
+from .equal import error, limit
+from .errors import DifferenceError
+from .runtime.interpret import interpret, widen
+from .tables import seconds
+
+log = logging.getLogger("autopar")
+
+LONGEST_S = 10.0
+"""Predicted seconds on one device above which the eager run of the first check is not worth its time."""
+
+
+class Reference:
+    """What eager answers for one call, computed on snapshots: afterwards nothing of the caller's has changed."""
+
+    def __init__(self, captured: Captured, model: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.captured = captured
+        self.tensors = captured.flatten(args, kwargs)
+        self.before = {name: _clone(tensor) for name, tensor in self.live().items() if name in captured.graph.mutated}
+        self.random = _generators()
+        versions = {name: tensor._version for name, tensor in self.live().items() if not tensor.is_inference()}
+        with self.restored():
+            with torch.no_grad():
+                flat = pytree.tree_leaves(model(*args, **kwargs))
+            self.outputs = [_clone(leaf) for leaf in flat]
+            live = self.live()
+            self.updates = {target: _clone(live[target]) for _, target in captured.graph.updates}
+            for name, version in versions.items():
+                if live[name]._version != version and name not in captured.graph.mutated:
+                    path = captured.graph.value[name].path
+                    raise DifferenceError(
+                        f"eager changes {path!r} in place, which the captured graph does not; "
+                        "write it as `self.x = new value`-free code or keep this part out of the compiled model"
+                    )
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """The caller's own inputs and state, by value name."""
+        found = dict(zip(self.captured.graph.inputs, self.tensors))
+        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
+        return found
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back buffers, mutated inputs and generator states at the end."""
+        try:
+            yield
+        finally:
+            live = self.live()
+            with torch.no_grad():
+                for name, saved in self.before.items():
+                    live[name].copy_(saved)
+            _restore(self.random)
+
+    def judge(self, output: Any) -> None:
+        """Compare what a run gave (its output, and the updates it wrote) or raise DifferenceError."""
+        found = pytree.tree_leaves(output)
+        live = self.live()
+        pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(found, self.outputs))]
+        pairs += [(self.captured.graph.value[name].path, live[name], b) for name, b in self.updates.items()]
+        if len(found) != len(self.outputs):
+            raise DifferenceError(f"the run returned {len(found)} values, eager {len(self.outputs)}")
+        wrong = [(name, a, b) for name, a, b in pairs if not error(a, b) <= limit(b)]
+        if not wrong:
+            return
+        wide = self.in_double()
+        for position, (name, a, b) in enumerate(pairs):
+            if not error(a, b) <= limit(b) and not _no_worse(a, b, wide[position] if position < len(wide) else None):
+                raise DifferenceError(
+                    f"{name} is not eager's: error {error(a, b):.2g}, allowed {limit(b):.2g}. {self.culprit()} "
+                    'Pass check="never" to run anyway, or report the model with this message'
+                )
+
+    def in_double(self) -> list[Any]:
+        """The same call by the captured graph in float64: outputs then updates, empty when that cannot run."""
+        graph, captured = self.captured.graph, self.captured
+        if any(task.random or task.writes or task.target in captured.calls for task in graph.tasks):
+            return []
+        values = {name: widen(self.before.get(name, tensor)) for name, tensor in self.live().items()}
+        try:
+            with torch.no_grad():
+                for _ in interpret(graph, captured.calls, values, captured.home, double=True):
+                    pass
+        except RuntimeError:
+            return []
+        flat = pytree.tree_leaves(captured.rebuild([values[name] for name in graph.outputs]))
+        return flat + [values[made] for made, _ in graph.updates]
+
+    def culprit(self) -> str:
+        """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""
+        graph, captured = self.captured.graph, self.captured
+        values: dict[str, Any] = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
+        _restore(self.random)
+        with torch.no_grad():
+            for task in interpret(graph, captured.calls, values, captured.home):
+                for name in task.outputs:
+                    value = values[name]
+                    if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(value.isnan().any()):
+                        return f"The first NaN is made by {task.where}."
+        flat = pytree.tree_leaves(captured.rebuild([values[name] for name in graph.outputs]))
+        makers = [graph.producer.get(name) for name in graph.outputs]
+        for value, reference, maker in zip(flat, self.outputs, makers):
+            if not error(value, reference) <= limit(reference):
+                at = f" (made by {graph.task[maker].where})" if maker else ""
+                return f"The captured graph itself differs{at}: the model does something that capture does not see."
+        return "The captured graph is right task by task, so its placed execution is at fault."
+
+
+def too_long(single_s: float | None) -> bool:
+    """Whether the check would take too long; says so in one log line."""
+    if single_s is None or single_s <= LONGEST_S:
+        return False
+    log.info("check skipped: eager would take about %s; check=\"always\" insists", seconds(single_s))
+    return True
+
+
+def _no_worse(found: Any, eager: Any, wide: Any) -> bool:
+    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
+    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
+        return False
+    return error(widen(found), wide) <= 2 * error(widen(eager), wide) + 1e-12
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.update({f"cuda:{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())})
+    return states
+
+
+def _restore(states: dict[str, torch.Tensor]) -> None:
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, name)

@@ -1,0 +1,121 @@
+"""Race the ways to cut the batch: graph → split → cost → place for each candidate, and the best plan wins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from .cost import CostedGraph
+from .errors import MemoryCapError, PlanError
+from .graph import Graph
+from .machine import Machine
+from .placement import Policy, place
+from .plans import Candidate, Plan
+from .split import batch_of, even, shares, split
+from .tables import seconds
+
+log = logging.getLogger("autopar")
+
+Split: TypeAlias = str | int | Mapping[str, float] | None
+Price: TypeAlias = Callable[[Graph], CostedGraph]
+
+LARGEST_SPLIT_GRAPH = 30_000
+"""Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
+
+
+def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Split = "auto") -> Plan:
+    """The shortest feasible plan over all candidate cuts of the batch, the uncut graph among them.
+
+    `price` costs a graph on the machine. `split` None leaves the batch whole, an int forces that many even parts, a
+    mapping gives the share of rows of each device, "auto" tries all that may pay. Raises PlanError or MemoryCapError
+    when nothing is feasible; the error of the uncut graph is the one that is raised.
+    """
+    whole: Plan | None = None
+    refusal: PlanError | None = None
+    try:
+        whole = place(price(graph), policy)
+    except MemoryCapError as error:
+        refusal = error
+    costed = whole.costed if whole else price(graph)
+    plans = [whole] if whole and (split is None or split == "auto") else []
+    ran = list(whole.candidates) if whole else []
+    for sizes in candidates(graph, costed.machine, split, dict(whole.singles) if whole else {}):
+        cut = split_graph(graph, sizes, forced=split != "auto")
+        if not cut.split:
+            ran.append(Candidate("-", f"{len(sizes)} parts", None, "the batch passes through no task"))
+            continue
+        try:
+            chosen = place(price(cut), _by_share(split) if isinstance(split, Mapping) else policy)
+        except MemoryCapError as error:
+            refusal = refusal or error
+            continue
+        plans.append(chosen)
+        ran.append(Candidate(chosen.policy, cut.split, chosen.makespan))
+        log.info("planned %s: %s", cut.split, seconds(chosen.makespan))
+    if not plans:
+        raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
+    best = min(plans, key=lambda plan: plan.makespan)
+    return replace(best, singles=whole.singles if whole else best.singles, candidates=tuple(ran))
+
+
+def split_graph(graph: Graph, sizes: tuple[int, ...], *, forced: bool = False) -> Graph:
+    """The graph with its batch cut into `sizes` rows; a forced cut that cuts nothing is a PlanError."""
+    cut = split(graph, sizes)
+    if forced and not cut.split:
+        raise PlanError(
+            f"split: the batch of {graph.name!r} cannot be cut: no task lets its rows through independently. "
+            "Leave split=None, or place the tasks yourself with policy= or pins="
+        )
+    return cut
+
+
+def candidates(
+    graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
+) -> list[tuple[int, ...]]:
+    """The row counts to try, each once: even parts for 2 … lanes, and shares by the speed of the devices."""
+    batch = batch_of(graph)
+    if wanted is None:
+        return []
+    if not isinstance(wanted, str):
+        if batch is None:
+            raise PlanError(f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None")
+        if isinstance(wanted, int):
+            if wanted < 1:
+                raise PlanError(f"split={wanted}: the number of parts is at least 1")
+            return [even(batch, wanted)] if wanted > 1 and batch > 1 else []
+        for name in wanted:
+            machine.require(name)
+        return [shares(batch, tuple(wanted.values()))]
+    if wanted != "auto":
+        raise PlanError(f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}')
+    if batch is None or batch < 2:
+        return []
+    lanes = sum(device.lanes for device in machine.devices)
+    found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
+    speeds = {name: 1 / time for name, time in singles.items() if time}
+    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    for group in (speeds, accelerators):
+        if len(group) > 1:
+            found.append(shares(batch, tuple(group.values())))
+    room = max(1, LARGEST_SPLIT_GRAPH // max(1, len(graph.tasks)))
+    return [sizes for sizes in dict.fromkeys(found) if 1 < len(sizes) <= room]
+
+
+def _by_share(wanted: Mapping[str, float]) -> Callable[[CostedGraph], dict[str, str]]:
+    names = tuple(wanted)
+
+    def policy(costed: CostedGraph) -> dict[str, str]:
+        parts: dict[str, int] = {}
+        placement = {}
+        for task in costed.graph.tasks:
+            if task.part:
+                position = parts.setdefault(task.part, len(parts))
+                placement[task.name] = names[position % len(names)]
+            else:
+                placement[task.name] = costed.machine.host
+        return placement
+
+    return policy
+

@@ -1,0 +1,53 @@
+"""Execute a graph task by task on one device: the slow, plain meaning of a graph, to judge the fast one by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ..graph import Const, Graph, Task
+from . import bind
+
+_WIDE = {"torch.float32": "torch.float64", "torch.float16": "torch.float64", "torch.bfloat16": "torch.float64",
+         "torch.complex64": "torch.complex128"}  # fmt: skip
+
+
+def interpret(
+    graph: Graph,
+    calls: Mapping[str, Callable[..., Any]],
+    values: dict[str, Any],
+    device: torch.device,
+    *,
+    double: bool = False,
+) -> Iterator[Task]:
+    """Execute each task into `values`, which holds the inputs and state, and yield it.
+
+    `double` turns every floating dtype the tasks name into float64; the caller gives float64 `values` then.
+    """
+    for task in graph.tasks:
+        function = bind.target(task.target, calls)
+        args = [bind.argument(_wide(a) if double else a, values.__getitem__, device) for a in task.args]
+        kwargs = {k: bind.argument(_wide(a) if double else a, values.__getitem__, device) for k, a in task.kwargs}
+        made = function(*args, **kwargs)
+        for name, value in zip(task.outputs, made if task.unpack else (made,)):
+            values[name] = value
+        yield task
+
+
+def widen(value: Any) -> Any:
+    """A tensor in double precision, anything that is no floating tensor as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return value.to(torch.complex128)
+    return value
+
+
+def _wide(template: Any) -> Any:
+    if isinstance(template, tuple):
+        return tuple(map(_wide, template))
+    if isinstance(template, Const):
+        return Const(_WIDE.get(template.text, template.text))
+    return template

@@ -1,0 +1,131 @@
+"""The arrows from a model to something that runs, one function each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .capture import Captured, capture
+from .cost import CostedGraph
+from .detect import detect
+from .emulation import with_slow_down
+from .errors import PlanError
+from .graph import Graph
+from .lower import lower
+from .machine import Machine
+from .options import Options
+from .pins import resolve
+from .placement import replan
+from .planning import best_plan, split_graph
+from .plans import Plan
+from .programs import Program
+from .roofline import cost
+from .runtime import Executor
+from .tables import seconds
+
+log = logging.getLogger("autopar")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs."""
+
+    captured: Captured
+    plan: Plan
+    program: Program
+    executor: Executor
+
+
+def prepare(
+    model: Any, machine: Machine, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], given: Plan | None
+) -> Prepared:
+    """Capture, plan, lower, check and bind a model for the signature of `args` and `kwargs`."""
+    captured = timed("capture", capture, model, args, kwargs)
+    tensors = captured.flatten(args, kwargs)
+    plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
+    program = timed("lower", lower, plan)
+    timed("check", program.check, plan.costed.graph)
+    return Prepared(captured, plan, program, Executor(captured, plan, program))
+
+
+def plan_captured(
+    captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None = None
+) -> Plan:
+    """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead."""
+    graph = captured.graph
+    homes = homes_of(captured, machine, tensors)
+    deliver = deliveries(graph, machine, homes, options.outputs)
+    pins = resolve(graph, options.pins, machine)
+
+    def price(candidate: Graph) -> CostedGraph:
+        pinned = {task.name: pins[task.origin or task.name] for task in candidate.tasks if (task.origin or task.name) in pins}
+        measured = None
+        if options.measure:
+            from .measure import measure
+
+            measured = measure(candidate, machine, captured.calls)
+        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=measured)
+
+    if given is None:
+        return on_clock(best_plan(graph, price, policy=options.policy, split=options.split))
+    label = given.costed.graph.split
+    cut = split_graph(graph, rows_of(label), forced=True) if label else graph
+    if [task.name for task in cut.tasks] != [task.name for task in given.costed.graph.tasks]:
+        raise PlanError(
+            f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
+            f"{given.costed.graph.name!r}, this call {len(cut.tasks)} of {cut.name!r}; plan again with autopar.plan"
+        )
+    return on_clock(replan(price(cut), given))
+
+
+def on_clock(plan: Plan) -> Plan:
+    """The plan with the slow-down of a declared clock chosen, where the machine leaves it open."""
+    machine = plan.costed.machine
+    if machine.clock != "declared" or machine.slow_down:
+        return plan
+    return replace(plan, costed=with_slow_down(plan.costed, detect(["cpu"])))
+
+
+def rows_of(label: str) -> tuple[int, ...]:
+    """The rows of each part in a split label: `2 parts: 50 + 50` is (50, 50)."""
+    try:
+        return tuple(int(rows) for rows in label.partition(":")[2].split("+"))
+    except ValueError:
+        raise PlanError(f"{label!r} is no split; it reads like '2 parts: 50 + 50'") from None
+
+
+def homes_of(captured: Captured, machine: Machine, tensors: list[torch.Tensor]) -> dict[str, str]:
+    """The device of the machine on which each input and state value is before the call."""
+    homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
+    for name, (owner, key) in captured.state.items():
+        homes[name] = place_of(owner[key].device, machine)
+    return homes
+
+
+def place_of(device: torch.device, machine: Machine) -> str:
+    """The machine's name of a torch device; a device that is not in the machine is reached through its host."""
+    name = str(device)
+    return name if name in machine.device else machine.host
+
+
+def deliveries(
+    graph: Graph, machine: Machine, homes: Mapping[str, str], outputs: str
+) -> tuple[tuple[str, str], ...]:
+    """Where each output and update must come: outputs to the first input's device (or "": where they were made)."""
+    first = next((homes[name] for name in (*graph.inputs, *graph.state)), machine.host)
+    to = first if outputs == "as_input" else ""
+    return tuple((name, to) for name in graph.outputs) + tuple((made, homes[target]) for made, target in graph.updates)
+
+
+def timed(stage: str, function: Any, *args: Any) -> Any:
+    """Call a stage and say on the logger how long it took."""
+    start = time.perf_counter()
+    result = function(*args)
+    log.info("%s: %s", stage, seconds(time.perf_counter() - start))
+    return result
+
