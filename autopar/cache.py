@@ -65,6 +65,12 @@ def store(path: Path, entries: dict[str, Any]) -> None:
         log.warning("measurements are not kept: %s; set AUTOPAR_CACHE to a folder that can be written", error)
 
 
+def clear() -> None:
+    """Forget every measurement on this machine."""
+    for path in folder().glob("*-*.json"):
+        path.unlink(missing_ok=True)
+
+
 def processor() -> str:
     """The CPU's model name, as the system tells it."""
     try:

@@ -1,0 +1,229 @@
+"""Timing operations: what is timed, what is left alone, and that nothing is timed twice."""
+
+import io
+import json
+import logging
+
+import pytest
+import torch
+
+from autopar import progress
+from autopar.cost import CostedGraph
+from autopar.detect import detect
+from autopar.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
+from autopar.graph import Const, Graph, Ref, Task, Value
+from autopar.machine import Machine
+from autopar.measure import made_up, measure
+from autopar.roofline import cost, signature
+
+QUICK = {"budget_s": 0.002}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def value(name, shape, dtype="float32", kind="made"):
+    count = torch.Size(shape).numel()
+    return Value(name, tuple(shape), dtype, count * 4, name, kind)
+
+
+def graph(*tasks, values):
+    made = [output for task in tasks for output in task.outputs]
+    given = tuple(v.name for v in values if v.kind == "input")
+    return Graph("g", tuple(values), tuple(tasks), given, (), (made[-1],)).check()
+
+
+def matmul(side, name="t", out="y"):
+    return Task(name, "aten.mm.default", (Ref("x"), Ref("x")), outputs=(out,), flops=2 * side**3)
+
+
+def square(side, *tasks):
+    held = [value("x", (side, side), kind="input")]
+    return graph(*tasks, values=held + [value(o, (side, side)) for task in tasks for o in task.outputs])
+
+
+def test_each_distinct_operation_is_timed_once_and_kept(folder, caplog):
+    caplog.set_level(logging.INFO, "autopar")
+    machine = detect(["cpu"])
+    two = square(16, matmul(16), matmul(16, "u", "z"))
+    found = measure(two, machine, {}, **QUICK)
+    assert list(found) == [(signature(two, two.tasks[0]), "cpu")] and all(s > 0 for s in found.values())
+    assert "measured 1 operations" in caplog.text
+    caplog.clear()
+    assert measure(two, machine, {}, **QUICK) == found
+    assert not caplog.text
+
+
+def test_more_work_is_seen_to_take_longer():
+    machine = detect(["cpu"])
+    small, large = square(8, matmul(8)), square(512, matmul(512))
+    (quick,) = measure(small, machine, {}, **QUICK).values()
+    (slow,) = measure(large, machine, {}, **QUICK).values()
+    assert slow > quick
+
+
+def test_what_is_measured_prices_the_graph():
+    machine = detect(["cpu", "emulated:0"])
+    one = square(64, matmul(64))
+    found = measure(one, machine, {}, **QUICK)
+    priced = cost(one, machine, homes={}, measured=found)
+    key = signature(one, one.tasks[0])
+    assert priced.costs[0].seconds == (found[key, "cpu"], found[key, "emulated:0"])
+    assert priced.costs[0].how == "measured"
+
+
+def test_nothing_with_effects_and_no_code_of_the_user_is_called():
+    def never(*args):
+        raise AssertionError("called")
+
+    held = [value("x", (4,), kind="input"), value("o", (), "object", "input")]
+    kinds = {
+        "write": {"target": "aten.add_.Tensor", "writes": ("x",)},
+        "random": {"target": "aten.bernoulli.default", "random": "cpu"},
+        "after": {"target": "aten.add.Tensor", "after": ("write",)},
+        "view": {"target": "aten.alias.default", "free": True},
+        "own": {"target": "mine"},
+        "object": {"target": "aten.add.Tensor", "args": (Ref("x"), Ref("o"))},
+    }
+    tasks = [
+        Task(name, outputs=(f"{name}_out",), **{"args": (Ref("x"), Ref("x")), **fields})
+        for name, fields in kinds.items()
+    ]
+    outs = [value(f"{name}_out", (4,)) for name in kinds]
+    assert measure(graph(*tasks, values=held + outs), detect(["cpu"]), {"mine": never}, **QUICK) == {}
+
+
+def test_an_operation_that_refuses_made_up_inputs_is_left_to_the_roofline_and_not_tried_again(folder, caplog):
+    caplog.set_level(logging.DEBUG, "autopar")
+    held = [value("x", (2, 3), kind="input"), value("y", (2, 2))]
+    wrong = graph(Task("t", "aten.mm.default", (Ref("x"), Ref("x")), outputs=("y",)), values=held)
+    assert measure(wrong, detect(["cpu"]), {}, **QUICK) == {}
+    assert "is not measured on cpu" in caplog.text
+    (file,) = folder.glob("operations-*.json")
+    assert list(json.loads(file.read_text())["entries"].values()) == [None]
+    caplog.clear()
+    assert measure(wrong, detect(["cpu"]), {}, **QUICK) == {}
+    assert "is not measured" not in caplog.text
+
+
+def test_indices_made_up_for_a_lookup_stay_in_range_on_any_axis():
+    held = [
+        value("table", (50, 3), kind="input"),
+        value("ids", (7, 9), "int64", "input"),
+        value("y", (7, 9, 3)),
+    ]
+    lookup = graph(
+        Task("t", "aten.embedding.default", (Ref("table"), Ref("ids")), outputs=("y",)), values=held
+    )
+    ids = made_up(lookup, lookup.tasks[0], torch.device("cpu"))["ids"]
+    assert ids.dtype == torch.int64 and 0 <= int(ids.min()) <= int(ids.max()) < 3
+    assert len(measure(lookup, detect(["cpu"]), {}, **QUICK)) == 1
+
+
+def test_constants_and_keywords_reach_the_operation():
+    held = [value("x", (4,), kind="input"), value("y", (2, 2), "float64")]
+    task = Task("t", "aten.full.default", ((2, 2), 1.5), (("dtype", Const("torch.float64")), ("device", Const("device"))),
+                ("y",))  # fmt: skip
+    assert len(measure(graph(task, values=held), detect(["cpu"]), {}, **QUICK)) == 1
+
+
+def test_threads_and_random_state_are_as_before():
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    measure(square(32, matmul(32)), detect(["cpu*2", "emulated:0", "emulated:1"]), {}, **QUICK)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_machines_that_are_not_here_are_not_measured():
+    one = square(16, matmul(16))
+    assert measure(one, Machine.declare("cpu", "t4"), {}) == {}
+    assert measure(one, Machine.emulate("cpu", "t4"), {}) == {}
+
+
+def test_an_interrupted_measurement_keeps_what_it_has(folder, monkeypatch):
+    from autopar import measure as module
+
+    both = square(16, matmul(16), Task("u", "aten.relu.default", (Ref("x"),), outputs=("z",)))
+    real, seen = module._seconds, []
+
+    def interrupted(*args):
+        seen.append(args)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(module, "_seconds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(both, detect(["cpu"]), {}, **QUICK)
+    (file,) = folder.glob("operations-*.json")
+    assert len(json.loads(file.read_text())["entries"]) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_shows_on_a_terminal_and_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE_S", -1)
+    out = Terminal()
+    assert list(progress.bar(range(5), "measuring", out)) == [0, 1, 2, 3, 4]
+    assert "4/5" in out.getvalue() and out.getvalue().endswith(" \r")
+    silent = io.StringIO()
+    assert list(progress.bar(range(5), "measuring", silent)) == [0, 1, 2, 3, 4] and not silent.getvalue()
+
+
+def test_short_work_shows_no_bar():
+    out = Terminal()
+    assert list(progress.bar([1], "measuring", out)) == [1] and not out.getvalue()
+
+
+def costed(side, machine) -> CostedGraph:
+    return cost(square(side, matmul(side)), machine, homes={})
+
+
+def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_enough():
+    here = detect(["cpu"])
+    for side in (64, 512, 4096):
+        priced = costed(side, Machine.emulate("cpu", "t4", "t4"))
+        factor = slow_down_for(priced, here)
+        chosen = with_slow_down(priced, here).machine
+        assert chosen.slow_down == factor and f"{factor:g}" in chosen.label
+        fastest = min(priced.runs[0].seconds)
+        real = 2 * side**3 / here.devices[0].flops_per_s("float32")
+        assert fastest * factor >= MARGIN * real
+        assert fastest * factor >= SHORTEST_S * 0.999
+
+
+def test_a_faster_chip_needs_a_larger_slow_down():
+    here = detect(["cpu"])
+    machines = [Machine.emulate("cpu", chip, chip) for chip in ("t4", "h100-sxm")]
+    slow, fast = (slow_down_for(costed(1024, machine), here) for machine in machines)
+    assert slow < fast
+
+
+def test_a_slow_down_that_was_given_and_a_real_clock_stay():
+    here = detect(["cpu"])
+    for machine in (Machine.emulate("cpu", "t4", slow_down=7), Machine.declare("cpu", "t4"), here):
+        priced = costed(64, machine)
+        assert with_slow_down(priced, here) is priced
+
+
+def test_doctor_prints_devices_chips_and_what_to_type(capsys):
+    from autopar.doctor import main
+
+    assert main(["cpu"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "measurements are kept in",
+        "h100-sxm",
+        "datasheet",
+        "pcie5",
+        'autopar.compile(model, ["cpu"])',
+    ):
+        assert word in text
+    assert main(["--again", "cpu", "emulated:0"]) == 0
+    assert "EMULATED" in capsys.readouterr().out
