@@ -94,12 +94,6 @@ def convolution(call: Call) -> Iterator[Way]:
         yield Way({"input": 0}, 0)
 
 
-@rule("conv_tbc")
-def conv_tbc(call: Call) -> Iterator[Way]:
-    """The batch axis, which is the second."""
-    yield Way({"self": 1}, 1)
-
-
 @rule("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
 def attention(call: Call) -> Iterator[Way]:
     """Batch, heads (grouped queries in proportion to their keys), and query rows unless causal."""

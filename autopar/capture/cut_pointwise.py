@@ -9,7 +9,7 @@ import torch
 from .cut_call import Call, Way, broadcasting, rule
 
 _UNTAGGED = (
-    "alias contiguous detach lift_fresh_copy copy fill zeros_like ones_like full_like empty_like type_as to"
+    "alias contiguous detach lift_fresh_copy copy fill zeros_like ones_like full_like empty_like type_as to _to_copy"
     " absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh fix negative subtract multiply divide"
     " floor_divide float_power greater greater_equal less less_equal not_equal isclose isreal polar complex"
     " conj _conj _neg_view resolve_conj resolve_neg real imag hardswish log_sigmoid logical_not"

@@ -20,13 +20,14 @@ from .cut_pointwise import pointwise
 _REFUSED = frozenset(
     {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
-_SEEDED_BUT_IDLE = frozenset(
+_TAGGED_BUT_SAFE = frozenset(
     {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"}
     | {"aten::scaled_dot_product_attention", "aten::rrelu", "aten::native_dropout"}
     | {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
     | {"aten::_scaled_dot_product_flash_attention_for_cpu"}
+    | {"aten::index", "aten::one_hot"}
 )
-"""Tagged as random, though without dropout they draw nothing; their rules look at the arguments."""
+"""Random or shaped by data with some arguments only; their rules look at the arguments."""
 
 
 def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[Cut, ...]:
@@ -39,7 +40,7 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return ()
     name = target._schema.name
-    if name not in _SEEDED_BUT_IDLE and not _REFUSED.isdisjoint(target.tags):
+    if name not in _TAGGED_BUT_SAFE and not _REFUSED.isdisjoint(target.tags):
         return ()
     rule = RULES.get(name)
     if rule is None and torch.Tag.pointwise in target.tags:
