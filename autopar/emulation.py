@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .cost import CostedGraph
-from .machine import Machine
+from .machine import Device, Machine
+from .plans import Plan
 from .roofline import main_dtype, touched
 
 SHORTEST_S = 5e-3
@@ -13,53 +13,60 @@ SHORTEST_S = 5e-3
 MARGIN = 1.5
 """How much longer than estimated a real computation may take before it is late."""
 NOTICEABLE = 0.01
-"""Runs below this share of all the work decide nothing about the clock."""
+"""Runs and copies below this share of the makespan decide nothing about the clock."""
 
 
-def slow_down_for(costed: CostedGraph, stand_in: Machine) -> float:
-    """The smallest slow-down S, in two digits, at which nothing is expected to be late.
+def slow_down_for(plan: Plan, stand_in: Machine) -> float:
+    """The smallest slow-down S, in two digits and at least 1, at which no step of the plan is expected to be
+    late.
 
-    `stand_in` is the real machine (its first CPU is used); with n lanes computing at once each has 1/n of its
-    rate. S is the largest, over runs and devices, of real seconds × `MARGIN` ÷ the chip's seconds, for runs
-    of a noticeable share of the work; over copies, of a real copy's seconds ÷ the bus's; and what makes the
-    median noticeable run last `SHORTEST_S`.
+    `stand_in` is the real machine, whose host computes for all lanes the plan uses at once. S is the largest
+    of real seconds × `MARGIN` ÷ modelled seconds over runs and copies of a noticeable share of the makespan,
+    and what makes the median noticeable run last `SHORTEST_S`. Linear in tasks.
     """
-    graph, machine = costed.graph, costed.machine
+    graph, costed, machine = plan.costed.graph, plan.costed, plan.costed.machine
     real = stand_in.device[stand_in.host]
-    share = max(1, sum(device.lanes for device in machine.devices))
-    seconds = {}
-    for task in graph.tasks:
-        work = max(
-            task.flops / real.flops_per_s(main_dtype(graph, task)),
-            touched(graph, task) * 1.0 / real.bytes_per_s,
+    lanes = len({placed.lane for placed in plan.placed})
+    floor = NOTICEABLE * plan.makespan
+    factors, lasting = [1.0], []
+    for placed in plan.placed:
+        modelled = costed.seconds(placed.run, placed.device) or 0.0
+        if modelled <= 0 or modelled < floor:
+            continue
+        share = _share(machine.device[placed.device], real, lanes)
+        tasks = (graph.task[name] for name in costed.run[placed.run].tasks)
+        spent = sum(
+            share
+            * max(t.flops / real.flops_per_s(main_dtype(graph, t)), touched(graph, t) / real.bytes_per_s)
+            + real.launch_s
+            + lanes * real.dispatch_s
+            for t in tasks
         )
-        seconds[task.name] = work * share + real.launch_s + real.dispatch_s * share
-    factors = [1.0]
-    modelled = [min((s for s in run.seconds if s is not None), default=0.0) for run in costed.runs]
-    floor = NOTICEABLE * sum(modelled)
-    noticeable = sorted(span for span in modelled if span > 0 and span >= floor)
-    for run, fastest in zip(costed.runs, modelled):
-        if fastest >= floor and fastest > 0:
-            factors.append(MARGIN * sum(seconds[task] for task in run.tasks) / fastest)
-    for link in machine.links:
-        factors.append(MARGIN * real_copy_share(link.bytes_per_s, real.bytes_per_s, share))
-    if noticeable:
-        factors.append(SHORTEST_S / noticeable[len(noticeable) // 2])
+        factors.append(MARGIN * spent / modelled)
+        lasting.append(modelled)
+    for transfer in plan.transfers:
+        modelled = machine.link[transfer.src, transfer.dst].seconds(transfer.bytes)
+        if modelled >= floor and modelled > 0:
+            # A copy in memory reads and writes each byte, beside every lane that computes.
+            factors.append(MARGIN * 2 * transfer.bytes * (lanes + 1) / real.bytes_per_s / modelled)
+    if lasting:
+        factors.append(SHORTEST_S / sorted(lasting)[len(lasting) // 2])
     return _round_up(max(factors))
 
 
-def with_slow_down(costed: CostedGraph, stand_in: Machine) -> CostedGraph:
-    """The costed graph with its machine's slow-down chosen, unless the user gave one or its clock is real."""
-    machine = costed.machine
+def with_slow_down(plan: Plan, stand_in: Machine) -> Plan:
+    """The plan with its machine's slow-down chosen, unless the user gave one or its clock is real."""
+    machine = plan.costed.machine
     if machine.clock != "declared" or machine.slow_down > 0:
-        return costed
-    return replace(costed, machine=replace(machine, slow_down=slow_down_for(costed, stand_in)))
+        return plan
+    chosen = replace(machine, slow_down=slow_down_for(plan, stand_in))
+    return replace(plan, costed=replace(plan.costed, machine=chosen))
 
 
-def real_copy_share(bus: float, memory: float, lanes: int) -> float:
-    """How many times longer than on a bus of `bus` bytes per second a copy takes in a memory of `memory`
-    bytes per second (read and written) that `lanes` lanes share."""
-    return bus / (memory / 2 / lanes)
+def _share(device: Device, real: Device, lanes: int) -> float:
+    """How many times longer than the whole real device a lane of `device` takes, while `lanes` compute at
+    once."""
+    return max(lanes, real.threads * real.lanes / device.threads)
 
 
 def _round_up(value: float) -> float:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from autopar import progress
-from autopar.cost import CostedGraph
 from autopar.detect import detect
 from autopar.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
 from autopar.graph import Const, Graph, Ref, Task, Value
 from autopar.machine import Machine
 from autopar.measure import made_up, measure
+from autopar.placement import place
 from autopar.roofline import cost, signature
 
 QUICK = {"budget_s": 0.002}
@@ -125,8 +125,8 @@ def test_indices_made_up_for_a_lookup_stay_in_range_on_any_axis():
 
 def test_constants_and_keywords_reach_the_operation():
     held = [value("x", (4,), kind="input"), value("y", (2, 2), "float64")]
-    task = Task("t", "aten.full.default", ((2, 2), 1.5), (("dtype", Const("torch.float64")), ("device", Const("device"))),
-                ("y",))  # fmt: skip
+    keywords = (("dtype", Const("torch.float64")), ("device", Const("device")))
+    task = Task("t", "aten.full.default", ((2, 2), 1.5), keywords, ("y",))
     assert len(measure(graph(task, values=held), detect(["cpu"]), {}, **QUICK)) == 1
 
 
@@ -181,35 +181,38 @@ def test_short_work_shows_no_bar():
     assert list(progress.bar([1], "measuring", out)) == [1] and not out.getvalue()
 
 
-def costed(side, machine) -> CostedGraph:
-    return cost(square(side, matmul(side)), machine, homes={})
+def planned(side, machine, policy="heft"):
+    # Two products of the same input, so that two lanes have something to do at once.
+    return place(cost(square(side, matmul(side), matmul(side, "u", "z")), machine, homes={}), policy)
 
 
-def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_enough():
+@pytest.mark.parametrize("policy", ["heft", "round_robin"])
+@pytest.mark.parametrize("side", [64, 512, 4096])
+def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_enough(side, policy):
     here = detect(["cpu"])
-    for side in (64, 512, 4096):
-        priced = costed(side, Machine.emulate("cpu", "t4", "t4"))
-        factor = slow_down_for(priced, here)
-        chosen = with_slow_down(priced, here).machine
-        assert chosen.slow_down == factor and f"{factor:g}" in chosen.label
-        fastest = min(priced.runs[0].seconds)
-        real = 2 * side**3 / here.devices[0].flops_per_s("float32")
-        assert fastest * factor >= MARGIN * real
-        assert fastest * factor >= SHORTEST_S * 0.999
+    plan = planned(side, Machine.emulate("cpu", "t4", "t4"), policy)
+    factor = slow_down_for(plan, here)
+    chosen = with_slow_down(plan, here)
+    assert chosen.costed.machine.slow_down == factor and f"{factor:g}" in chosen.costed.machine.label
+    assert chosen.placed == plan.placed
+    real = 2 * side**3 / here.devices[0].flops_per_s("float32")
+    for placed in plan.placed:
+        assert (placed.end - placed.start) * factor >= MARGIN * real
+    assert max(placed.end - placed.start for placed in plan.placed) * factor >= SHORTEST_S * 0.999
 
 
 def test_a_faster_chip_needs_a_larger_slow_down():
     here = detect(["cpu"])
-    machines = [Machine.emulate("cpu", chip, chip) for chip in ("t4", "h100-sxm")]
-    slow, fast = (slow_down_for(costed(1024, machine), here) for machine in machines)
+    plans = [planned(4096, Machine.emulate(chip)) for chip in ("t4", "h100-sxm")]
+    slow, fast = (slow_down_for(plan, here) for plan in plans)
     assert slow < fast
 
 
 def test_a_slow_down_that_was_given_and_a_real_clock_stay():
     here = detect(["cpu"])
     for machine in (Machine.emulate("cpu", "t4", slow_down=7), Machine.declare("cpu", "t4"), here):
-        priced = costed(64, machine)
-        assert with_slow_down(priced, here) is priced
+        plan = planned(64, machine)
+        assert with_slow_down(plan, here) is plan
 
 
 def test_doctor_prints_devices_chips_and_what_to_type(capsys):
