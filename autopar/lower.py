@@ -13,11 +13,12 @@ import heapq
 from collections.abc import Iterable
 
 from .clocks import Clock, joined, needed
-from .errors import MemoryCapError, PlanError
+from .errors import MemoryCapError
 from .footprint import footprint
 from .ledger import Ledger
-from .plans import Placed, Plan, Transfer
+from .plans import Plan, Transfer
 from .programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from .sequence import mutators, sequence
 from .tables import size
 
 
@@ -27,11 +28,15 @@ def lower(plan: Plan) -> Program:
     PlanError when the plan's lanes cannot follow each other or a value never reaches its reader; MemoryCapError when
     a cap does not hold in the plan's order whatever waits for what.
     """
-    program = _Lowering(plan, frozenset()).program()
-    # One allocating lane at a time is always enough for the proof; it is needed only where three lanes or more share
-    # a cap, because the proof bounds each lane for itself.
-    over = {peak.device for peak in footprint(program) if peak.cap is not None and peak.bytes > peak.cap}
-    return _Lowering(plan, frozenset(over)).program() if over else program
+    first = _Lowering(plan, frozenset())
+    program = first.program()
+    # With two allocating lanes the proof is exact. With more it looks at each pair of lanes for itself, so it may see
+    # more than can ever be; only then is the costly bookkeeping worth it that leaves it nothing to see.
+    if any(ledger.allocators > 2 for ledger in first.ledgers.values()):
+        over = frozenset(p.device for p in footprint(program) if p.cap is not None and p.bytes > p.cap)
+        if over:
+            return _Lowering(plan, over).program()
+    return program
 
 
 class _Tape:
@@ -61,54 +66,59 @@ class _Tape:
 
 
 class _Lowering:
-    def __init__(self, plan: Plan, serial: frozenset[str]):
-        self.plan, self.serial = plan, serial
+    """The state of writing one program. Memory of `strict` devices is bounded as `footprint` does it."""
+
+    def __init__(self, plan: Plan, strict: frozenset[str]):
+        self.plan = plan
         costed = plan.costed
-        self.graph, self.machine = costed.graph, costed.machine
-        orders = plan.orders
-        self.tapes = [
-            _Tape(index, name, name.rsplit("/", 1)[0], len(orders)) for index, name in enumerate(orders)
-        ]
+        self.graph, machine = costed.graph, costed.machine
+        lanes = list(plan.orders)
+        self.tapes = [_Tape(i, name, name.rsplit("/", 1)[0], len(lanes)) for i, name in enumerate(lanes)]
         self.clocks = [tape.clocks for tape in self.tapes]
-        self.items = [list(orders[tape.name]) for tape in self.tapes]
-        self.buffers: dict[str, Buffer] = {}
-        self.roots: dict[tuple[str, str], str] = {}
-        self.writer: dict[str, tuple[int, int]] = {}
-        self.done: dict[str, tuple[int, int]] = {}
         self.events = 0
         self.scratch = {cost.task: cost.workspace_bytes for cost in costed.costs if cost.workspace_bytes}
-        home = {
-            name: costed.home.get(name, self.machine.host) for name in (*self.graph.inputs, *self.graph.state)
-        }
+        self.buffers: dict[str, Buffer] = {}
+        self.roots: dict[tuple[str, str], str] = {}
+        home = {name: costed.home.get(name, machine.host) for name in (*self.graph.inputs, *self.graph.state)}
         for name, device in home.items():
             self.there(name, device, "given")
         for name, device in plan.resident:
             if device != home[name]:
                 self.there(name, device, "resident")
-        self.results = dict.fromkeys(f"{value}@{device}" for value, device in costed.deliver)
-        self.left = self.accesses()
-        self.readers: dict[str, dict[int, int]] = {}
-        self.missing: dict[str, int] = {}
-        # The bytes of a storage come back when all buffers that share it are freed and none of them is a result.
-        self.sharing: dict[str, int] = {}
-        self.ledgers = {
-            device.name: Ledger(
-                device.name,
-                device.memory_bytes,
-                sum(
-                    b.bytes for b in self.buffers.values() if b.device == device.name and b.storage == b.name
-                ),
-                len(self.tapes),
-            )
-            for device in self.machine.devices
-            if device.memory_bytes is not None
+        made_on = {
+            value: plan.place[run].device
+            for task, run in costed.run_of.items()
+            if run in plan.place
+            for value in self.graph.task[task].outputs
         }
-        written: dict[str, list[int]] = {}
-        for index, task in enumerate(self.graph.tasks):
-            for name in task.writes:
-                written.setdefault(self.graph.value[name].storage, []).append(index)
-        self.mutators = written
-        self.rank = {task.name: index for index, task in enumerate(self.graph.tasks)} if written else {}
+        # A result that is delivered nowhere stays where it is.
+        self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
+        self.kept = frozenset(self.results)
+        self.mutators = mutators(plan)
+        self.inputs = {task.name: task.inputs for task in self.graph.tasks}
+        # Where each made buffer and each task was written, and who is still to touch each buffer.
+        self.writer: dict[str, tuple[int, int]] = {}
+        self.done: dict[str, tuple[int, int]] = {}
+        self.left = self.touches()
+        self.last: dict[str, dict[int, int]] = {}
+        self.missing: dict[str, int] = {}
+        # The bytes of a storage come back when all buffers that share it are freed, which a result never is.
+        self.sharing: dict[str, int] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        for unit in machine.devices:
+            if unit.memory_bytes is not None:
+                own = [b for b in self.buffers.values() if b.device == unit.name and b.storage == b.name]
+                base = sum(buffer.bytes for buffer in own)
+                strictly = unit.name in strict
+                self.ledgers[unit.name] = Ledger(
+                    unit.name, unit.memory_bytes, base, len(lanes), strictly
+                )
+                if base > unit.memory_bytes:
+                    raise MemoryCapError(
+                        f"inputs and state on {unit.name} take {size(base)}, over its cap of "
+                        f"{size(unit.memory_bytes)}, before anything runs; raise it with "
+                        f"memory={{{unit.name!r}: {base}}} or pin some modules to another device"
+                    )
 
     def there(self, value: str, device: str, kind: str) -> None:
         """A buffer that is there before the call."""
@@ -116,136 +126,23 @@ class _Lowering:
         root = self.roots.setdefault((about.storage, device), name)
         self.buffers[name] = Buffer(name, value, device, about.bytes, root, kind)  # type: ignore[arg-type]
 
-    def accesses(self) -> dict[str, int]:
+    def touches(self) -> dict[str, int]:
         """How many steps touch each buffer: the one that makes it and those that read it."""
         count: dict[str, int] = {}
-        for tape, items in zip(self.tapes, self.items):
-            for item in items:
-                for name in self.touched(item, tape.device):
-                    count[name] = count.get(name, 0) + 1
+        for placed in self.plan.placed:
+            for name in self.plan.costed.run[placed.run].tasks:
+                for value in (*self.inputs[name], *self.graph.task[name].outputs):
+                    buffer = f"{value}@{placed.device}"
+                    count[buffer] = count.get(buffer, 0) + 1
+        for moved in self.plan.transfers:
+            for buffer in (f"{moved.value}@{moved.src}", f"{moved.value}@{moved.dst}"):
+                count[buffer] = count.get(buffer, 0) + 1
         return count
 
-    def touched(self, item: Placed | Transfer, device: str) -> Iterable[str]:
-        if isinstance(item, Transfer):
-            return (f"{item.value}@{item.src}", f"{item.value}@{item.dst}")
-        tasks = [self.graph.task[name] for name in self.plan.costed.run[item.run].tasks]
-        return [f"{value}@{device}" for task in tasks for value in (*task.inputs, *task.outputs)]
-
-    # The plan's order ---------------------------------------------------------------------------------------------
-
-    def sequence(self) -> Iterable[tuple[_Tape, Placed | Transfer]]:
-        """Every run and transfer after all it depends on and after its lane's earlier ones; soonest planned first."""
-        makes: dict[str, tuple[int, int]] = {}
-        runs: dict[str, tuple[int, int]] = {}
-        run_of = self.plan.costed.run_of
-        for tape, items in zip(self.tapes, self.items):
-            for position, item in enumerate(items):
-                here = (tape.index, position)
-                if isinstance(item, Transfer):
-                    made = [f"{item.value}@{item.dst}"]
-                else:
-                    runs[item.run] = here
-                    tasks = self.plan.costed.run[item.run].tasks
-                    made = [
-                        f"{value}@{tape.device}" for task in tasks for value in self.graph.task[task].outputs
-                    ]
-                for name in made:
-                    if name in makes or name in self.buffers:
-                        raise PlanError(f"the plan brings {name.replace('@', ' to ')} twice; once is enough")
-                    makes[name] = here
-        waiting: dict[tuple[int, int], int] = {}
-        followers: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for tape, items in zip(self.tapes, self.items):
-            for position, item in enumerate(items):
-                here = (tape.index, position)
-                before: dict[tuple[int, int], None] = {}
-                for name in self.needs(item, tape.device):
-                    if name in makes:
-                        before[makes[name]] = None
-                    elif name not in self.buffers:
-                        raise PlanError(self.absent(item, name))
-                for task in self.after(item):
-                    if run_of[task] not in runs:
-                        raise PlanError(f"the plan places no run with the task {task!r}")
-                    before[runs[run_of[task]]] = None
-                before.pop(here, None)
-                if position:
-                    before[tape.index, position - 1] = None
-                waiting[here] = len(before)
-                for earlier in before:
-                    followers.setdefault(earlier, []).append(here)
-        for name in self.results:
-            if name not in makes and name not in self.buffers:
-                value, device = name.rsplit("@", 1)
-                raise PlanError(
-                    f"the plan never brings the result {value!r} to {device}; add a Transfer that does"
-                )
-
-        def key(here: tuple[int, int]) -> tuple[float, float, int, int]:
-            item = self.items[here[0]][here[1]]
-            return (item.start, item.end, *here)
-
-        heap = [key(here) for here, count in waiting.items() if not count]
-        heapq.heapify(heap)
-        left = len(waiting)
-        while heap:
-            *_, lane, position = heapq.heappop(heap)
-            left -= 1
-            yield self.tapes[lane], self.items[lane][position]
-            for follower in followers.get((lane, position), ()):
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    heapq.heappush(heap, key(follower))
-        if left:
-            here = min((here for here, count in waiting.items() if count), key=key)
-            item = self.items[here[0]][here[1]]
-            what = item.run if isinstance(item, Placed) else f"the transfer of {item.value}"
-            raise PlanError(
-                f"the orders of the plan's lanes go round in a circle: {what!r} on {self.tapes[here[0]].name} and "
-                f"{left - 1} more wait for each other; each must come after what it reads"
-            )
-
-    def needs(self, item: Placed | Transfer, device: str) -> Iterable[str]:
-        """Buffers that must be there before a run or transfer."""
-        if isinstance(item, Transfer):
-            return (f"{item.value}@{item.src}",)
-        tasks = [self.graph.task[name] for name in self.plan.costed.run[item.run].tasks]
-        made = {value for task in tasks for value in task.outputs}
-        return [f"{value}@{device}" for task in tasks for value in task.inputs if value not in made]
-
-    def after(self, item: Placed | Transfer) -> Iterable[str]:
-        """Tasks that must be over before a run or transfer though no value says so."""
-        if isinstance(item, Placed):
-            return [
-                name for task in self.plan.costed.run[item.run].tasks for name in self.graph.task[task].after
-            ]
-        return self.versions(item.value, item.dst)
-
-    def versions(self, value: str, device: str) -> list[str]:
-        """Tasks that change `value` in place before its first reader on `device`: a copy must not be older than that."""
-        storage = self.graph.value[value].storage
-        if storage not in self.mutators:
-            return []
-        readers = [
-            self.rank[task]
-            for task in self.graph.readers[value]
-            if self.plan.place[self.plan.costed.run_of[task]].device == device
-        ]
-        first = min(readers, default=len(self.graph.tasks))
-        return [self.graph.tasks[index].name for index in self.mutators[storage] if index < first]
-
-    def absent(self, item: Placed | Transfer, name: str) -> str:
-        value, device = name.rsplit("@", 1)
-        if isinstance(item, Transfer):
-            return f"the plan moves {value!r} from {device} to {item.dst}, but it never is on {device}"
-        return (
-            f"run {item.run!r} on {device} reads {value!r}, which the plan never brings there; add a Transfer"
-        )
-
-    # The steps ----------------------------------------------------------------------------------------------------
-
     def program(self) -> Program:
-        for tape, item in self.sequence():
+        there = frozenset(self.buffers)
+        for lane, item in sequence(self.plan, there, self.results, self.mutators):
+            tape = self.tapes[lane]
             if isinstance(item, Transfer):
                 self.copy(tape, item)
             else:
@@ -253,27 +150,24 @@ class _Lowering:
                     self.compute(tape, name)
         for tape in self.tapes:
             self.finish(tape)
-        costed = self.plan.costed
-        names = [f"{value}@{device}" for value, device in costed.deliver]
         count = len(self.graph.outputs)
-        ran = {step.task for tape in self.tapes for step in tape.steps if isinstance(step, Compute)}
+        targets = (target for _, target in self.graph.updates)
         return Program(
             self.graph.name,
             tuple(tape.lane() for tape in self.tapes if tape.steps),
             tuple(self.buffers.values()),
-            tuple(names[:count]),
-            tuple((name, target) for name, (_, target) in zip(names[count:], self.graph.updates)),
-            tuple((task, scratch) for task, scratch in self.scratch.items() if task in ran),
-            tuple((d.name, d.memory_bytes) for d in self.machine.devices if d.memory_bytes is not None),
+            tuple(self.results[:count]),
+            tuple(zip(self.results[count:], targets)),
+            tuple((task, scratch) for task, scratch in self.scratch.items() if task in self.done),
+            tuple((device, ledger.cap) for device, ledger in self.ledgers.items()),
         )
 
     def compute(self, tape: _Tape, name: str) -> None:
-        task = self.graph.task[name]
-        reads = tuple(f"{value}@{tape.device}" for value in task.inputs)
+        task, inputs = self.graph.task[name], self.inputs[name]
+        reads = tuple(f"{value}@{tape.device}" for value in inputs)
         writes = tuple(f"{value}@{tape.device}" for value in task.outputs)
         roots = {
-            self.graph.value[value].storage: self.buffers[read].storage
-            for value, read in zip(task.inputs, reads)
+            self.graph.value[value].storage: self.buffers[read].storage for value, read in zip(inputs, reads)
         }
         made = []
         for value, write in zip(task.outputs, writes):
@@ -281,22 +175,24 @@ class _Lowering:
             made.append(self.make(value, tape.device, roots.setdefault(about.storage, write)))
         self.follow(tape, reads, task.after)
         new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
-        self.step(
-            tape, tape.device, Compute(name, reads, writes), reads, writes, new, self.scratch.get(name, 0)
-        )
-        self.done[name] = (tape.index, len(tape.steps) - 1)
+        self.room(tape, tape.device, new, self.scratch.get(name, 0), task.where)
+        position = tape.append(Compute(name, reads, writes))
+        for write in writes:
+            self.writer[write] = (tape.index, position)
+        self.done[name] = (tape.index, position)
         self.settle(tape, (*reads, *writes))
 
     def copy(self, tape: _Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
         made = self.make(item.value, item.dst, dst)
-        self.follow(tape, (src,), self.versions(item.value, item.dst))
-        self.step(tape, item.dst, Copy(src, dst), (src,), (dst,), made.bytes, 0)
+        self.follow(tape, (src,), self.mutators(item.value, item.dst))
+        self.room(tape, item.dst, made.bytes, 0, f"the copy of {item.value!r}")
+        self.writer[dst] = (tape.index, tape.append(Copy(src, dst)))
         self.settle(tape, (src, dst))
 
     def make(self, value: str, device: str, root: str) -> Buffer:
         name = f"{value}@{device}"
-        kind = "result" if name in self.results else "made"
+        kind = "result" if name in self.kept else "made"
         buffer = Buffer(name, value, device, self.graph.value[value].bytes, root, kind)  # type: ignore[arg-type]
         self.buffers[name] = buffer
         self.sharing[root] = self.sharing.get(root, 0) + 1
@@ -311,28 +207,6 @@ class _Lowering:
             if lane != tape.index and wanted.get(lane, -1) < position:
                 wanted[lane] = position
         self.wait(tape, wanted)
-
-    def step(
-        self,
-        tape: _Tape,
-        device: str,
-        step: Step,
-        reads: tuple[str, ...],
-        writes: tuple[str, ...],
-        new: int,
-        scratch: int,
-    ) -> None:
-        """Write a step that allocates `new` bytes on `device`, once they fit."""
-        ledger = self.ledgers.get(device)
-        if ledger and new + scratch:
-            if device in self.serial:
-                self.wait(tape, ledger.last_allocations(tape.index))
-            self.fit(tape, ledger, new + scratch, writes[0] if writes else reads[0])
-        position = tape.append(step)
-        if ledger and new + scratch:
-            ledger.allocate(tape.index, position, new, scratch)
-        for name in writes:
-            self.writer[name] = (tape.index, position)
 
     def wait(self, tape: _Tape, wanted: dict[int, int]) -> None:
         """Make the lane follow steps of other lanes, then free what may be freed by that."""
@@ -362,16 +236,14 @@ class _Lowering:
         over = []
         for name in dict.fromkeys(names):
             if self.buffers[name].kind == "made":
-                self.readers.setdefault(name, {})[tape.index] = position
+                self.last.setdefault(name, {})[tape.index] = position
         for name in names:
             self.left[name] -= 1
             if not self.left[name] and self.buffers[name].kind == "made":
                 over.append(name)
         for name in over:
             owner = self.owner(name)
-            late = {
-                lane: last for lane, last in self.readers[name].items() if self.unknown(owner, lane, last)
-            }
+            late = {lane: last for lane, last in self.last[name].items() if self.unknown(owner, lane, last)}
             self.missing[name] = len(late)
             for lane, last in late.items():
                 heapq.heappush(owner.pending.setdefault(lane, []), (last, name))
@@ -391,7 +263,7 @@ class _Lowering:
         root = self.buffers[self.buffers[name].storage]
         self.sharing[root.name] -= 1
         ledger = self.ledgers.get(root.device)
-        if ledger and not self.sharing[root.name] and root.kind in ("made", "result") and root.bytes:
+        if ledger and not self.sharing[root.name] and root.kind == "made" and root.bytes:
             ledger.release(tape.index, position, root.bytes)
 
     def finish(self, tape: _Tape) -> None:
@@ -399,21 +271,28 @@ class _Lowering:
         wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
         self.wait(tape, wanted)
 
-    # Memory -------------------------------------------------------------------------------------------------------
-
-    def fit(self, tape: _Tape, ledger: Ledger, nbytes: int, name: str) -> None:
-        """Wait until `nbytes` more are sure to fit, or raise MemoryCapError."""
-        while (short := ledger.bound(tape.index, tape.clock) + nbytes - ledger.cap) > 0:
-            freed = ledger.behind(tape.index, tape.clock, short)
-            if freed:
-                self.wait(tape, dict([freed]))
-            elif not self.reclaim(tape, ledger.device):
-                free = ledger.cap - ledger.bound(tape.index, tape.clock)
+    def room(self, tape: _Tape, device: str, new: int, scratch: int, what: str) -> None:
+        """Wait until `new` bytes to stay and `scratch` for the next step are sure to fit, and note them."""
+        ledger = self.ledgers.get(device)
+        if ledger is None or not new + scratch:
+            return
+        nbytes = new + scratch
+        while (short := ledger.alive() + nbytes - ledger.cap) > 0:
+            if not self.reclaim(tape, device):
                 raise MemoryCapError(
-                    f"{name.rsplit('@', 1)[0]!r} needs {size(nbytes)} on {ledger.device}, where {size(max(free, 0))} of "
-                    f"the cap of {size(ledger.cap)} are free in the plan's order; raise it with "
-                    f"memory={{{ledger.device!r}: {ledger.cap + short}}} or give the plan another device"
+                    f"{what} needs {size(nbytes)} on {device}, where {size(nbytes - short)} of the cap of "
+                    f"{size(ledger.cap)} are free in the plan's order; raise it with "
+                    f"memory={{{device!r}: {ledger.cap + short}}}, pin something to another device or split the batch"
                 )
+        # What is short from here on is freed already, but in lanes this one does not know to have come so far.
+        clock, wanted = tape.clock, dict[int, int]()
+        while (short := ledger.bound(tape.index, clock) + nbytes - ledger.cap) > 0:
+            lane, position = ledger.behind(tape.index, clock, short)
+            clock = joined(clock, self.clocks[lane][position], lane, position)
+            wanted[lane] = position
+        self.wait(tape, wanted)
+        self.wait(tape, ledger.crossed(tape.index, tape.clock, nbytes))
+        ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
 
     def reclaim(self, tape: _Tape, device: str) -> bool:
         """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if none."""
@@ -425,6 +304,6 @@ class _Lowering:
                 if self.missing[name] and self.buffers[name].device == device and self.buffers[name].bytes
             ]
             if names:
-                self.wait(owner, dict(self.readers[min(names)[1]]))
+                self.wait(owner, dict(self.last[min(names)[1]]))
                 return True
         return False

@@ -1,0 +1,204 @@
+"""The worst order a program permits, on real numbers: a backend for tests alone.
+
+Ready steps run one at a time in a seeded order that looks for trouble: lanes with random priorities that change at
+random points (probabilistic concurrency testing; Burckhardt et al., ASPLOS 2010), one lane starved for as long as
+anything else can run, or a random walk. What is not written yet, and what is freed, reads as poison: NaN, the largest
+integer, noise for bool. A missing wait thus becomes a wrong answer. All devices are the CPU; a copy is a clone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import AutoparError
+from ..graph import Graph, Task
+from ..programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
+from . import bind
+
+
+class Violation(AutoparError):
+    """A step that could not be done in this order: an operator choked on poison, a cap broke, or no lane could go on."""
+
+
+def run(
+    program: Program,
+    graph: Graph,
+    calls: Mapping[str, Callable[..., Any]] | None,
+    given: Mapping[str, Any],
+    seed: int,
+) -> tuple[list[Any], list[Any]]:
+    """Outputs and updates of one run, in the order of `program.outputs` and `program.updates`.
+
+    `given` has a tensor for each input and state, by value name or by buffer name; they are cloned first, storages
+    shared between them stay shared. Right programs give the same for every seed, and what one device would give.
+    Raises Violation.
+    """
+    return _Run(program, graph, calls or {}, given, seed).run()
+
+
+class _Run:
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        calls: Mapping[str, Callable[..., Any]],
+        given: Mapping[str, Any],
+        seed: int,
+    ):
+        self.program, self.graph, self.calls = program, graph, calls
+        self.random = random.Random(seed)
+        self.noise = torch.Generator().manual_seed(seed)
+        self.held: dict[str, Any] = {}
+        self.live: dict[str, int] = {}
+        self.used: dict[str, int] = {}
+        self.caps = dict(program.caps)
+        self.scratch = dict(program.workspace)
+        storages: dict[tuple[str, int], torch.UntypedStorage] = {}
+        for buffer in program.buffers:
+            if buffer.kind in ("given", "resident"):
+                source = given[buffer.name] if buffer.name in given else given[buffer.value]
+                self.held[buffer.name] = _cloned(source, buffer.device, storages)
+                if buffer.storage == buffer.name:
+                    self.used[buffer.device] = self.used.get(buffer.device, 0) + buffer.bytes
+            else:
+                self.live[buffer.storage] = self.live.get(buffer.storage, 0) + 1
+        # Memory of the caller, which no free may touch, however a value came to share it.
+        self.kept = {storage.data_ptr() for storage in storages.values()}
+        self.order = _order(seed, len(program.lanes), sum(len(lane.steps) for lane in program.lanes), self.random)
+
+    @torch.no_grad()
+    def run(self) -> tuple[list[Any], list[Any]]:
+        lanes = self.program.lanes
+        at = [0] * len(lanes)
+        recorded: set[str] = set()
+        open_lanes = [index for index, lane in enumerate(lanes) if lane.steps]
+        while open_lanes:
+            ready = [i for i in open_lanes if _can(lanes[i].steps[at[i]], recorded)]
+            if not ready:
+                stuck = ", ".join(f"{lanes[i].name} at step {at[i]}" for i in open_lanes)
+                raise Violation(f"no lane can go on: {stuck}")
+            index = self.order(ready)
+            step = lanes[index].steps[at[index]]
+            if isinstance(step, Record):
+                recorded.add(step.event)
+            elif isinstance(step, Compute):
+                self.compute(step, lanes[index])
+            elif isinstance(step, Copy):
+                self.allocate(self.program.buffer[step.dst].device, (step.dst,), 0, f"copy to {step.dst}")
+                self.held[step.dst] = _copied(self.read(step.src))
+            elif isinstance(step, Free):
+                self.free(self.program.buffer[step.buffer])
+            at[index] += 1
+            if at[index] == len(lanes[index].steps):
+                open_lanes.remove(index)
+        outputs = [self.read(name) for name in self.program.outputs]
+        return outputs, [self.read(name) for name, _ in self.program.updates]
+
+    def compute(self, step: Compute, lane: Lane) -> None:
+        task = self.graph.task[step.task]
+        scratch = self.scratch.get(task.name, 0)
+        self.allocate(lane.device, step.writes, scratch, f"task {task.name!r}")
+        outputs = self.call(task, lane.device)
+        if len(outputs) != len(step.writes):
+            raise Violation(f"{task.where} gave {len(outputs)} values, not {len(step.writes)}")
+        self.held.update(zip(step.writes, outputs))
+        self.used[lane.device] -= scratch
+
+    def call(self, task: Task, device: str) -> list[Any]:
+        def read(value: str) -> Any:
+            return self.read(f"{value}@{device}")
+
+        here = torch.device("cpu")
+        function = bind.target(task.target, self.calls)
+        try:
+            args = [bind.argument(item, read, here) for item in task.args]
+            kwargs = {name: bind.argument(item, read, here) for name, item in task.kwargs}
+            found = function(*args, **kwargs)
+        except Exception as error:
+            raise Violation(f"{task.where} failed: {type(error).__name__}: {error}") from error
+        return list(found) if task.unpack else [found][: len(task.outputs)]
+
+    def read(self, name: str) -> Any:
+        if name not in self.held:
+            value = self.graph.value[self.program.buffer[name].value]
+            if value.dtype == "object":
+                self.held[name] = "poison"
+            else:
+                blank = torch.empty(value.shape, dtype=getattr(torch, value.dtype))
+                self.held[name] = self.poison(blank)
+        return self.held[name]
+
+    def free(self, buffer: Buffer) -> None:
+        old = self.held.pop(buffer.name, None)
+        self.live[buffer.storage] -= 1
+        root = self.program.buffer[buffer.storage]
+        if self.live[root.name] or root.kind != "made":
+            return
+        self.used[root.device] -= root.bytes
+        if isinstance(old, torch.Tensor) and old.layout is torch.strided:
+            storage = old.untyped_storage()
+            results = (self.held.get(name) for name in (*self.program.outputs, *dict(self.program.updates)))
+            kept = {t.untyped_storage().data_ptr() for t in results if isinstance(t, torch.Tensor)} | self.kept
+            if storage.data_ptr() not in kept:
+                self.poison(torch.empty(0, dtype=old.dtype).set_(storage))
+
+    def allocate(self, device: str, names: tuple[str, ...], scratch: int, what: str) -> None:
+        new = [self.program.buffer[name] for name in names]
+        used = self.used.get(device, 0) + scratch + sum(b.bytes for b in new if b.storage == b.name)
+        self.used[device] = used
+        if used > self.caps.get(device, used):
+            raise Violation(f"{what} brings {device} to {used} bytes, over its cap of {self.caps[device]}")
+
+    def poison(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, overwritten with what no right answer can come from."""
+        if tensor.dtype is torch.bool:
+            return tensor.copy_(torch.randint(2, tensor.shape, generator=self.noise))
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            return tensor.fill_(float("nan"))
+        return tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+def _can(step: object, recorded: set[str]) -> bool:
+    return not isinstance(step, Wait) or step.event in recorded
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _cloned(value: Any, device: str, storages: dict[tuple[str, int], torch.UntypedStorage]) -> Any:
+    """A clone in which tensors that share a storage share one again, device by device."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return _copied(value)
+    source = value.detach().untyped_storage()
+    storage = storages.setdefault((device, source.data_ptr()), source.clone()) if source.nbytes() else source.clone()
+    blank = torch.empty(0, dtype=value.dtype)
+    return blank.set_(storage, value.storage_offset(), value.shape, value.stride())
+
+
+def _order(seed: int, lanes: int, steps: int, rng: random.Random) -> Callable[[list[int]], int]:
+    """Who goes next among the lanes that can. Every third seed starves one lane after the other."""
+    rank = list(range(lanes))
+    rng.shuffle(rank)
+    if seed % 3 == 2:
+        return rng.choice
+    if seed % 3 == 1:
+        rank[(seed // 3) % lanes] = -1
+        return lambda ready: max(ready, key=rank.__getitem__)
+    changes = {rng.randrange(steps + 1) for _ in range(rng.randrange(1, 5))}
+    count = 0
+
+    def choose(ready: list[int]) -> int:
+        nonlocal count
+        best = max(ready, key=rank.__getitem__)
+        count += 1
+        if count in changes:
+            rank[best] = min(rank) - 1
+            best = max(ready, key=rank.__getitem__)
+        return best
+
+    return choose
