@@ -25,10 +25,14 @@ def _clip(text: str, widest: int) -> str:
     return text if len(text) <= widest else text[: widest - 1] + "…"
 
 
+_UP = 0.9995
+"""From this share of a unit on a figure is rounded up to it: `1.00 ms`, not `1000 µs`."""
+
+
 def seconds(value: float) -> str:
     """A duration in the unit that keeps one to three digits before the point: `4.90 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(value) >= size:
+        if abs(value) >= size * _UP:
             return f"{value / size:.{_places(value / size)}f} {unit}"
     return f"{value / 1e-9:.0f} ns" if value else "0 s"
 
@@ -36,7 +40,7 @@ def seconds(value: float) -> str:
 def size(value: float) -> str:
     """Bytes in decimal units: `164 kB`, `1.24 MB`."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= scale:
+        if abs(value) >= scale * _UP:
             return f"{value / scale:.{_places(value / scale)}f} {unit}"
     return f"{value:.0f} B"
 

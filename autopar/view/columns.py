@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from ..plans import Plan
 from .fold import Card
@@ -30,8 +30,8 @@ class Column:
         return self.x + self.w
 
 
-def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float) -> dict[str, Column]:
-    """The columns of all devices from `left` on, in the order they are drawn."""
+def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: float) -> dict[str, Column]:
+    """The columns of all devices from `left` on, in the order they are drawn, stretched towards `room` in all."""
     machine = plan.costed.machine
     look = shades((device.name, device.kind == "cpu") for device in machine.devices)
     touched = {device for t in plan.transfers for device in (t.src, t.dst)} | {
@@ -41,15 +41,17 @@ def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float) -> dict
     many = len(touched) > 4
     wide, gap = (176.0, 156.0) if many else (206.0, 176.0)
     found: dict[str, Column] = {}
+    lanes = {name: [lane for lane in machine.device[name].compute_lanes if lane in cards] for name in order}
+    each = {name: wide if len(lanes[name]) < 2 else 142.0 for name in order}
+    widths = {name: each[name] * max(1, len(lanes[name])) if name in touched else 128.0 for name in order}
+    gaps = [gap if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
+    stretch = min(1.35, max(1.0, room / (sum(widths.values()) + sum(gaps))))
     x = left
-    for position, name in enumerate(order):
-        lanes = [lane for lane in machine.device[name].compute_lanes if lane in cards]
-        each = wide if len(lanes) < 2 else 138.0
-        width = each * max(1, len(lanes)) if name in touched else 128.0
-        places = tuple((lane, x + index * each, each) for index, lane in enumerate(lanes))
-        found[name] = Column(name, x, width, places, look[name], name in touched)
-        following = order[position + 1] if position + 1 < len(order) else None
-        x += width + (gap if name in touched and following in touched else 40.0)
+    for name, after in zip(order, (*gaps, 0.0)):
+        w = each[name] * stretch
+        places = tuple((lane, x + index * w, w) for index, lane in enumerate(lanes[name]))
+        found[name] = Column(name, x, widths[name] * stretch, places, look[name], name in touched)
+        x += (widths[name] + after) * stretch
     return found
 
 

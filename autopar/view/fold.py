@@ -16,6 +16,7 @@ BUDGET = 150
 """The most boxes of one picture, when no more lanes than that are used."""
 _PLAIN = 60
 _EQUAL = 0.25
+_DENSE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,9 @@ def _stack(cards: list[Card]) -> list[Card]:
         while block and end < len(groups) and _follows(groups[end - 1][0], groups[end][0]):
             end += 1
         row = groups[position:end]
-        done += _stack_row(row) if block and len(row) >= 3 else [card for _, held in row for card in held]
+        plain = [card for _, held in row for card in held]
+        dense = sum(card.busy for card in plain) >= _DENSE * (plain[-1].end - plain[0].start)
+        done += _stack_row(row) if block and len(row) >= 3 and dense else plain
         position = end
     return done
 
@@ -159,7 +162,7 @@ def _stack_row(row: list[tuple[tuple[str, int] | None, list[Card]]]) -> list[Car
     equal: list[tuple[tuple[str, int], list[Card]]] = []
 
     def flush() -> None:
-        if len(equal) >= 2:
+        if len(equal) >= 3 or (len(equal) == 2 and any(card.copies for card in done)):
             done.append(_stacked(equal))
         else:
             done.extend(card for _, held in equal for card in held)

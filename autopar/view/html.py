@@ -9,10 +9,9 @@ from ..plans import Placed, Plan, Transfer
 from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from .facts import level_at
-from .layout import PANEL, Arrow, Box, Layout, lay_out
+from .layout import MARGIN, PANEL, Arrow, Box, Layout, lay_out
 from .names import module_of, value_name
 from .page import page
-from .panels import MARGIN
 from .placed import placed_picture
 from .timeline_picture import timeline_svg
 

@@ -21,25 +21,31 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     if box.h < 16:
         return []
     bold = box.critical
-    shown = size_of_text = 13.0 if box.h >= 18 else 11.5
+    shown = 13.0 if box.h >= 18 else 11.5
     left, right = box.x + _STRIP + _PAD, box.x + box.w - _PAD
     badge = fonts.width(f"× {len(card.copies)}", 12, True) + 22 if card.copies else 0.0
-    time = seconds(card.busy)
+    time, second = seconds(card.busy), _second_line(layout, box)
+    two = box.h >= 40 and bool(second)
     room = right - left - fonts.width(time, shown, bold) - 10
     name = fonts.fit(card.title, room, shown, bold)
-    if len(name) < min(8, len(card.title)):
+    if name != card.title and two and not card.copies:
+        name, second, time = fonts.fit(card.title, right - left, shown, bold), f"{time} · {second}", ""
+    elif len(name) < min(8, len(card.title)):
         name, time = fonts.fit(card.title, right - left, shown, bold), ""
-    second = _second_line(layout, box)
-    two = box.h >= 40 and bool(second)
-    middle = box.y + box.h / 2
-    base = middle - 3.5 if two else middle + shown * 0.36
-    labels = [Label(left, base, name, size_of_text, INK, bold)]
-    if time:
-        labels.append(Label(right, base, time, shown, INK, bold, "end"))
-    if two:
-        text = fonts.fit(second, right - left - badge, 12)
-        labels.append(Label(left, middle + 13, text, 12, QUIET))
-    return [label for label in labels if label.text]
+    second = fonts.fit(second, right - left - badge, 12) if two else ""
+    half = 20.0 if second else 8.0
+    for share in (0.5, 0.25, 0.75, 0.12, 0.88):
+        middle = box.y + min(max(box.h * share, half), box.h - half)
+        base = middle - 3.5 if second else middle + shown * 0.36
+        labels = [
+            Label(left, base, name, shown, INK, bold),
+            Label(right, base, time, shown, INK, bold, "end"),
+        ]
+        labels.append(Label(left, middle + 13, second, 12, QUIET))
+        labels = [label for label in labels if label.text]
+        if all(layout.room.unlined(label.rect) for label in labels):
+            return labels
+    return []
 
 
 def _second_line(layout: Layout, box: Box) -> str:
@@ -76,7 +82,7 @@ def free_labels(layout: Layout) -> list[Label]:
 
 def _first_free(layout: Layout, places: Iterator[list[Label]]) -> list[Label]:
     for labels in places:
-        if labels and all(label.text for label in labels) and layout.room.place(labels):
+        if labels and all(label.text for label in labels) and layout.room.place(labels, pad=3.0):
             return labels
     return []
 
@@ -161,23 +167,24 @@ def _gap_places(gap: Gap) -> Iterator[list[Label]]:
     """`idle 2.2 ms` over its cause, in the middle of the gap; one line, or none, where there is less room."""
     x, middle, room = gap.x + gap.w / 2, gap.y + gap.h / 2, gap.w - 14
     last = gap.cause == "done"
-    head = f"{'idle to the end' if last else 'idle'} {seconds(gap.end - gap.start)}"
-    cause = "" if last else fonts.fit(gap.cause, room, 12)
+    time = seconds(gap.end - gap.start)
+    head = f"{'idle to the end' if last else 'idle'} {time}"
+    if fonts.width(head, 12) > room:
+        head = time
+    cause = "" if last else gap.cause
+    if fonts.width(cause, 12) > room:
+        cause = fonts.fit(cause.removeprefix("waits for "), room, 12)
     places = (0.0, -0.2, 0.2, -0.34, 0.34)
     if gap.h >= 44 and cause:
         for share in places:
             y = middle + gap.h * share
             yield [
-                Label(x, y - 3, fonts.fit(head, room, 12), 12, QUIET, anchor="middle"),
+                Label(x, y - 3, head, 12, QUIET, anchor="middle"),
                 Label(x, y + 12, cause, 12, QUIET, anchor="middle"),
             ]
     if gap.h >= 24:
         for share in places:
-            yield [
-                Label(
-                    x, middle + gap.h * share + 4, fonts.fit(head, room, 11.5), 11.5, QUIET, anchor="middle"
-                )
-            ]
+            yield [Label(x, middle + gap.h * share + 4, head, 11.5, QUIET, anchor="middle")]
 
 
 def brackets(layout: Layout) -> list[tuple[float, float, list[Label]]]:
@@ -199,7 +206,7 @@ def _bracket_labels(part: Stretch, x: float, middle: float, tall: float) -> list
     if part.kind == "compute":
         head, verdict, color = part.where.rsplit("/", 1)[0], "computes", QUIET
     elif part.kind == "copy":
-        head, verdict, color = part.what, "transfer, exposed", WAIT
+        head, verdict, color = part.what, "exposed", WAIT
     else:
         head, verdict, color = "waits", "", WAIT
     head = fonts.fit(head, room, 12, True)

@@ -16,6 +16,8 @@ from .thread import Piece, edges, thread
 LEFT = 200.0
 TOP = 236.0
 PANEL = 380.0
+MARGIN = 32.0
+WIDTH = 1600.0
 _LEAST, _MOST = 620.0, 2200.0
 _MOST_ARROWS = 80
 
@@ -105,7 +107,7 @@ def lay_out(plan: Plan) -> Layout:
     """Everything at its place: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible scale."""
     found = critical(plan)
     cards = fold(plan)
-    places = columns(plan, cards, LEFT)
+    places = columns(plan, cards, LEFT, WIDTH - MARGIN - PANEL - 44 - LEFT)
     span = max([plan.makespan, *(step.end for step in found.steps)], default=0.0)
     height = _height(cards, span)
     layout = Layout(plan, found, cards, places, TOP, height, height / span if span else 0.0)
@@ -125,7 +127,8 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
     if not lengths or not span:
         return _LEAST
     usual = lengths[len(lengths) * 3 // 10]
-    return min(_MOST, max(_LEAST, 26.0 / usual * span))
+    most = max(map(len, cards.values()))
+    return min(_MOST, max(_LEAST, min(26.0 / usual * span, 52.0 * most)))
 
 
 def _boxes(layout: Layout) -> None:

@@ -8,12 +8,10 @@ from ..timeline import Timeline
 from . import fonts
 from .facts import device_busy
 from .fold import Card
-from .layout import Layout, ticks, tick_text
+from .layout import MARGIN, Layout, tick_text, ticks
 from .names import alternative, module_of
 from .palette import BAR, BAR_PALE, BRACKET, GRID, INK, LANE, QUIET, WAIT, WAIT_FILL
 from .svg import Svg
-
-MARGIN = 32.0
 
 
 def title(svg: Svg, text: str, under: str, label: str) -> None:
@@ -31,9 +29,8 @@ def title(svg: Svg, text: str, under: str, label: str) -> None:
 
 def figure(svg: Svg, x: float, number: str, unit: str, what: str) -> float:
     """A key number with its unit in grey over what it is; returns the x after it."""
-    svg.text(x, 116, number, 24, bold=True)
+    svg.number(x, 116, number, unit)
     after = x + fonts.width(number, 24, True) + 5
-    svg.text(after, 116, unit, 14, QUIET)
     svg.text(x, 137, what, 12, QUIET)
     return max(after + fonts.width(unit, 14), x + fonts.width(what, 12)) + 34
 
@@ -166,9 +163,9 @@ def devices(svg: Svg, layout: Layout, timeline: Timeline | None, x: float, y: fl
     height = 48.0 + 44 * len(rows)
     panel(svg, x, y, w, height)
     svg.text(x + 18, y + 27, "Devices", 13, bold=True)
-    svg.text(x + w - 18, y + 27, "busy · peak of memory cap", 12, QUIET, anchor="end")
+    svg.text(x + w - 18, y + 27, "busy · peak memory", 12, QUIET, anchor="end")
     bar, top = x + 136, y + 44
-    long = w - 136 - 18 - 108
+    long = w - 136 - 14 - 128
     for column in rows:
         device = plan.costed.machine.device[column.device]
         svg.swatch(column.shade, x + 18, top + 5, 20, 18)
@@ -176,14 +173,14 @@ def devices(svg: Svg, layout: Layout, timeline: Timeline | None, x: float, y: fl
         share = busy.get(device.name, 0.0)
         svg.rect(bar, top + 3, long, 8, rx="2", fill=GRID)
         svg.rect(bar, top + 3, long * min(1.0, share), 8, rx="2", fill=column.shade.hue)
-        text = percent(share) + (f", measured {percent(real[device.name])}" if device.name in real else "")
-        svg.text(bar + long + 8, top + 11, fonts.fit(text, 108, 11), 11, QUIET)
+        text = percent(share) + (f", ran {percent(real[device.name])}" if device.name in real else "")
+        svg.text(bar + long + 8, top + 11, fonts.fit(text, 124, 11), 11, QUIET)
         peak, cap = plan.peaks.get(device.name, 0), device.memory_bytes
         svg.rect(bar, top + 18, long, 8, rx="2", fill=GRID)
         if cap:
             svg.rect(bar, top + 18, long * min(1.0, peak / cap), 8, rx="2", fill="#8792A3")
         text = f"{size(peak)} of {size(cap)}" if cap else f"{size(peak)}, no cap"
-        svg.text(bar + long + 8, top + 26, fonts.fit(text, 108, 11), 11, QUIET)
+        svg.text(bar + long + 8, top + 26, fonts.fit(text, 124, 11), 11, QUIET)
         top += 44
     return y + height + 20
 
@@ -275,7 +272,7 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     svg.text(after, y + 74, fonts.fit(reason.text, x + w - 18 - after, 12), 12)
     low = min(min(c.arrives, c.free) for c in choices)
     high = max([c.end for c in choices if c.end is not None], default=low)
-    bar, long = x + 108, w - 108 - 18 - 104
+    bar, long = x + 108, w - 108 - 18 - 132
     scale = long / (high - low) if high > low else 0.0
     own = next((c.end for c in choices if c.device == placed.device), None)
     top = y + 86
@@ -301,7 +298,7 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
                 svg.pattern(look, at[1], top + 5, at[2] - at[1], 14)
                 svg.rect(at[1], top + 5, max(1.0, at[2] - at[1]), 14, rx="2", fill="none", stroke=look.hue)
             end = seconds(choice.end)
-            svg.text(x + w - 18 - 50, top + 16, end, 12, anchor="end", bold=here)
+            svg.text(x + w - 18 - 66, top + 16, end, 12, anchor="end", bold=here)
             more = "chosen" if here else "" if own is None else _signed(choice.end - own)
             svg.text(x + w - 18, top + 16, more, 11, look.text if here else QUIET, anchor="end", bold=here)
         top += 26
@@ -310,7 +307,7 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     svg.line((x + 124, top + 12), (x + 138, top + 12), stroke=WAIT, stroke_width="2", stroke_dasharray="2 3")
     svg.text(x + 144, top + 16, "device busy", 11.5, QUIET)
     svg.rect(x + 228, top + 6, 14, 12, rx="2", fill=shade.fill, stroke=shade.hue)
-    svg.text(x + 248, top + 16, "run; when it would end", 11.5, QUIET)
+    svg.text(x + 248, top + 16, "run, and its end", 11.5, QUIET)
     return y + height + 20
 
 

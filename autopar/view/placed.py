@@ -8,7 +8,7 @@ from ..timeline import Timeline
 from . import fonts, panels
 from .facts import device_busy
 from .labels import box_labels, brackets, free_labels
-from .layout import LEFT, PANEL, Arrow, Box, Layout, lay_out, tick_text, ticks
+from .layout import LEFT, MARGIN, PANEL, WIDTH, Arrow, Box, Layout, lay_out, tick_text, ticks
 from .palette import BRACKET, GRID, INK, LANE, QUIET, WAIT
 from .svg import Svg, trace
 
@@ -23,14 +23,14 @@ def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
 def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
     """The picture of a layout. Boxes and arrows are groups with `data-card`, which the page's cards hang on."""
     plan = layout.plan
-    side = max(layout.right + 44, 1600 - panels.MARGIN - PANEL)
-    svg = Svg(side + PANEL + panels.MARGIN, 0, f"placed graph of {plan.costed.graph.name}")
+    side = max(layout.right + 44, WIDTH - MARGIN - PANEL)
+    svg = Svg(side + PANEL + MARGIN, 0, f"placed graph of {plan.costed.graph.name}")
     split = plan.costed.graph.split
     under = f"{len(plan.costed.graph.tasks)} tasks in {len(plan.placed)} runs, placed by {plan.policy}"
     under += f", batch in {split}. " if split else ". "
     panels.title(
         svg,
-        plan.costed.graph.name,
+        f"{plan.costed.graph.name}: placed graph",
         under + (panels.verdict(plan) or "Time runs downward."),
         plan.costed.machine.label,
     )
@@ -63,7 +63,7 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
     for label in free:
         if label.anchor == "middle":
             r = label.rect
-            svg.rect(r.x - 4, r.y - 3, r.w + 8, r.h + 6, fill=LANE)
+            svg.rect(r.x - 4, r.y - 1, r.w + 8, r.h + 2, fill=LANE)
         svg.text(
             label.x,
             label.y,
@@ -76,7 +76,7 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
         )
     notes = "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it · "
     notes += "busy: share of the predicted time a device computes · moved: bytes between devices in one call"
-    svg.text(panels.MARGIN, svg.height - 22, fonts.fit(notes, svg.width - 2 * panels.MARGIN, 12), 12, QUIET)
+    svg.text(MARGIN, svg.height - 22, fonts.fit(notes, svg.width - 2 * MARGIN, 12), 12, QUIET)
     return svg
 
 
@@ -84,17 +84,15 @@ def _lanes(svg: Svg, layout: Layout) -> None:
     busy = device_busy(layout.plan.timeline())
     for column in layout.columns.values():
         svg.swatch(column.shade, column.x + 2, 177, 28, 22)
-        share = (
-            f"busy {percent(busy.get(column.device, 0.0))}"
-            if column.lanes
-            else ("" if column.used else "unused")
-        )
-        room = column.w - 40 - (fonts.width(share, 12) + 12 if share and column.w > 150 else 0)
-        svg.text(column.x + 40, 194, fonts.fit(column.device, room, 17, True), 17, bold=True)
-        if column.w > 150:
+        share = f"busy {percent(busy.get(column.device, 0.0))}" if column.lanes else "no runs"
+        room = column.w - 44 - fonts.width(share, 12)
+        size = next((s for s in (17.0, 15.0, 13.0) if fonts.width(column.device, s, True) <= room), 0.0)
+        if size:
+            svg.text(column.x + 38, 194, column.device, size, bold=True)
             svg.text(column.right, 194, share, 12, QUIET, anchor="end")
         else:
-            svg.text(column.x + 40, 212, share, 12, QUIET)
+            svg.text(column.x + 38, 190, fonts.fit(column.device, column.w - 40, 13, True), 13, bold=True)
+            svg.text(column.x + 38, 205, share, 12, QUIET)
         for lane, x, w in column.lanes or (("", column.x, column.w),):
             svg.rect(x, layout.top, w, layout.height, fill=LANE)
             if len(column.lanes) > 1:
@@ -157,13 +155,14 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
     svg.pattern(shade, x + 0.7, y + 0.7, 9.3, h - 1.4)
     svg.line((x + 10.5, y), (x + 10.5, y + h), stroke=shade.hue, stroke_width="0.8")
     svg.rect(x, y, w, h, rx="3" if h > 8 else "1", fill="none", stroke=shade.hue, stroke_width="1.3")
-    for label in box_labels(layout, box):
+    labels = box_labels(layout, box)
+    for label in labels:
         svg.text(label.x, label.y, label.text, label.size, label.color, bold=label.bold, anchor=label.anchor)
-    if card.copies and box.h >= 40:
+    if card.copies and box.h >= 40 and labels:
         text = f"× {len(card.copies)}"
         wide = fonts.width(text, 12, True) + 16
         right = box.x + box.w - 9
-        middle = box.y + box.h / 2 + 9
+        middle = labels[-1].y - 4
         svg.rect(right - wide, middle - 9, wide, 18, rx="9", fill=INK)
         svg.text(right - wide / 2, middle + 4, text, 12, "#FFFFFF", bold=True, anchor="middle")
     svg.close()

@@ -96,6 +96,10 @@ class Room:
             for cell in _cells(rect)
         )
 
+    def unlined(self, rect: Rect) -> bool:
+        """Whether no line taken passes through it."""
+        return not any(rect.crosses(*line) for cell in _cells(rect) for line in self._lines.get(cell, ()))
+
     def place(self, labels: list[Label], *, pad: float = 1.5) -> bool:
         """Take the room of all `labels` when every one is free; else take none and say so."""
         rects = [label.rect for label in labels]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from . import fonts
-from .palette import INK, Shade
+from .palette import INK, QUIET, Shade
 
 Point = tuple[float, float]
 
@@ -101,6 +101,16 @@ class Svg:
             )
             self.parts.append(f"<text{common} {edge}>{escape(text)}</text>")
         self.parts.append(f'<text{common} fill="{fill}">{escape(text)}</text>')
+
+    def number(self, x: float, y: float, number: str, unit: str) -> None:
+        """A key number with its unit right behind it in grey."""
+        place = _attributes({"x": float(x), "y": float(y), "font_size": "24", "font_weight": "bold"})
+        grey = f'<tspan dx="5" font-size="14" font-weight="normal" fill="{QUIET}">{escape(unit)}</tspan>'
+        self.parts.append(f'<text{place} fill="{INK}">{escape(number)}{grey}</text>')
+
+    def tooltip(self, text: str) -> None:
+        """What viewers show when the group just opened is pointed at."""
+        self.parts.append(f"<title>{escape(text)}</title>")
 
     def open(self, **attributes: object) -> None:
         """Begin a group."""
