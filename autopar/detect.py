@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     """
     if isinstance(devices, (str, Device)):
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
-    wanted = [name if isinstance(name, Device) else _parse(str(name)) for name in devices]
+    wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in devices]
     Machine(tuple(wanted)).check()
     emulated = [device for device in wanted if device.kind == "emulated"]
     measured = _Measurements([device.name for device in wanted if device.kind not in ("cpu", "emulated")])
@@ -74,12 +75,18 @@ def _parse(name: str) -> Device:
     kind, index = match[1], match[2]
     if index is None:
         raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
-    if kind == "emulated" or name in accelerators():
-        return Device(f"{kind}:{int(index)}", kind)
+    return Device(f"{kind}:{int(index)}", kind)
+
+
+def _present(device: Device) -> Device:
+    """The device itself, or DeviceError when it is an accelerator that this machine has not."""
+    if device.kind in ("cpu", "emulated") or device.name in accelerators():
+        return device
     there = ", ".join(["cpu", *accelerators()])
+    index = device.name.partition(":")[2] or "0"
     raise DeviceError(
-        f"there is no device {name!r} here; there are {there}. To plan for hardware you do not have, give "
-        'autopar.plan a Machine.declare("cpu", "h100-sxm"); '
+        f"there is no device {device.name!r} here; there are {there}. To plan for hardware you do not have, "
+        'give autopar.plan a Machine.declare("cpu", "h100-sxm"); '
         f'to run without it, put "emulated:{index}" in the list'
     )
 
@@ -145,10 +152,15 @@ def _title(name: str) -> str:
 
 
 def _host_memory() -> int | None:
+    """Bytes of host memory this process may use: what is fitted, or the limit of its container."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        fitted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+    try:
+        return min(fitted, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return fitted
 
 
 def _links(devices: Sequence[Device], measured: _Measurements) -> tuple[Link, ...]:

@@ -39,7 +39,7 @@ def rates(device: str, count: int) -> dict[str, float]:
                 found[name] = rate
         source = torch.empty(_LARGE, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
-        found["bytes_per_s"] = 2 * _LARGE / best(lambda: target.copy_(source), device, 3)
+        found["bytes_per_s"] = 2 * _LARGE / best(lambda: target.copy_(source), device, 2)
         one = torch.ones(1, device=device)
         found["launch_s"] = best(lambda: [torch.add(one, one) for _ in range(50)], device, 3) / 50
     return found
@@ -58,7 +58,7 @@ def memcpy() -> dict[str, float]:
     from an emulated device, whose copies allocate what they fill."""
     small, large = torch.ones(_SMALL, dtype=torch.uint8), torch.ones(_LARGE // 4, dtype=torch.uint8)
     few = best(lambda: small.clone(), "cpu", 20)
-    many = best(lambda: large.clone(), "cpu", 5)
+    many = best(lambda: large.clone(), "cpu", 10)
     return {"latency_s": few, "bytes_per_s": large.numel() / max(many - few, many / 2)}
 
 

@@ -8,6 +8,7 @@ there only a whole run can be limited by it (`fuse`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from .cost import CostedGraph, TaskCost
@@ -30,6 +31,8 @@ _LOOKUPS = (
     "aten.slice_copy.",
 )
 """Ops that read of their first input only as much as they write."""
+_BAGS = ("aten._embedding_bag", "aten.embedding_bag.")
+"""Ops that read a row of their first input for each element of their second."""
 _UNREAD = ("aten.empty", "aten.new_empty")
 _SCRATCH = (
     "aten.convolution.",
@@ -69,7 +72,10 @@ def cost(
     delivered = _delivered(graph, machine, home, deliver)
     caller = home[graph.inputs[0]] if graph.inputs else machine.host
     allowed = _allowed(graph, pins or {}, caller)
-    costs = tuple(_task_cost(graph, task, machine, allowed.get(task.name), measured) for task in graph.tasks)
+    rates: dict[str, list[float]] = {}
+    costs = tuple(
+        _task_cost(graph, task, machine, allowed.get(task.name), measured, rates) for task in graph.tasks
+    )
     return CostedGraph(graph, machine, costs, fuse(graph, machine, costs), tuple(home.items()), delivered)
 
 
@@ -99,6 +105,9 @@ def touched(graph: Graph, task: Task) -> int:
     read = [graph.value[name].bytes for name in task.inputs]
     if task.target.startswith(_LOOKUPS) and read:
         read[0] = min(read[0], made)
+    elif task.target.startswith(_BAGS) and len(read) > 1:
+        table, indices = (graph.value[name] for name in task.inputs[:2])
+        read[0] = min(read[0], table.bytes // max(1, table.shape[0]) * math.prod(indices.shape))
     # A task that writes in place makes no new value, but what it changes goes back to memory.
     return made + sum(read) + sum(graph.value[name].bytes for name in task.writes)
 
@@ -134,13 +143,16 @@ def _task_cost(
     machine: Machine,
     only: str | None,
     measured: Mapping[tuple[str, str], float] | None,
+    rates: dict[str, list[float]],
 ) -> TaskCost:
     moved = touched(graph, task)
     dtype = main_dtype(graph, task)
     key = signature(graph, task) if measured and not task.free else ""
     seconds: list[float | None] = []
     how = "roofline"
-    for device in machine.devices:
+    if dtype not in rates:
+        rates[dtype] = [device.flops_per_s(dtype) for device in machine.devices]
+    for device, rate in zip(machine.devices, rates[dtype]):
         known = measured.get((key, device.name)) if measured and key else None
         # Nothing hides the dispatch of a worker thread, which an emulated device on the real clock is too.
         here = device.kind == "cpu" or (device.kind == "emulated" and machine.clock == "real")
@@ -152,7 +164,7 @@ def _task_cost(
             seconds.append(known)
             how = "measured"
         else:
-            work = device.launch_s + max(task.flops / device.flops_per_s(dtype), moved / device.bytes_per_s)
+            work = device.launch_s + max(task.flops / rate, moved / device.bytes_per_s)
             seconds.append(work + device.dispatch_s if here else work)
     workspace = moved if task.target.startswith(_SCRATCH) else 0
     return TaskCost(task.name, tuple(seconds), workspace, how)

@@ -78,6 +78,16 @@ def test_a_lookup_reads_of_the_table_only_what_it_writes():
     assert touched(graph, task) == 2 * 64 * 4 + 8 * 8
 
 
+def test_a_bag_reads_a_row_for_each_index():
+    task = Task("t", "aten._embedding_bag.default", (Ref("table"), Ref("ids")), outputs=("y",))
+    values = (
+        Value("table", (1000, 16), "float32", 64_000, "table", "state"),
+        Value("ids", (10,), "int64", 80, "ids", "input"),
+        Value("y", (2, 16), "float32", 128, "y"),
+    )
+    assert touched(Graph("g", values, (task,), ("ids",), ("table",), ("y",)), task) == 10 * 64 + 80 + 128
+
+
 def test_the_dtype_is_that_of_what_it_makes_else_of_what_it_reads():
     graph = one_task(dtype="float16")
     assert main_dtype(graph, graph.tasks[0]) == "float16"
@@ -124,8 +134,9 @@ def test_measured_seconds_go_before_the_roofline_and_say_so():
 
 def test_signature_tells_shapes_dtypes_and_constants_apart_but_not_names():
     first, other = one_task(), one_task()
-    renamed = replace(other, values=(replace(other.values[0], name="z", storage="z"), other.values[1]),
-                      tasks=(replace(other.tasks[0], name="u", args=(Ref("z"),)),), inputs=("z",))  # fmt: skip
+    task = replace(other.tasks[0], name="u", args=(Ref("z"),))
+    values = (replace(other.values[0], name="z", storage="z"), other.values[1])
+    renamed = replace(other, values=values, tasks=(task,), inputs=("z",))
     assert signature(first, first.tasks[0]) == signature(renamed, renamed.tasks[0])
     texts = {
         signature(graph, graph.tasks[0])

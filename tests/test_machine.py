@@ -88,14 +88,14 @@ def test_a_bus_and_caps_can_be_given():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: Machine.declare("cpu", "h1000-sxm"), r"no chip 'h1000-sxm'.*did you mean 'h100-sxm'.*known are cpu-16,"),
+        (lambda: Machine.declare("cpu", "h1000-sxm"), r"no chip 'h1000-sxm'.*mean 'h100-sxm'.*known are"),
         (lambda: Machine.declare("cpu", "zx81"), r"no chip 'zx81' is known; known are"),
         (lambda: Machine.declare("cpu", "t4", bus="pcie9"), r"no bus 'pcie9'.*did you mean 'pcie"),
-        (lambda: Machine.declare("cpu", "t4", memory={"cuda:1": "6GiB"}), r"no device 'cuda:1'.*it has cpu, cuda:0"),
+        (lambda: Machine.declare("cpu", memory={"cuda:1": "6GiB"}), r"no device 'cuda:1'.*it has cpu$"),
         (lambda: Machine.declare("cpu", "t4", memory={"cuda:0": "six"}), r"'six' is no amount of memory"),
         (lambda: Machine.declare(), r"the chip list is empty"),
         (lambda: Machine.emulate("cpu", "t4", slow_down=0), r"slow_down is a number above 0"),
-        (lambda: Machine((Device("a", "cuda"),), (Link("a", "b", 0, 1, None),)).check(), r"names 'b', which is no device"),
+        (lambda: Machine((Device("a", "cuda"),), (Link("a", "b", 0, 1, None),)).check(), r"names 'b'"),
         (lambda: Machine((Device("a", "cuda", lanes=0),)).check(), r"has 0 lanes"),
     ],
 )  # fmt: skip
@@ -133,7 +133,9 @@ def test_what_is_no_saved_machine_is_refused(tmp_path):
 
 
 def test_declaring_needs_no_torch():
-    code = "import sys; from autopar.machine import Machine; Machine.declare('cpu', 't4'); Machine.emulate('cpu', 't4')"
+    code = (
+        "import sys; from autopar.machine import Machine as M; M.declare('cpu', 't4'); M.emulate('cpu', 't4')"
+    )
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
