@@ -17,7 +17,7 @@ from .graph import Argument, Cut, Graph, Task
 class Flow:
     """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to cut.
 
-    `work` weighs what is cut: floating-point operations and bytes touched, for comparing two flows.
+    `work` weighs what is cut against what is rejoined, for comparing two flows.
     """
 
     rows: int
@@ -29,6 +29,10 @@ class Flow:
 def flow(graph: Graph, rows: int, first: int = 0) -> Flow:
     """Follow the inputs' axis of `rows` rows: axis `first` where it has that size, else the other of 0, 1."""
     return _Flow(graph, rows, first).run()
+
+
+_FLOPS_A_BYTE = 32
+"""Operations that take as long as moving a byte between devices: enough to tell two axes of a batch apart."""
 
 
 def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argument:
@@ -61,8 +65,7 @@ class _Flow:
         self.trim_front()
         self.trim_back()
         self.drop_idle()
-        work = sum(task.flops + self.touched(task) for task in self.graph.tasks if task.name in self.cuts)
-        return Flow(self.rows, self.axis, self.cuts, work)
+        return Flow(self.rows, self.axis, self.cuts, self.work())
 
     def bytes(self, name: str) -> int:
         return self.graph.value[name].bytes
@@ -186,26 +189,35 @@ class _Flow:
                 name = leader[name]
             return name
 
-        whole = set(self.kept)
         for task in self.graph.tasks:
-            given = self.cut_reads(task) if task.name in self.cuts else []
-            whole.update(name for name in self.reads[task.name] if name not in given)
             if task.name in self.cuts:
                 leader[task.name] = task.name
-                for name in given:
+                for name in self.cut_reads(task):
                     if name in parts:
                         leader[find(self.graph.producer[name])] = find(task.name)
         gain: defaultdict[str, int] = defaultdict(int)
         computes: set[str] = set()
+        for name in self.rejoined():
+            gain[find(self.graph.producer[name])] -= 2 * self.bytes(name)
         for task in self.graph.tasks:
             if task.name in self.cuts:
-                root = find(task.name)
-                gain[root] += self.touched(task)
-                gain[root] -= 2 * sum(
-                    self.bytes(name) for name in task.outputs if name in whole and name in parts
-                )
+                gain[find(task.name)] += self.touched(task)
                 if task.flops:
-                    computes.add(root)
+                    computes.add(find(task.name))
         self.cuts = {
             name: cut for name, cut in self.cuts.items() if find(name) in computes or gain[find(name)] > 0
         }
+
+    def rejoined(self) -> set[str]:
+        """Values made in parts that something needs whole."""
+        parts = self.made_cut()
+        whole = parts & self.kept
+        for task in self.graph.tasks:
+            given = self.cut_reads(task) if task.name in self.cuts else ()
+            whole.update(name for name in self.reads[task.name] if name in parts and name not in given)
+        return whole
+
+    def work(self) -> int:
+        """What is cut, in floating-point operations and bytes, less what rejoining takes."""
+        cut = sum(task.flops + self.touched(task) for task in self.graph.tasks if task.name in self.cuts)
+        return cut - _FLOPS_A_BYTE * sum(map(self.bytes, self.rejoined()))

@@ -57,14 +57,18 @@ def batch_of(graph: Graph) -> int | None:
     if not first:
         return None
     sizes = [size for found in (first, second) for size, _ in found.most_common()]
-    rated = [(_best(graph, size).work, -index) for index, size in enumerate(sizes) if size > 1]
-    work, index = max(rated, default=(0, 0))
-    return sizes[-index] if work else sizes[0]
+    flows = [_best(graph, size) for size in dict.fromkeys(sizes) if size > 1]
+    best = max(flows, key=_rating, default=None)
+    return best.rows if best is not None and best.cuts else sizes[0]
 
 
 def _best(graph: Graph, rows: int) -> Flow:
     """The flow of the first axis, or that of the second where it cuts more work."""
-    return max((flow(graph, rows, first) for first in (0, 1)), key=lambda found: found.work)
+    return max((flow(graph, rows, first) for first in (0, 1)), key=_rating)
+
+
+def _rating(found: Flow) -> tuple[bool, int]:
+    return bool(found.cuts), found.work
 
 
 def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
@@ -127,9 +131,10 @@ class _Split:
 
     def cut(self, task: Task, cut: Cut) -> None:
         """One task for each part."""
+        reads = task.inputs
         given = [
             (self.whole(name),) * len(self.sizes) if axis is None else self.split(name, axis)
-            for name, axis in zip(task.inputs, cut.inputs)
+            for name, axis in zip(reads, cut.inputs)
         ]
         made = [tuple(f"{name}#{index}" for index in range(len(self.sizes))) for name in task.outputs]
         self.parts.update(
@@ -139,7 +144,7 @@ class _Split:
         )
         after = self.after(task)
         for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
-            names = {name: parts[index] for name, parts in zip(task.inputs, given)}
+            names = {name: parts[index] for name, parts in zip(reads, given)}
             for name, axis, parts in zip(task.outputs, cut.outputs, made):
                 storage = self.storage(self.graph.value[name], parts[index], names)
                 self.put(self.graph.value[name], parts[index], axis, size, storage)

@@ -87,8 +87,9 @@ def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterat
         if axis is not None and tensor.shape[axis] < 2:
             return
     scale: list[tuple[int, ...]] = []
-    for name, *path in way.scale:
+    for first, *path in way.scale:
+        name = str(first)
         if name not in call.position:
             return
-        scale.append((call.position[str(name)], *(int(step) for step in path)))
+        scale.append((call.position[name], *map(int, path)))
     yield Cut(tuple(axes[key] for key in inputs), outputs, tuple(scale))
