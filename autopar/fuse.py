@@ -1,7 +1,7 @@
 """Fuse tasks too short to be worth placing into runs.
 
-Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only predecessor, so
-one pass over the tasks in order decides all fusions, in time linear in tasks and edges.
+Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only
+predecessor, so one pass over the tasks in order decides all fusions, in time linear in tasks and edges.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from .graph import JOIN, PART, Graph, Task
 from .machine import Machine
 
 SHORTEST_S = 50e-6
-"""Seconds a run should last on its fastest device: several times a hand-off between lanes and the dispatch of a task."""
+"""Seconds a run should last on its fastest device: several times a hand-off between lanes and the dispatch of
+a task."""
 
 
 def fuse(
     graph: Graph, machine: Machine, costs: Sequence[TaskCost], *, shortest_s: float = SHORTEST_S
 ) -> tuple[Run, ...]:
-    """Partition the tasks into runs of about `shortest_s` seconds on the fastest device, in topological order.
+    """Partition the tasks into runs of about `shortest_s` seconds on the fastest device, in topological
+    order.
 
-    A run never joins tasks that may run on different devices, tasks of different colocate groups or parts of the
-    batch, or a JOIN or PART with anything. The lighter end of an edge follows the heavier one only where what then
-    has to move instead (its own reads or makes) is hardly more, and what a run delays by holding more than its
-    heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a run.
-    Raises PlanError for a task without a cost or a device.
+    A run never joins tasks that may run on different devices, tasks of different colocate groups or parts of
+    the batch, or a JOIN or PART with anything. The lighter end of an edge follows the heavier one only where
+    what then has to move instead (its own reads or makes) is hardly more, and what a run delays by holding
+    more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a run. Raises
+    PlanError for a task without a cost or a device.
     """
     by_task = {cost.task: cost for cost in costs}
     for task in graph.tasks:
@@ -87,12 +89,20 @@ class _Pieces:
         return number
 
     def place(self, task: int) -> None:
-        """Fuse the task with runs before it where that is safe and worth it. All earlier tasks have been placed."""
+        """Fuse the task with runs before it where that is safe and worth it. All earlier tasks have been
+        placed."""
         earlier = dict.fromkeys(self.root(p) for p in self.before[task])
         current = task
         for run in earlier:
-            safe = len(earlier) == 1 or (len(self.after[run]) == 1 and task in self.after[run])
-            if safe and self._worth(run, current, task):
+            # Together, `run` waits for all that `current` reads, and its other readers wait for `current`.
+            waits, delays = len(earlier) > 1, len(self.after[run]) > 1
+            if waits and delays:
+                continue
+            if (waits and self.total[run] >= self.shortest_s) or (
+                delays and self.total[current] >= self.shortest_s
+            ):
+                continue
+            if self._worth(run, current, task):
                 self._merge(run, current, task)
                 current = run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .problem import Problem
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
     """Bytes over time on each device of a simulated schedule.
 
-    Counted once a storage: inputs and state at home and state on each device that reads it, always; a made value from
-    the start of its run, or of its transfer, to the end of its last local reader or outgoing transfer, or to the
-    end when it is delivered there; scratch of a run while it lasts. Views share the storage they are views of, a
-    transferred value has its own.
+    Counted once a storage: inputs and state at home and state on each device that reads it, always; a made
+    value from the start of its run, or of its transfer, to the end of its last local reader or outgoing
+    transfer, or to the end when it is delivered there; scratch of a run while it lasts. Views share the
+    storage they are views of, a transferred value has its own.
     """
     costed, graph = problem.costed, problem.costed.graph
     index, machine = costed.index, costed.machine
@@ -54,11 +55,10 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
         span = alive.setdefault(key, [start, end])
         span[0], span[1] = min(span[0], start), max(span[1], end)
 
-    whole = play.makespan
     for home, storages in enumerate(problem.given):
         for storage, nbytes in storages.items():
             size[storage, home] = nbytes
-            alive[storage, home] = [0.0, whole]
+            alive[storage, home] = [0.0, math.inf]
     for name in (*graph.inputs, *graph.state):
         home = index.get(costed.home.get(name, machine.host), 0)
         roots[name, home] = (graph.value[name].storage, home)
@@ -66,7 +66,7 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
         for storage, nbytes in kept:
             key = storage, play.device[r]
             size[key] = max(size.get(key, 0), nbytes)
-            alive[key] = [0.0, whole]
+            alive[key] = [0.0, math.inf]
         for name in costed.runs[r].reads:
             if name in costed.resident:
                 roots.setdefault((name, play.device[r]), (graph.value[name].storage, play.device[r]))
@@ -86,13 +86,13 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
         v = problem.value[name]
         maker = problem.maker[v]
         source = play.device[maker] if maker >= 0 else problem.home[v]
-        hold(name, index[device] if device else source, whole, whole)
+        hold(name, index[device] if device else source, play.makespan, math.inf)
 
     changes: list[dict[float, int]] = [{0.0: 0} for _ in problem.devices]
     for key, (start, end) in alive.items():
         at = changes[key[1]]
         at[start] = at.get(start, 0) + size[key]
-        if end < whole:
+        if end < math.inf:
             at[end] = at.get(end, 0) - size[key]
     for r, nbytes in enumerate(problem.workspace):
         if nbytes:
@@ -100,10 +100,10 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
             at[play.start[r]] = at.get(play.start[r], 0) + nbytes
             at[play.end[r]] = at.get(play.end[r], 0) - nbytes
     found = []
-    for device, at in zip(machine.devices, changes):
+    for place, at in zip(machine.devices, changes):
         level, steps = 0, []
         for time in sorted(at):
             level += at[time]
             steps.append((time, level))
-        found.append(Memory(device.name, tuple(steps), device.memory_bytes))
+        found.append(Memory(place.name, tuple(steps), place.memory_bytes))
     return tuple(found)

@@ -14,7 +14,8 @@ from .errors import DeviceError, PlanError
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One link of a route: from device `src` to `dst` in copy queue `lane`, over `wire` (-1: shares with nobody)."""
+    """One link of a route: from device `src` to `dst` in copy queue `lane`, over `wire` (-1: shares with
+    nobody)."""
 
     src: int
     dst: int
@@ -31,13 +32,13 @@ class Hop:
 class Problem:
     """What there is to place, in numbers.
 
-    Of run r: `seconds[r][d]` (inf: cannot run there), `dispatch[r]` seconds of the one host, `reads[r]` values that
-    must come to its device, `makes[r]`, `before[r]` runs that must have ended, `after[r]` runs that wait for it,
-    `allowed[r]` devices (those of its colocate group), `group[r]` (-1: none), `kept[r]` (storage, bytes) of resident
-    state. Of value v: `bytes[v]`, `maker[v]` (-1: there before the call), `home[v]` (device, -1: made), `readers[v]`
-    (runs), `deliver[v]` (devices to which it must come at the end). `given[d]` holds the bytes of each storage
-    that is on device d before the call. `route[s][d]` are hops, None without a way.
-    Raises PlanError when a run has no device.
+    Of run r: `seconds[r][d]` (inf: cannot run there), `dispatch[r]` seconds of the one host, `reads[r]`
+    values that must come to its device, `makes[r]`, `before[r]` runs that must have ended, `after[r]` runs
+    that wait for it, `allowed[r]` devices (those of its colocate group), `group[r]` (-1: none), `kept[r]`
+    (storage, bytes) of resident state. Of value v: `bytes[v]`, `maker[v]` (-1: there before the call),
+    `home[v]` (device, -1: made), `readers[v]` (runs), `deliver[v]` (devices to which it must come at the
+    end). `given[d]` holds the bytes of each storage that is on device d before the call. `route[s][d]` are
+    hops, None without a way. Raises PlanError when a run has no device.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -91,8 +92,8 @@ class Problem:
         self.given: list[dict[str, int]] = [{} for _ in self.devices]
         for name in (*graph.inputs, *graph.state):
             here = self.given[index.get(costed.home.get(name, machine.host), 0)]
-            storage = graph.value[name].storage
-            here[storage] = max(here.get(storage, 0), graph.value[name].bytes)
+            root = graph.value[name].storage
+            here[root] = max(here.get(root, 0), graph.value[name].bytes)
         self._group()
         self._routes()
 
@@ -139,8 +140,8 @@ class Problem:
                     r for r in self.members[g] if not set(self.allowed[r]) & set(self.allowed[first])
                 )
                 raise PlanError(
-                    f"{self.names[first]!r} and {self.names[other]!r} must share a device (group {name!r}) but are "
-                    f"pinned to {self.where(first)} and {self.where(other)}; pin both to one device"
+                    f"{self.names[first]!r} and {self.names[other]!r} must share a device (group {name!r}) "
+                    f"but are pinned to {self.where(first)} and {self.where(other)}; pin both to one device"
                 )
             for r in self.members[g]:
                 self.allowed[r] = shared

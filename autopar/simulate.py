@@ -1,7 +1,8 @@
-"""When everything happens, given who runs what and in which order: an event-driven simulation of a `Schedule`.
+"""When everything happens, given who runs what and in which order: an event-driven simulation of a
+`Schedule`.
 
-Every queue is in order; whatever can start, starts. A wire and the one host that dispatches every run (the GIL)
-serve whoever asked first. O((V + E) log V) for V runs and transfers.
+Every queue is in order; whatever can start, starts. A wire and the one host that dispatches every run (the
+GIL) serve whoever asked first. O((V + E) log V) for V runs and transfers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ Move = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a policy decides: the runs of each compute queue in order, and perhaps the order of each copy queue.
+    """What a policy decides: the runs of each compute queue in order, and perhaps the order of each copy
+    queue.
 
-    Which values move follows from where the runs are. A copy queue that `copies` does not name takes them as they
-    become ready.
+    Which values move follows from where the runs are. A copy queue that `copies` does not name takes them as
+    they become ready.
     """
 
     policy: str
@@ -49,33 +51,35 @@ class Timing:
 def simulate(costed: CostedGraph, schedule: Schedule, problem: Problem | None = None) -> Timing:
     """Start everything as early as the orders allow.
 
-    `problem` spares building it again. Raises PlanError for a run that is missing, named twice, unknown or on a
-    device where it cannot run, for a transfer without a way, and for orders that wait for each other.
+    `problem` spares building it again. Raises PlanError for a run that is missing, named twice, unknown or on
+    a device where it cannot run, for a transfer without a way, and for orders that wait for each other.
     """
-    problem = problem or Problem(costed)
-    play = Play(problem, schedule)
-    play.run()
+    play = Play(problem or Problem(costed), schedule)
+    return timing(play)
+
+
+def timing(play: Play) -> Timing:
+    """What a simulation found, in names."""
+    problem, first = play.problem, play.problem.runs
     placed = [
         Placed(problem.names[r], problem.devices[play.device[r]], play.lane[r], play.start[r], play.end[r])
-        for r in sorted(range(problem.runs), key=lambda r: (play.start[r], play.end[r], r))
+        for r in sorted(range(first), key=lambda r: (play.start[r], play.end[r], r))
     ]
-    first = problem.runs
     transfers = []
     for number in sorted(range(first, len(play.start)), key=lambda n: (play.start[n], play.end[n], n)):
         v, hop = play.moves[number - first]
+        ends = problem.devices[hop.src], problem.devices[hop.dst]
+        times = play.start[number], play.end[number], play.ready[number]
         transfers.append(
-            Transfer(
-                problem.values[v], problem.devices[hop.src], problem.devices[hop.dst], problem.copy_lanes[hop.lane],
-                play.start[number], play.end[number], play.ready[number], problem.bytes[v],
-            )
-        )  # fmt: skip
-    return Timing(
-        tuple(placed), tuple(transfers), residency(problem, play.device), memory(problem, play), play.makespan
-    )
+            Transfer(problem.values[v], *ends, problem.copy_lanes[hop.lane], *times, problem.bytes[v])
+        )
+    resident = residency(problem, play.device)
+    return Timing(tuple(placed), tuple(transfers), resident, memory(problem, play), play.makespan)
 
 
 def residency(problem: Problem, device: list[int]) -> tuple[tuple[str, str], ...]:
-    """(state, device) for each device that reads resident state, its home included, in the order of the graph."""
+    """(state, device) for each device that reads resident state, its home included, in the order of the
+    graph."""
     costed = problem.costed
     found: dict[str, dict[int, None]] = {name: {} for name in costed.graph.state if name in costed.resident}
     for r, run in enumerate(costed.runs):
@@ -86,10 +90,11 @@ def residency(problem: Problem, device: list[int]) -> tuple[tuple[str, str], ...
 
 
 class Play:
-    """One run of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that follow.
+    """One run of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
+    follow.
 
-    `start`, `end` and `ready` hold seconds for each step; `device` and `lane` where each run is; `makespan` is when
-    all runs have ended and everything has been delivered.
+    `start`, `end` and `ready` hold seconds for each step; `device` and `lane` where each run is; `makespan`
+    is when all runs have ended and everything has been delivered.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -123,6 +128,7 @@ class Play:
         count = len(self.needs)
         self.start, self.end, self.ready = [0.0] * count, [0.0] * count, [0.0] * count
         self.makespan = 0.0
+        self._run()
 
     def _assign(self, name: str, device: int, lane: str) -> int:
         problem = self.problem
@@ -133,7 +139,8 @@ class Play:
             raise PlanError(f"the plan places run {name!r} twice, on {self.lane[r]} and {lane}")
         if device not in problem.allowed[r]:
             raise PlanError(
-                f"the plan puts run {name!r} on {problem.devices[device]}; it can only run on {problem.where(r)}"
+                f"the plan puts run {name!r} on {problem.devices[device]}; "
+                f"it can only run on {problem.where(r)}"
             )
         self.device[r], self.lane[r] = device, lane
         return r
@@ -182,8 +189,7 @@ class Play:
                     raise PlanError(f"the order of {lane_name} does not hold each transfer of the plan once")
                 self.copies[lane] = given
 
-    def run(self) -> None:
-        """Fill in the times."""
+    def _run(self) -> None:
         problem, first = self.problem, self.problem.runs
         count = len(self.needs)
         needs, start, end, ready = self.needs, self.start, self.end, self.ready
@@ -203,8 +209,8 @@ class Play:
         for queue, order in enumerate(self.orders):
             for r in order:
                 queue_of[r] = queue
-        for position, (_, hop) in enumerate(self.moves):
-            queue_of[first + position] = len(self.orders) + hop.lane
+        for number, (_, hop) in enumerate(self.moves, first):
+            queue_of[number] = len(self.orders) + hop.lane
         arrived: list[deque[int]] = [deque() for _ in orders]
         position = [0] * len(orders)
         busy = [False] * len(orders)

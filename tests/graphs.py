@@ -63,9 +63,9 @@ def build(
 ) -> CostedGraph:
     """A costed graph from `{task: (tasks or inputs it reads, seconds)}` in topological order.
 
-    Each task makes one value of its own name; a name that is no task is an input. `seconds` is one number for all
-    devices or one for each. `nbytes` is for all values or by name, `state` is {name: (bytes, readers)}. All sinks
-    are outputs unless `outputs` says otherwise. `shortest_s` 0 leaves each task a run of its own.
+    Each task makes one value of its own name; a name that is no task is an input. `seconds` is one number for
+    all devices or one for each. `nbytes` is for all values or by name, `state` is {name: (bytes, readers)}.
+    All sinks are outputs unless `outputs` says otherwise. `shortest_s` 0 leaves each task a run of its own.
     """
     state = state or {}
     size = {} if isinstance(nbytes, int) else dict(nbytes)
@@ -177,7 +177,8 @@ def random_dag(seed: int, tasks: int = 20, devices: int = 3, ccr: float = 1.0, *
 def parts_of_mlp(
     parts: int, on: Machine | None = None, seconds: Sequence[float] = (8 * MS, MS, MS)
 ) -> CostedGraph:
-    """A batch cut into `parts`: x → (part → linear → linear) … → join, weights resident where they are read."""
+    """A batch cut into `parts`: x → (part → linear → linear) … → join, weights resident where they are
+    read."""
     on = on or machine()
     whole, weight = 4_000_000, 1_000_000
     values = [Value("x", (parts, 1000), "float32", whole, "x", "input", "x")]

@@ -7,15 +7,17 @@ import math
 from ..problem import Problem
 
 ROUNDS = 40
-"""Rounds of the multiplicative-weights search for good prices; any prices give a valid bound."""
+"""Rounds of the multiplicative-weights search for good prices, fewer on large graphs: any prices give a valid
+bound."""
+STEPS = 100_000
 
 
 def lower_bound(problem: Problem) -> float:
     """The largest of three bounds, in seconds.
 
-    The longest way through the graph if queues and wires were never busy; the load of all devices, from the dual of
-    the linear program that may cut runs into pieces (Lenstra, Shmoys and Tardos, Mathematical Programming 46, 1990);
-    and the host's dispatch of every run.
+    The longest way through the graph if queues and wires were never busy; the load of all devices, from the
+    dual of the linear program that may cut runs into pieces (Lenstra, Shmoys and Tardos, Mathematical
+    Programming 46, 1990); and the host's dispatch of every run.
     """
     if not problem.runs:
         return 0.0
@@ -24,7 +26,8 @@ def lower_bound(problem: Problem) -> float:
 
 
 def _longest_way(problem: Problem) -> tuple[list[float], float]:
-    """For each device when any run can start on it at the earliest, and when the last value can be delivered."""
+    """For each device when any run can start on it at the earliest, and when the last value can be
+    delivered."""
     everywhere = range(len(problem.devices))
     ends: list[list[float]] = []
     arrival: dict[int, list[float]] = {}
@@ -53,8 +56,9 @@ def _longest_way(problem: Problem) -> tuple[list[float], float]:
 def _load(problem: Problem, first: list[float]) -> float:
     """The least makespan that gives every run its share of a device.
 
-    A device is of use only to a schedule that lasts longer than the time its first run can start. So the schedule
-    uses the devices that open before it ends, and the bound is the least over how many of them those are.
+    A device is of use only to a schedule that lasts longer than the time its first run can start. So the
+    schedule uses the devices that open before it ends, and the bound is the least over how many of them those
+    are.
     """
     order = sorted(
         (d for d in range(len(problem.devices)) if first[d] < math.inf), key=lambda d: (first[d], d)
@@ -78,7 +82,7 @@ def _prices(problem: Problem, devices: list[int], first: list[float]) -> float:
         return math.inf
     price = [1.0 / sum(lanes)] * len(devices)
     best = 0.0
-    for _ in range(ROUNDS if len(devices) > 1 else 1):
+    for _ in range(max(5, min(ROUNDS, STEPS // len(rows))) if len(devices) > 1 else 1):
         load = [0.0] * len(devices)
         total = 0.0
         for row in rows:

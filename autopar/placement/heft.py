@@ -1,7 +1,8 @@
-"""List scheduling by earliest finish with insertion (HEFT), with copy queues, wires, the host and memory as resources.
+"""List scheduling by earliest finish with insertion (HEFT), with copy queues, wires, the host and memory as
+resources.
 
-Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing",
-IEEE TPDS 13(3), 2002.
+Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
+computing", IEEE TPDS 13(3), 2002.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from collections.abc import Sequence
 
 from ..problem import Hop, Problem
 from ..simulate import Move, Schedule
-from .rank import cost_to_go, order_of, upward_rank
+from .rank import cost_to_go, urgent_first
 from .room import Room
 from .slots import Slots, find_both
 
 
 def heft(problem: Problem, room: float = 1.0) -> Schedule:
     """The classic: urgent runs first, each where it ends first."""
-    return list_schedule(problem, "heft", order_of(upward_rank(problem, "speed")), room=room)
+    return list_schedule(problem, "heft", urgent_first(problem), room=room)
 
 
 def lookahead(problem: Problem, room: float = 1.0) -> Schedule:
     """Urgent runs first, each where its end and the best that can follow it come first."""
-    order = order_of(upward_rank(problem, "speed"))
-    return list_schedule(problem, "heft+lookahead", order, cost_to_go(problem), room=room)
+    return list_schedule(problem, "heft+lookahead", urgent_first(problem), cost_to_go(problem), room=room)
 
 
 def list_schedule(
@@ -36,10 +36,11 @@ def list_schedule(
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
 ) -> Schedule:
-    """Place runs in `order` (topological), each on the device of `allowed` where its end plus `to_go` is least.
+    """Place runs in `order` (topological), each on the device of `allowed` where its end plus `to_go` is
+    least.
 
-    Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word. Near
-    linear in runs, reads and devices.
+    Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
+    Near linear in runs, reads and devices.
     """
     work = _Work(problem, room)
     for r in order:
@@ -109,7 +110,8 @@ class _Work:
         return found
 
     def _arrival(self, r: int, d: int, ready: float) -> float:
-        """When all a run reads would be on a device; transfers not yet decided are queued one behind the other."""
+        """When all a run reads would be on a device; transfers not yet decided are queued one behind the
+        other."""
         last: dict[int, float] = {}
         for v in self.problem.reads[r]:
             there = self.there[v]

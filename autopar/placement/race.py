@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import MemoryCapError, PlanError
+from ..liveness import memory
 from ..plans import Candidate
 from ..problem import Problem
-from ..simulate import Schedule, Timing, simulate
+from ..simulate import Play, Schedule
 from ..tables import size
 
 SHORTER = 1e-9
@@ -16,11 +17,17 @@ SHORTER = 1e-9
 
 @dataclass(frozen=True)
 class Entry:
-    """A schedule with its times; `over` holds (device, peak bytes, cap) of each device it does not fit."""
+    """A schedule and its simulation; `over` holds (device, peak bytes, cap) of each device it does not
+    fit."""
 
     schedule: Schedule
-    timing: Timing
+    play: Play
     over: tuple[tuple[str, int, int], ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds it takes."""
+        return self.play.makespan
 
     @property
     def excess(self) -> int:
@@ -40,12 +47,18 @@ class Race:
     def trial(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule without entering it; None when it cannot be carried out at all."""
         try:
-            timing = simulate(self.problem.costed, schedule, self.problem)
+            play = Play(self.problem, schedule)
         except PlanError as error:
             self.errors.append(error)
             return None
-        over = tuple((m.device, m.peak, m.cap) for m in timing.memory if m.cap is not None and m.peak > m.cap)
-        return Entry(schedule, timing, over)
+        if all(cap is None for cap in self.problem.caps):
+            return Entry(schedule, play, ())
+        used = memory(self.problem, play)
+        return Entry(
+            schedule,
+            play,
+            tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap),
+        )
 
     def enter(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule and let it take part if it can be carried out."""
@@ -63,7 +76,7 @@ class Race:
         note = ", ".join(
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
         )
-        makespan = None if entry.over else entry.timing.makespan
+        makespan = None if entry.over else entry.makespan
         split = self.problem.costed.graph.split
         self.candidates.append(Candidate(entry.schedule.policy, split, makespan, note))
 
@@ -72,9 +85,7 @@ class Race:
         tried = self.entries if entries is None else entries
         chosen: Entry | None = None
         for entry in tried:
-            if not entry.over and (
-                chosen is None or entry.timing.makespan < chosen.timing.makespan * (1 - SHORTER)
-            ):
+            if not entry.over and (chosen is None or entry.makespan < chosen.makespan * (1 - SHORTER)):
                 chosen = entry
         if chosen:
             return chosen
@@ -89,23 +100,26 @@ def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
     for device, peak, cap in entry.over:
         d = problem.devices.index(device)
         held = dict(problem.given[d])
-        for name, where in entry.timing.resident:
-            if where == device:
-                held[graph.value[name].storage] = graph.value[graph.value[name].storage].bytes
-        state = sum(held.values())
-        made = [v for v in graph.values if v.kind == "made" and problem.costed.run_of[graph.producer[v.name]]
-                in {p.run for p in entry.timing.placed if p.device == device}]  # fmt: skip
+        for r, kept in enumerate(problem.kept):
+            if entry.play.device[r] == d:
+                held.update(kept)
+        made = {
+            name: graph.value[name].bytes
+            for r, run in enumerate(problem.costed.runs)
+            if entry.play.device[r] == d
+            for task in run.tasks
+            for name in graph.task[task].outputs
+        }
         largest = sorted(
-            [(graph.value[name].bytes, name) for name in held] + [(v.bytes, v.name) for v in made],
-            reverse=True,
+            ((nbytes, name) for name, nbytes in (held | made).items()), key=lambda pair: -pair[0]
         )[:3]
-        names = ", ".join(f"{name} {size(nbytes)}" for nbytes, name in largest)
+        names = ", ".join(f"{graph.value[name].path or name} {size(nbytes)}" for nbytes, name in largest)
         parts.append(
             f"{device} would need {size(peak)} but is capped at {size(cap)} "
-            f"({size(state)} of it inputs and state; largest: {names})"
+            f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
         )
-    caps = ", ".join(f'"{device}": {peak}' for device, peak, _ in entry.over)
+    caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
     return MemoryCapError(
         f"nothing that was tried fits in memory. The nearest, {entry.schedule.policy}: {'; '.join(parts)}. "
-        f"memory={{{caps}}} would fit; a split of the batch, another device or a smaller model may too"
+        f"memory={{{caps}}} would fit; a split of the batch or another device may too"
     )

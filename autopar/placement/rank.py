@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+import weakref
 
 from ..problem import Problem
 
-Weights = Literal["mean", "speed"]
+_ORDERS: weakref.WeakKeyDictionary[Problem, list[int]] = weakref.WeakKeyDictionary()
 
 
-def upward_rank(problem: Problem, weights: Weights) -> list[float]:
-    """Seconds from the start of each run to the end of the graph along its longest way, on average over devices.
+def upward_rank(problem: Problem) -> list[float]:
+    """Seconds from the start of each run to the end of the graph along its longest way, on average over
+    devices.
 
-    The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002). `mean` weighs all devices alike;
-    `speed` weighs each by its lanes and how fast it runs this very run, since that is where it will likely be.
+    The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but that a device counts by its
+    lanes and by how fast it runs this very run, since that is where the run will likely be.
     """
-    shares = [_shares(problem, r, weights) for r in range(problem.runs)]
+    shares = [_shares(problem, r) for r in range(problem.runs)]
     latency, s_per_byte = _typical(problem.latency), _typical(problem.s_per_byte)
     rank = [0.0] * problem.runs
     for r in reversed(range(problem.runs)):
@@ -33,13 +34,17 @@ def upward_rank(problem: Problem, weights: Weights) -> list[float]:
     return rank
 
 
-def order_of(rank: list[float]) -> list[int]:
+def urgent_first(problem: Problem) -> list[int]:
     """Runs by falling rank; ties in graph order, so that it stays topological."""
-    return sorted(range(len(rank)), key=lambda r: (-rank[r], r))
+    if problem not in _ORDERS:
+        rank = upward_rank(problem)
+        _ORDERS[problem] = sorted(range(problem.runs), key=lambda r: (-rank[r], r))
+    return _ORDERS[problem]
 
 
 def cost_to_go(problem: Problem) -> list[list[float]]:
-    """Seconds from the end of each run on each device to the end of the graph, were every later run placed at its best.
+    """Seconds from the end of each run on each device to the end of the graph, were every later run placed at
+    its best.
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """
@@ -69,13 +74,13 @@ def cost_to_go(problem: Problem) -> list[list[float]]:
     return table
 
 
-def _shares(problem: Problem, run: int, weights: Weights) -> list[float]:
+def _shares(problem: Problem, run: int) -> list[float]:
     raw = [0.0] * len(problem.devices)
     fastest = min(problem.seconds[run][d] for d in problem.allowed[run])
     for d in problem.allowed[run]:
         seconds = problem.seconds[run][d]
         speed = fastest / seconds if seconds > 0 else 1.0
-        raw[d] = speed * len(problem.lane_names[d]) if weights == "speed" else 1.0
+        raw[d] = speed * len(problem.lane_names[d])
     total = sum(raw) or 1.0
     return [share / total for share in raw]
 

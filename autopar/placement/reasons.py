@@ -18,9 +18,10 @@ NEGLIGIBLE = 1e-9
 def reasons(problem: Problem, timing: Timing, policy: str, others: str = "") -> tuple[Reason, ...]:
     """A reason for each run, in graph order.
 
-    Each `Choice` holds the rest of the plan as it is: when the run's inputs would be on that device (those already
-    brought there when they arrive, others by their own transfer on an idle wire), when a queue of it is idle from
-    then on, and the end that follows. `others` says what the race found when all runs are on one device.
+    Each `Choice` holds the rest of the plan as it is: when the run's inputs would be on that device (those
+    already brought there when they arrive, others by their own transfer on an idle wire), when a queue of it
+    is idle from then on, and the end that follows. `others` says what the race found when all runs are on one
+    device.
     """
     placed = {step.run: step for step in timing.placed}
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
@@ -119,7 +120,7 @@ def _sentence(
         )
     else:
         text = (
-            f"On {rival} it would itself end {seconds(own.end - end)} sooner, but the plan that has it on {own.device} "
-            "is the shortest that was tried."
+            f"On {rival} it would itself end {seconds(own.end - end)} sooner, but no plan that was tried is "
+            f"shorter than this one, which has it on {own.device}."
         )
     return text + together

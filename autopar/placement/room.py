@@ -1,7 +1,7 @@
 """Room left on each device while runs are being placed, by the order in which they are placed.
 
-What is alive when is known only once there are times. Until then a value counts from the placing of its run, or of
-the first reader a copy is made for, to the placing of its last reader.
+What is alive when is known only once there are times. Until then a value counts from the placing of its run,
+or of the first reader a copy is made for, to the placing of its last reader.
 """
 
 from __future__ import annotations

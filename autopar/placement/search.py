@@ -9,19 +9,20 @@ from ..cost import CostedGraph
 from ..errors import PlanError
 from ..plans import Plan
 from ..problem import Problem
-from ..simulate import Schedule
+from ..simulate import Move, Schedule, timing
 from ..tables import seconds
 from .bound import lower_bound
 from .heft import heft, list_schedule, lookahead
 from .improve import improve
 from .race import Entry, Race
-from .rank import order_of, upward_rank
+from .rank import urgent_first
 from .reasons import reasons
 from .round_robin import round_robin
 from .single import is_single, single
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
-"""`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by name."""
+"""`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
+name."""
 
 POLICIES: dict[str, Callable[..., Schedule]] = {
     "heft": heft,
@@ -31,18 +32,20 @@ POLICIES: dict[str, Callable[..., Schedule]] = {
 """Policies by name, beside `auto` and `single`: one added here can be asked for."""
 
 RACE = ("heft", "heft+lookahead")
-"""What `auto` tries against everything on one device; these take `room`, the share of the caps to plan for."""
+"""What `auto` tries against everything on one device; these take `room`, the share of the caps to plan
+for."""
 
 TIGHTER = (0.9, 0.75, 0.5)
-"""Shares of the caps to plan for, in turn, when a schedule does not fit for being quicker than it was planned."""
+"""Shares of the caps to plan for, in turn, when a schedule does not fit for being quicker than it was
+planned."""
 
 
 def place(costed: CostedGraph, policy: Policy = "auto") -> Plan:
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
-    `auto` races everything on one device against the policies of `RACE` and then improves the winner; a plan over
-    several devices is chosen only when it is predicted to be shorter than the best on one. Raises PlanError for an
-    unknown policy or name and MemoryCapError when nothing fits.
+    `auto` races everything on one device against the policies of `RACE` and then improves the winner; a plan
+    over several devices is chosen only when it is predicted to be shorter than the best on one. Raises
+    PlanError for an unknown policy or name and MemoryCapError when nothing fits.
     """
     problem = Problem(costed)
     race = Race(problem)
@@ -61,8 +64,8 @@ def place(costed: CostedGraph, policy: Policy = "auto") -> Plan:
 def replan(costed: CostedGraph, edited: Plan) -> Plan:
     """An edited plan with new times: which run is on which lane, and in which order, is taken from `edited`.
 
-    Raises PlanError for runs, devices or lanes that `costed` does not have, for orders that can never end, and
-    MemoryCapError when it does not fit.
+    Raises PlanError for runs, devices or lanes that `costed` does not have, for orders that can never end,
+    and MemoryCapError when it does not fit.
     """
     problem = Problem(costed)
     race = Race(problem)
@@ -76,7 +79,15 @@ def replan(costed: CostedGraph, edited: Plan) -> Plan:
                 f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
             )
         lanes.setdefault(step.lane, []).append(step.run)
-    entry = race.enter(Schedule("edited", {lane: tuple(names) for lane, names in lanes.items()}))
+    copies: dict[str, list[Move]] = {}
+    for transfer in sorted(edited.transfers, key=lambda step: (step.start, step.end)):
+        copies.setdefault(transfer.lane, []).append((transfer.value, transfer.src, transfer.dst))
+    runs = {lane: tuple(names) for lane, names in lanes.items()}
+    as_it_was = race.trial(Schedule("edited", runs, {lane: tuple(moves) for lane, moves in copies.items()}))
+    if as_it_was:
+        race.admit(as_it_was)
+    # Where runs have moved, other values do: the copy queues then take them as they become ready.
+    entry = as_it_was or race.enter(Schedule("edited", runs))
     if entry is None:
         raise race.errors[-1]
     return _plan(race, race.best([entry]), lower_bound(problem), alone)
@@ -113,8 +124,7 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
         allowed = _by_name(problem, given)
 
         def rest(problem: Problem, room: float = 1.0) -> Schedule:
-            order = order_of(upward_rank(problem, "speed"))
-            return list_schedule(problem, "given", order, allowed=allowed, room=room)
+            return list_schedule(problem, "given", urgent_first(problem), allowed=allowed, room=room)
 
         found = _enter_fitting(race, rest)
     elif policy == "single":
@@ -153,8 +163,8 @@ def _by_name(problem: Problem, given: Mapping[str, str]) -> list[tuple[int, ...]
         for member in together:
             if allowed[member] != (d,) and member in by:
                 raise PlanError(
-                    f"the policy puts {name!r} on {device} and {by[member]!r} elsewhere, but they are executed "
-                    "together; give both the same device"
+                    f"the policy puts {name!r} on {device} and {by[member]!r} elsewhere, but they are "
+                    "executed together; give both the same device"
                 )
             allowed[member] = (d,)
             by[member] = name
@@ -162,29 +172,26 @@ def _by_name(problem: Problem, given: Mapping[str, str]) -> list[tuple[int, ...]
 
 
 def _plan(race: Race, chosen: Entry, bound: float, alone: dict[int, list[Entry]]) -> Plan:
-    problem, timing = race.problem, chosen.timing
+    problem, found = race.problem, timing(chosen.play)
     singles = []
     for d, device in enumerate(problem.devices):
-        fitting = [entry.timing.makespan for entry in alone[d] if not entry.over]
+        fitting = [entry.makespan for entry in alone[d] if not entry.over]
         singles.append((device, min(fitting) if fitting and is_single(problem, d) else None))
-    several = [
-        entry.timing.makespan
-        for entry in race.entries
-        if not entry.over and len({step.device for step in entry.timing.placed}) > 1
-    ]
+    several = [entry.makespan for entry in race.entries if not entry.over and len(set(entry.play.device)) > 1]
     others = ""
     if several:
-        others = f"the best plan found over several devices would take {seconds(min(several))}, this one {seconds(timing.makespan)}"
+        times = seconds(min(several)), seconds(found.makespan)
+        others = f"the best plan found over several devices would take {times[0]}, this one {times[1]}"
     return Plan(
         costed=problem.costed,
         policy=chosen.schedule.policy,
-        placed=timing.placed,
-        transfers=timing.transfers,
-        resident=timing.resident,
-        memory=timing.memory,
-        makespan=timing.makespan,
-        lower_bound=min(bound, timing.makespan),
+        placed=found.placed,
+        transfers=found.transfers,
+        resident=found.resident,
+        memory=found.memory,
+        makespan=found.makespan,
+        lower_bound=min(bound, found.makespan),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=reasons(problem, timing, chosen.schedule.policy, others),
+        reasons=reasons(problem, found, chosen.schedule.policy, others),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..problem import Problem
 from ..simulate import Schedule
 from .heft import list_schedule
-from .rank import order_of, upward_rank
+from .rank import urgent_first
 
 
 def single(problem: Problem, device: int) -> list[Schedule]:
@@ -19,7 +19,7 @@ def single(problem: Problem, device: int) -> list[Schedule]:
     if is_single(problem, device):
         found.append(Schedule(policy, {problem.lane_names[device][0]: problem.names}))
     if not found or len(problem.lane_names[device]) > 1:
-        found.append(list_schedule(problem, policy, order_of(upward_rank(problem, "speed")), allowed=allowed))
+        found.append(list_schedule(problem, policy, urgent_first(problem), allowed=allowed))
     return found
 
 

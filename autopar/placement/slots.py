@@ -6,7 +6,8 @@ import math
 from bisect import bisect_right
 
 REMEMBERED = 64
-"""Gaps kept; older ones are given up, so that a reservation costs the same however long the schedule grows."""
+"""Gaps kept; older ones are given up, so that a reservation costs the same however long the schedule
+grows."""
 
 
 class Slots:

@@ -1,0 +1,188 @@
+"""Fusing: runs partition the tasks, stay acyclic, and lose no parallelism or cheap cut worth having."""
+
+import random
+
+import networkx
+import pytest
+from graphs import MS, build, chain, costed, diamond, fork_join, machine, parts_of_mlp, two_towers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cost import TaskCost
+from autopar.errors import PlanError
+from autopar.fuse import SHORTEST_S, fuse
+from autopar.graph import PART, Graph, Ref, Task, Value
+
+US = 1e-6
+
+
+def random_graph(seed: int, tasks: int):
+    """Tasks of 0 to 120 µs, some free, pinned, colocated, ordered by `after` or parts, with big and small
+    values."""
+    draw = random.Random(seed)
+    on = machine(2, dispatch_s=draw.choice((0.0, 5 * US)))
+    values = [
+        Value("x", (1,), "float32", 1000, "x", "input", "x"),
+        Value("w", (1,), "float32", 10**6, "w", "state", "w"),
+    ]
+    made, costs = [], []
+    for i in range(tasks):
+        reads = [f"t{j}" for j in draw.sample(range(i), min(i, draw.choice((0, 1, 1, 1, 2, 4))))] or ["x"]
+        after = tuple(f"t{j}" for j in draw.sample(range(i), min(i, draw.choice((0, 0, 0, 1)))))
+        free = draw.random() < 0.2
+        storage = reads[0] if free else f"t{i}"
+        values.append(Value(f"t{i}", (1,), "float32", draw.choice((10, 10**5, 10**8)), storage))
+        target = PART if draw.random() < 0.05 else "test.op"
+        made.append(
+            Task(
+                f"t{i}", target, tuple(map(Ref, reads)), outputs=(f"t{i}",), after=after, free=free,
+                colocate=draw.choice((None,) * 6 + ("g",)), part=draw.choice(("",) * 4 + ("0/2",)),
+            )
+        )  # fmt: skip
+        seconds = 0.0 if free else draw.choice((1, 5, 20, 120)) * US
+        costs.append(TaskCost(f"t{i}", (seconds * 3, seconds, None if draw.random() < 0.2 else seconds), 7))
+    outputs = tuple(f"t{i}" for i in range(tasks) if i == tasks - 1 or draw.random() < 0.05)
+    graph = Graph("random", tuple(values), tuple(made), ("x",), ("w",), outputs).check()
+    return costed(graph, on, costs, shortest_s=SHORTEST_S)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 40))
+def test_runs_partition_the_tasks_in_topological_order(seed, tasks):
+    c = random_graph(seed, tasks)
+    assert sorted(name for run in c.runs for name in run.tasks) == sorted(task.name for task in c.graph.tasks)
+    position = {task.name: i for i, task in enumerate(c.graph.tasks)}
+    runs = networkx.DiGraph()
+    runs.add_nodes_from(c.run)
+    for a, b in c.graph.networkx().edges:
+        if c.run_of[a] != c.run_of[b]:
+            runs.add_edge(c.run_of[a], c.run_of[b])
+    assert networkx.is_directed_acyclic_graph(runs)
+    order = {run.name: i for i, run in enumerate(c.runs)}
+    for a, b in runs.edges:
+        assert order[a] < order[b]
+        assert a in c.before[b]
+    for run in c.runs:
+        assert [position[name] for name in run.tasks] == sorted(position[name] for name in run.tasks)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 40))
+def test_a_run_is_the_sum_of_tasks_that_belong_together(seed, tasks):
+    c = random_graph(seed, tasks)
+    g = c.graph
+    for run in c.runs:
+        held = [g.task[name] for name in run.tasks]
+        rows = [c.cost[name].seconds for name in run.tasks]
+        assert len({tuple(s is None for s in row) for row in rows}) == 1
+        assert len({(task.colocate, task.part) for task in held}) == 1
+        assert len(held) == 1 or all(task.target != PART for task in held)
+        for d, seconds in enumerate(run.seconds):
+            if seconds is None:
+                assert rows[0][d] is None
+            else:
+                assert seconds == pytest.approx(max(sum(row[d] for row in rows), run.dispatch_s))
+        fastest = [min(s for s in row if s is not None) for row in rows]
+        assert sum(fastest) - max(fastest) <= SHORTEST_S * (1 + 1e-9)
+        inside = {name for task in held for name in task.outputs}
+        assert set(run.reads) == {name for task in held for name in task.inputs} - inside
+        leaving = {n for n in inside if n in g.outputs or any(c.run_of[t] != run.name for t in g.readers[n])}
+        assert set(run.makes) == leaving
+
+
+# a0 → a1 → … of 10 µs each: five make a run
+def test_a_chain_of_short_tasks_becomes_runs_of_the_shortest_length():
+    runs = chain(50, seconds=10 * US, shortest_s=SHORTEST_S).runs
+    assert 5 <= len(runs) <= 15
+    assert all(len(run.tasks) >= 4 for run in runs[:-1])
+
+
+def test_long_tasks_stay_apart():
+    assert len(diamond(seconds=MS, shortest_s=SHORTEST_S).runs) == 4
+
+
+# x → fork → (w0 … w7) → join, each w long, fork and join short: the w must stay parallel
+def test_fusing_leaves_wide_graphs_wide():
+    on = machine()
+    tasks = {"fork": (["x"], US)} | {f"w{i}": (["fork"], MS) for i in range(8)}
+    tasks["join"] = ([f"w{i}" for i in range(8)], US)
+    c = build(tasks, on, shortest_s=SHORTEST_S)
+    assert len({c.run_of[f"w{i}"] for i in range(8)} | {c.run_of["fork"], c.run_of["join"]}) == 10
+    assert len(fork_join(8, seconds=40 * US, shortest_s=SHORTEST_S).runs) >= 4
+
+
+# a0 → a1 ─┐
+#           sum      sum is short and reads both: neither tower may wait for the other because of it
+# b0 → b1 ─┘
+def test_a_short_join_is_not_fused_into_a_long_tower():
+    on = machine()
+    tasks = {"a0": (["xa"], MS), "b0": (["xb"], MS), "sum": (["a0", "b0"], US)}
+    assert len(build(tasks, on, shortest_s=SHORTEST_S).runs) == 3
+    short = two_towers(3, seconds=40 * US, shortest_s=SHORTEST_S)
+    assert not {"a0", "b0"} <= set(short.run[short.run_of["a0"]].tasks)
+
+
+def longest(c):
+    """Seconds of the longest way through the runs, each on its fastest device."""
+    end: dict[str, float] = {}
+    for run in c.runs:
+        start = max((end[name] for name in c.before[run.name]), default=0.0)
+        end[run.name] = start + min(s for s in run.seconds if s is not None)
+    return max(end.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9), st.integers(2, 40))
+def test_what_one_fusion_delays_is_shorter_than_the_shortest_run(seed, tasks):
+    fused = random_graph(seed, tasks)
+    apart = costed(fused.graph, fused.machine, fused.costs)
+    merged = sum(len(run.tasks) > 1 for run in fused.runs)
+    assert longest(fused) <= longest(apart) + 2 * SHORTEST_S * merged + 1e-9
+
+
+# x (100 MB) ─ slice (1 MB, free) ─ long       the slice must not pull x after the long task
+def test_a_slice_does_not_drag_the_whole_along():
+    on = machine()
+    values = [Value("x", (1,), "f", 10**8, "x", "input", "x"), Value("s", (1,), "f", 10**6, "x")]
+    values += [Value("y", (1,), "f", 10**6, "y"), Value("z", (1,), "f", 10**8, "z")]
+    tasks = [
+        Task("s", "slice", (Ref("x"),), outputs=("s",), free=True),
+        Task("y", "op", (Ref("s"),), outputs=("y",)),
+    ]
+    graph = Graph("slice", tuple(values), tuple(tasks), ("x",), (), ("y",)).check()
+    costs = [TaskCost("s", (0.0,) * 3), TaskCost("y", (MS,) * 3)]
+    assert len(fuse(graph, on, costs)) == 2
+    # made by a task, the slice goes with it: what leaves that run is small
+    makes = Task("z", "op", (Ref("x"),), outputs=("z",))
+    cut = Task("s", "slice", (Ref("z"),), outputs=("s",), free=True)
+    values[1] = Value("s", (1,), "f", 10**6, "z")
+    graph = Graph("slice", tuple(values), (makes, cut, tasks[1]), ("x",), (), ("y",)).check()
+    runs = fuse(graph, on, [TaskCost("z", (MS,) * 3), *costs])
+    assert [run.tasks for run in runs] == [("z", "s"), ("y",)]
+    assert runs[0].makes == ("s",)
+
+
+def test_scratch_is_the_peak_of_what_stays_inside():
+    c = chain(4, seconds=US, nbytes=1000, workspace={"t1": 50}, shortest_s=SHORTEST_S)
+    (run,) = c.runs
+    assert run.workspace_bytes == 2050  # t0 and t1 at once and the scratch of t1; t3 leaves
+    assert run.makes == ("t3",)
+
+
+def test_joins_and_parts_stay_by_themselves():
+    runs = parts_of_mlp(4).runs
+    assert all(len(run.tasks) == 1 for run in runs)
+
+
+def test_ten_thousand_tasks_in_a_row():
+    runs = chain(10_000, seconds=US, shortest_s=SHORTEST_S).runs
+    assert sum(len(run.tasks) for run in runs) == 10_000
+    assert len(runs) < 500
+
+
+def test_errors_name_the_task():
+    graph, on = chain(2).graph, machine()
+    with pytest.raises(PlanError, match=r"'t1'.*has no cost"):
+        fuse(graph, on, [TaskCost("t0", (MS,) * 3)])
+    with pytest.raises(PlanError, match=r"'t1'.*no device of cpu, emulated:0"):
+        fuse(graph, on, [TaskCost("t0", (MS,) * 3), TaskCost("t1", (None,) * 3)])

@@ -1,0 +1,113 @@
+"""Any plan of any policy on any graph can be carried out, and is bounded from both sides."""
+
+import itertools
+
+import pytest
+from feasible import problems
+from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import MemoryCapError
+from autopar.placement import POLICIES, Schedule, place
+from autopar.placement.bound import lower_bound
+from autopar.plans import Plan
+from autopar.problem import Problem
+from autopar.simulate import simulate
+
+SLACK = 1 + 1e-9
+
+graphs = st.builds(
+    random_dag,
+    st.integers(0, 10**6),
+    st.integers(1, 24),
+    st.integers(1, 4),
+    st.sampled_from((0.1, 1.0, 10.0)),
+    deliver=st.sampled_from(("cpu", "")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs, st.sampled_from(("auto", "single", *POLICIES)))
+def test_every_plan_can_be_carried_out(costed, policy):
+    plan = place(costed, policy)
+    assert problems(plan) == []
+    assert plan.lower_bound <= lower_bound(Problem(costed)) <= plan.makespan * SLACK
+    assert plan.lower_bound <= min((c.makespan for c in plan.candidates if c.makespan), default=1) * SLACK
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs)
+def test_auto_is_never_worse_than_anything_it_tried(costed):
+    plan = place(costed)
+    assert plan.makespan <= min(c.makespan for c in plan.candidates if c.makespan is not None) * SLACK
+    if plan.best_single:
+        assert plan.makespan <= plan.best_single[1] * SLACK
+    for policy in POLICIES:
+        assert plan.makespan <= place(costed, policy).makespan * SLACK or policy == "round_robin"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.2, 1.5))
+def test_caps_hold_or_the_error_says_what_would_fit(seed, share):
+    free = random_dag(seed, 16, 3, 1.0, on=machine(2))
+    most = max(place(free, f"single {name}").peaks[name] for name in free.machine.device)
+    caps = {"emulated:0": int(most * share), "emulated:1": int(most * share)}
+    costed = random_dag(seed, 16, 3, 1.0, on=machine(2, memory=caps))
+    try:
+        plan = place(costed)
+    except MemoryCapError as error:
+        assert "would need" in str(error) and "would fit" in str(error)
+    else:
+        assert problems(plan) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_placement_of_a_small_graph_beats_the_bound(seed):
+    costed = random_dag(seed, 5, 3, 1.0, on=machine(2))
+    problem = Problem(costed)
+    bound = lower_bound(problem)
+    best = float("inf")
+    for lanes in itertools.product(("cpu/0", "emulated:0/0", "emulated:1/0"), repeat=5):
+        if any(problem.costed.index[lane[:-2]] not in problem.allowed[r] for r, lane in enumerate(lanes)):
+            continue
+        orders = {lane: tuple(n for n, at in zip(problem.names, lanes) if at == lane) for lane in lanes}
+        best = min(best, simulate(costed, Schedule("all", orders), problem).makespan)
+    assert bound <= best * SLACK
+    assert bound >= max(min(s for s in run.seconds if s is not None) for run in costed.runs) / SLACK
+    assert place(costed).makespan <= best * 1.5
+
+
+def test_the_judge_can_say_no():
+    plan = place(two_towers(3))
+    late = plan.place["sum"]
+    early = type(late)(late.run, late.device, late.lane, 0.0, late.end - late.start)
+    broken = Plan(
+        plan.costed, "x", (early, *(p for p in plan.placed if p.run != "sum")), plan.transfers, plan.resident,
+        plan.memory, plan.makespan,
+    )  # fmt: skip
+    assert any("before it is there" in text for text in problems(broken))
+    assert any("two things" in text for text in problems(broken))
+    alone = Plan(plan.costed, "x", plan.placed, (), plan.resident, plan.memory, plan.makespan)
+    assert problems(alone)
+
+
+@pytest.mark.parametrize(
+    "costed",
+    [
+        chain(1),
+        diamond(),
+        fork_join(7),
+        parts_of_mlp(4),
+        chain(3, machine(0)),
+        fork_join(5, machine(2, wire="one", cpu_lanes=2, dispatch_s=0.1 * MS), seconds=0.2 * MS),
+        chain(4, machine(2, peer=False), seconds=(None, MS, MS)),
+        build(
+            {"a": (["x"], MS), "b": (["x"], (None, MS, None)), "c": (["a", "b"], (None, None, MS))},
+            machine(2),
+        ),
+    ],
+)
+@pytest.mark.parametrize("policy", ["auto", *POLICIES])
+def test_named_shapes(costed, policy):
+    assert problems(place(costed, policy)) == []
