@@ -67,18 +67,22 @@ def _assemble(
     accelerators = 0
     for chip in found:
         if chip.kind == "cpu":
-            name = "cpu" if not any(device.kind == "cpu" for device in devices) else f"cpu:{len(devices)}"
-            devices.append(chip.device(name) if isinstance(chip, Chip) else chip)
+            if any(device.kind == "cpu" for device in devices):
+                raise DeviceError(
+                    "a machine has one CPU device; give a second socket as more cores of the one"
+                )
+            devices.append(chip.device("cpu") if isinstance(chip, Chip) else chip)
             continue
-        name = chip.name if isinstance(chip, Device) else f"{kind}:{accelerators}"
-        accelerators += 1
-        devices.append(chip.device(name, kind) if isinstance(chip, Chip) else chip)
         host = next((b for b in given if not b.peer), None)
         peer = next((b for b in given if b.peer), None)
         if isinstance(chip, Chip):
+            devices.append(chip.device(f"{kind}:{accelerators}", kind))
+            accelerators += 1
             host = host or find_bus(chip.bus)
             peer = peer or (find_bus(chip.peer_bus) if chip.peer_bus else None)
-        buses[name] = (host or find_bus("pcie4"), peer)
+        else:
+            devices.append(chip)
+        buses[devices[-1].name] = (host or find_bus("pcie4"), peer)
     machine = Machine(tuple(devices), _links(devices, buses)).check()
     return machine.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
 
@@ -95,32 +99,22 @@ def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]
         for dst in devices:
             if src.name == dst.name:
                 continue
-            if src.name not in buses and dst.name not in buses:
-                links.append(
-                    Link(src.name, dst.name, 1e-6, min(src.bytes_per_s, dst.bytes_per_s) / 2, "memory")
-                )
-            elif src.name not in buses:
-                host = buses[dst.name][0]
-                links.append(
-                    Link(src.name, dst.name, host.latency_s, host.reached, f"{dst.name} {host.title} in")
-                )
+            if src.name not in buses:
+                way = buses[dst.name][0]
+                wire = f"{dst.name} {way.title} in"
             elif dst.name not in buses:
-                host = buses[src.name][0]
-                links.append(
-                    Link(src.name, dst.name, host.latency_s, host.reached, f"{src.name} {host.title} out")
-                )
+                way = buses[src.name][0]
+                wire = f"{src.name} {way.title} out"
             else:
-                ways = _between(buses[src.name], buses[dst.name])
-                slow = min(ways, key=lambda way: way.reached)
-                links.append(
-                    Link(src.name, dst.name, slow.latency_s, slow.reached, f"{src.name} {ways[0].title} out")
-                )
+                first, last = _between(buses[src.name], buses[dst.name])
+                way = min(first, last, key=lambda bus: bus.reached)
+                wire = f"{src.name} {first.title} out"
+            links.append(Link(src.name, dst.name, way.latency_s, way.reached, wire))
     return tuple(links)
 
 
 def _between(src: tuple[Bus, Bus | None], dst: tuple[Bus, Bus | None]) -> tuple[Bus, Bus]:
-    """Both ends of the way between two accelerators: their own bus where it is the same, else each one's host
-    bus."""
+    """Both ends of the way between two accelerators: their peer bus where it is the same, else their host buses."""
     if src[1] is not None and src[1] == dst[1]:
         return src[1], src[1]
     return src[0], dst[0]

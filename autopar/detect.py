@@ -30,9 +30,11 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each;
     `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator; `"emulated:0"` one stood in for by a
     worker thread on the real clock. Emulated devices share the cores out among themselves; a CPU beside them
-    keeps all threads, for a plan on the CPU alone to be what it would be without them. A `Device` stands for
-    itself, at its own figures. Rates and links are measured the first time and kept (`cache`). Raises
-    DeviceError for what does not exist, is listed twice, or is no device name.
+    keeps all threads, for a plan on the CPU alone to be what it would be without them: predictions for a plan
+    that has the CPU and its stand-ins at work at once therefore promise more than the cores can give, and
+    only a declared clock (`Machine.emulate`) gives figures that mean something. A `Device` stands for itself,
+    at its own figures. Rates and links are measured the first time and kept (`cache`). Raises DeviceError for
+    what does not exist, is listed twice, or is no device name.
     """
     if isinstance(devices, (str, Device)):
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")

@@ -10,8 +10,9 @@ from .roofline import main_dtype, touched
 
 SHORTEST_S = 5e-3
 """The median run should last this long: sleeping to the millisecond is then well within 1 %."""
-MARGIN = 1.5
-"""How much longer than estimated a real computation may take before it is late."""
+MARGIN = 2.0
+"""How much longer than estimated a real computation may take before it is late: this machine is seldom ours
+alone."""
 NOTICEABLE = 0.01
 """Runs and copies below this share of the makespan decide nothing about the clock."""
 

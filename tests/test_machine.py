@@ -53,6 +53,14 @@ def test_declared_devices_are_named_in_order_and_all_linked():
     assert all(link.wire for link in machine.links)
 
 
+def test_described_devices_keep_their_own_names_and_figures():
+    own = Device("npu:0", "npu", memory_bytes=5, bytes_per_s=1e11)
+    machine = Machine.declare("cpu-64", own, "l4")
+    assert list(machine.device) == ["cpu", "npu:0", "cuda:0"]
+    assert machine.device["npu:0"] == own
+    assert machine.route("npu:0", "cuda:0")
+
+
 def test_accelerators_of_a_kind_talk_over_their_own_bus_and_others_over_the_slower_host_bus():
     machine = Machine.declare("cpu", "h100-sxm", "h100-sxm", "t4")
     link = machine.link
@@ -93,6 +101,8 @@ def test_a_bus_and_caps_can_be_given():
         (lambda: Machine.declare("cpu", "t4", bus="pcie9"), r"no bus 'pcie9'.*did you mean 'pcie"),
         (lambda: Machine.declare("cpu", memory={"cuda:1": "6GiB"}), r"no device 'cuda:1'.*it has cpu$"),
         (lambda: Machine.declare("cpu", "t4", memory={"cuda:0": "six"}), r"'six' is no amount of memory"),
+        (lambda: Machine.declare("cpu", "cpu-64"), r"one CPU device"),
+        (lambda: Machine.declare("t4", Device("cuda:0", "cuda")), r"'cuda:0' is listed twice"),
         (lambda: Machine.declare(), r"the chip list is empty"),
         (lambda: Machine.emulate("cpu", "t4", slow_down=0), r"slow_down is a number above 0"),
         (lambda: Machine((Device("a", "cuda"),), (Link("a", "b", 0, 1, None),)).check(), r"names 'b'"),
