@@ -40,29 +40,34 @@ def lower(plan: Plan) -> Program:
 
 
 class _Tape:
-    """A lane being written: its steps, the clock before each, and which of them are recorded as an event."""
+    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane, position)."""
 
     def __init__(self, index: int, name: str, device: str, lanes: int):
         self.index, self.name, self.device = index, name, device
-        self.steps: list[Step] = []
+        self.steps: list[Step | tuple[int, int]] = []
         self.clock: Clock = (0,) * lanes
         self.clocks: list[Clock] = []
-        self.events: dict[int, str] = {}
         # Buffers to free here, by the lane and position of a reader not known to be over, first position first.
         self.pending: dict[int, list[tuple[int, str]]] = {}
 
-    def append(self, step: Step) -> int:
+    def append(self, step: Step | tuple[int, int]) -> int:
         self.steps.append(step)
         self.clocks.append(self.clock)
         return len(self.steps) - 1
 
-    def lane(self) -> Lane:
-        steps: list[Step] = []
-        for position, step in enumerate(self.steps):
-            steps.append(step)
-            if position in self.events:
-                steps.append(Record(self.events[position]))
-        return Lane(self.name, self.device, tuple(steps))
+    def wait(self, waits: list[tuple[int, int]], clocks: list[list[Clock]]) -> None:
+        """Wait for the last of some steps; waits right before this that it makes needless are taken back."""
+        before: list[tuple[int, int]] = []
+        while self.steps and isinstance(last := self.steps[-1], tuple):
+            before.append(last)
+            self.steps.pop()
+            self.clock = self.clocks.pop()
+        both = dict(reversed(before))
+        for lane, position in waits:
+            both[lane] = max(position, both.get(lane, 0))
+        for lane, position in needed(both, self.clock, clocks):
+            self.append((lane, position))
+            self.clock = joined(self.clock, clocks[lane][position], lane, position)
 
 
 class _Lowering:
@@ -75,7 +80,6 @@ class _Lowering:
         lanes = list(plan.orders)
         self.tapes = [_Tape(i, name, name.rsplit("/", 1)[0], len(lanes)) for i, name in enumerate(lanes)]
         self.clocks = [tape.clocks for tape in self.tapes]
-        self.events = 0
         self.scratch = {cost.task: cost.workspace_bytes for cost in costed.costs if cost.workspace_bytes}
         self.buffers: dict[str, Buffer] = {}
         self.roots: dict[tuple[str, str], str] = {}
@@ -110,9 +114,7 @@ class _Lowering:
                 own = [b for b in self.buffers.values() if b.device == unit.name and b.storage == b.name]
                 base = sum(buffer.bytes for buffer in own)
                 strictly = unit.name in strict
-                self.ledgers[unit.name] = Ledger(
-                    unit.name, unit.memory_bytes, base, len(lanes), strictly
-                )
+                self.ledgers[unit.name] = Ledger(unit.name, unit.memory_bytes, base, len(lanes), strictly)
                 if base > unit.memory_bytes:
                     raise MemoryCapError(
                         f"inputs and state on {unit.name} take {size(base)}, over its cap of "
@@ -154,13 +156,28 @@ class _Lowering:
         targets = (target for _, target in self.graph.updates)
         return Program(
             self.graph.name,
-            tuple(tape.lane() for tape in self.tapes if tape.steps),
+            self.lanes(),
             tuple(self.buffers.values()),
             tuple(self.results[:count]),
             tuple(zip(self.results[count:], targets)),
             tuple((task, scratch) for task, scratch in self.scratch.items() if task in self.done),
             tuple((device, ledger.cap) for device, ledger in self.ledgers.items()),
         )
+
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes that have steps, with an event wherever another lane waits."""
+        waits = [step for tape in self.tapes for step in tape.steps if isinstance(step, tuple)]
+        events = {at: f"e{number}" for number, at in enumerate(dict.fromkeys(waits), 1)}
+        found = []
+        for tape in self.tapes:
+            steps: list[Step] = []
+            for position, step in enumerate(tape.steps):
+                steps.append(Wait(events[step]) if isinstance(step, tuple) else step)
+                if (tape.index, position) in events:
+                    steps.append(Record(events[tape.index, position]))
+            if steps:
+                found.append(Lane(tape.name, tape.device, tuple(steps)))
+        return tuple(found)
 
     def compute(self, tape: _Tape, name: str) -> None:
         task, inputs = self.graph.task[name], self.inputs[name]
@@ -173,10 +190,10 @@ class _Lowering:
         for value, write in zip(task.outputs, writes):
             about = self.graph.value[value]
             made.append(self.make(value, tape.device, roots.setdefault(about.storage, write)))
-        self.follow(tape, reads, task.after)
+        wanted = self.before(tape, reads, task.after)
         new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
-        self.room(tape, tape.device, new, self.scratch.get(name, 0), task.where)
-        position = tape.append(Compute(name, reads, writes))
+        scratch = self.scratch.get(name, 0)
+        position = self.step(tape, wanted, Compute(name, reads, writes), tape.device, new, scratch)
         for write in writes:
             self.writer[write] = (tape.index, position)
         self.done[name] = (tape.index, position)
@@ -185,9 +202,8 @@ class _Lowering:
     def copy(self, tape: _Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
         made = self.make(item.value, item.dst, dst)
-        self.follow(tape, (src,), self.mutators(item.value, item.dst))
-        self.room(tape, item.dst, made.bytes, 0, f"the copy of {item.value!r}")
-        self.writer[dst] = (tape.index, tape.append(Copy(src, dst)))
+        wanted = self.before(tape, (src,), self.mutators(item.value, item.dst))
+        self.writer[dst] = (tape.index, self.step(tape, wanted, Copy(src, dst), item.dst, made.bytes, 0))
         self.settle(tape, (src, dst))
 
     def make(self, value: str, device: str, root: str) -> Buffer:
@@ -198,28 +214,35 @@ class _Lowering:
         self.sharing[root] = self.sharing.get(root, 0) + 1
         return buffer
 
-    def follow(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> None:
-        """Wait for whoever makes `reads` and for the tasks `after`."""
+    def before(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
+        """The last step of each other lane that whoever makes `reads` and the tasks `after` come to."""
         wanted: dict[int, int] = {}
-        for lane, position in [self.writer[name] for name in reads if name in self.writer] + [
+        steps = [self.writer[name] for name in reads if name in self.writer] + [
             self.done[name] for name in after
-        ]:
+        ]
+        for lane, position in steps:
             if lane != tape.index and wanted.get(lane, -1) < position:
                 wanted[lane] = position
-        self.wait(tape, wanted)
+        return wanted
+
+    def step(
+        self, tape: _Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
+    ) -> int:
+        """Write a step after all of `wanted`, once its `new` bytes to stay and its `scratch` are sure to fit."""
+        ledger = self.ledgers.get(device)
+        if ledger is None or not new + scratch:
+            self.wait(tape, wanted)
+            return tape.append(step)
+        self.wait(tape, self.room(tape, ledger, step, new + scratch, wanted))
+        ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
+        return tape.append(step)
 
     def wait(self, tape: _Tape, wanted: dict[int, int]) -> None:
         """Make the lane follow steps of other lanes, then free what may be freed by that."""
         wanted.pop(tape.index, None)
         waits = needed(wanted, tape.clock, self.clocks)
-        for lane, position in waits:
-            other = self.tapes[lane]
-            if position not in other.events:
-                self.events += 1
-                other.events[position] = f"e{self.events}"
-            tape.append(Wait(other.events[position]))
-            tape.clock = joined(tape.clock, other.clocks[position], lane, position)
         if waits:
+            tape.wait(waits, self.clocks)
             ready: list[str] = []
             for lane, heap in tape.pending.items():
                 while heap and heap[0][0] < tape.clock[lane]:
@@ -271,28 +294,65 @@ class _Lowering:
         wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
         self.wait(tape, wanted)
 
-    def room(self, tape: _Tape, device: str, new: int, scratch: int, what: str) -> None:
-        """Wait until `new` bytes to stay and `scratch` for the next step are sure to fit, and note them."""
-        ledger = self.ledgers.get(device)
-        if ledger is None or not new + scratch:
-            return
-        nbytes = new + scratch
-        while (short := ledger.alive() + nbytes - ledger.cap) > 0:
-            if not self.reclaim(tape, device):
+    def room(
+        self, tape: _Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
+    ) -> dict[int, int]:
+        """`wanted`, and what must be waited for besides so that `nbytes` more fit, whatever the other lanes do."""
+        while True:
+            clock = self.after(tape, wanted)
+            short = ledger.alive() - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
+            if short <= 0:
+                break
+            if not self.reclaim(tape, ledger.device):
+                what = f"the copy {step.dst}" if isinstance(step, Copy) else self.graph.task[step.task].where
                 raise MemoryCapError(
-                    f"{what} needs {size(nbytes)} on {device}, where {size(nbytes - short)} of the cap of "
-                    f"{size(ledger.cap)} are free in the plan's order; raise it with "
-                    f"memory={{{device!r}: {ledger.cap + short}}}, pin something to another device or split the batch"
+                    f"{what} needs {size(nbytes)} on {ledger.device}, where {size(max(nbytes - short, 0))} of the cap "
+                    f"of {size(ledger.cap)} are free in the plan's order; raise it with memory="
+                    f"{{{ledger.device!r}: {ledger.cap + short}}}, pin something to another device or split the batch"
                 )
         # What is short from here on is freed already, but in lanes this one does not know to have come so far.
-        clock, wanted = tape.clock, dict[int, int]()
-        while (short := ledger.bound(tape.index, clock) + nbytes - ledger.cap) > 0:
+        more = dict(wanted)
+        while (short := self.short(tape, ledger, nbytes, clock)) > 0:
             lane, position = ledger.behind(tape.index, clock, short)
-            clock = joined(clock, self.clocks[lane][position], lane, position)
-            wanted[lane] = position
-        self.wait(tape, wanted)
-        self.wait(tape, ledger.crossed(tape.index, tape.clock, nbytes))
-        ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
+            more[lane] = position
+            clock = self.after(tape, more)
+        more |= self.crossed(tape, ledger, nbytes, clock)
+        for lane in [lane for lane, position in more.items() if wanted.get(lane) != position]:
+            less = {other: position for other, position in more.items() if other != lane}
+            if lane in wanted:
+                less[lane] = wanted[lane]
+            clock = self.after(tape, less)
+            if self.short(tape, ledger, nbytes, clock) <= 0 and not self.crossed(tape, ledger, nbytes, clock):
+                more = less
+        return more
+
+    def after(self, tape: _Tape, wanted: dict[int, int]) -> Clock:
+        """The clock of a lane once it has waited for `wanted`."""
+        clock = tape.clock
+        for lane, position in wanted.items():
+            if clock[lane] <= position:
+                clock = joined(clock, self.clocks[lane][position], lane, position)
+        return clock
+
+    def back(self, tape: _Tape, device: str, clock: Clock) -> int:
+        """Bytes of `device` that a lane frees as soon as its clock is `clock`."""
+        if clock == tape.clock:
+            return 0
+        freed: dict[str, int] = {}
+        for name in dict.fromkeys(name for heap in tape.pending.values() for _, name in heap):
+            if all(lane == tape.index or clock[lane] > at for lane, at in self.last[name].items()):
+                root = self.buffers[name].storage
+                freed[root] = freed.get(root, 0) + 1
+        roots = [self.buffers[root] for root, count in freed.items() if count == self.sharing[root]]
+        return sum(root.bytes for root in roots if root.device == device and root.kind == "made")
+
+    def short(self, tape: _Tape, ledger: Ledger, nbytes: int, clock: Clock) -> int:
+        """By how many bytes `nbytes` more may break the cap when the lane's clock is `clock`."""
+        return ledger.bound(tape.index, clock) - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
+
+    def crossed(self, tape: _Tape, ledger: Ledger, nbytes: int, clock: Clock) -> dict[int, int]:
+        """Steps of other lanes beside which `nbytes` more do not fit."""
+        return ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
 
     def reclaim(self, tape: _Tape, device: str) -> bool:
         """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if none."""

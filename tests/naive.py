@@ -29,7 +29,7 @@ def value(name: str, shape: tuple[int, ...] = (4, 4), storage: str = "", kind: s
     count = 1
     for size in shape:
         count *= size
-    width = {"float32": 4, "float64": 8, "int64": 8, "bool": 1, "complex64": 8, "object": 0}[dtype]
+    width = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1, "complex64": 8, "object": 0}[dtype]
     return Value(name, shape, dtype, count * width, storage or name, kind)  # type: ignore[arg-type]
 
 

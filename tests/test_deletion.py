@@ -1,0 +1,98 @@
+"""Every step that keeps a program right is needed, is known to be needed, and is missed in a real run.
+
+The check must flag a program with a wait or copy deleted or a free moved too early, unless it had named that step
+redundant before; and since a check that flags everything would pass that, an adversary must find a wrong answer
+where it flags, and none where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from mutants import mutants, with_steps
+from samples import every, given, same, sequential
+
+from autopar.errors import ProgramError
+from autopar.graph import Graph
+from autopar.lower import lower
+from autopar.plans import Plan
+from autopar.programs import Program, Record, Wait
+from autopar.runtime import adversary
+
+SEEDS = 100
+PLANS = {f"{index} {plan.costed.graph.name}": plan for index, plan in enumerate(every())}
+
+
+def flagged(program: Program, graph: Graph) -> bool:
+    try:
+        program.check(graph)
+    except ProgramError:
+        return True
+    return False
+
+
+def wrong(program: Program, graph: Graph, seeds: range) -> int | None:
+    """The first seed with a wrong answer."""
+    tensors = given(graph)
+    right = sequential(graph, tensors)
+    for seed in seeds:
+        try:
+            if not same(adversary.run(program, graph, None, tensors, seed), right):
+                return seed
+        except adversary.Violation:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_intact_programs_are_right_in_every_order(plan: Plan) -> None:
+    program, graph = lower(plan), plan.costed.graph
+    assert program.check(graph).redundant == ()
+    assert wrong(program, graph, range(30)) is None
+
+
+def test_every_deletion_is_flagged_and_the_adversary_finds_it() -> None:
+    found = missed = 0
+    misses = []
+    for name, plan in PLANS.items():
+        program, graph = lower(plan), plan.costed.graph
+        for what, (lane, position), mutant in mutants(program):
+            assert flagged(mutant, graph), f"{name}: {what} at step {position} of {lane} is not flagged"
+            if wrong(mutant, graph, range(SEEDS)) is None:
+                missed += 1
+                misses.append((name, lane, position, what))
+            else:
+                found += 1
+    assert found > 200
+    assert found >= 0.95 * (found + missed), misses
+
+
+def padded(program: Program) -> Iterator[tuple[Program, tuple[str, int]]]:
+    """The program with one wait more that nothing needs, at each place where an event can be waited for a second time."""
+    for lane in program.lanes:
+        for position, step in enumerate(lane.steps):
+            if isinstance(step, Wait):
+                for later in {position + 1, len(lane.steps)}:
+                    steps = lane.steps[:later] + (step,) + lane.steps[later:]
+                    yield with_steps(program, lane.name, steps), (lane.name, later)
+
+
+@pytest.mark.parametrize("plan", list(PLANS.values())[:6], ids=list(PLANS)[:6])
+def test_what_is_not_needed_is_named_and_not_missed(plan: Plan) -> None:
+    program, graph = lower(plan), plan.costed.graph
+    for more, added in padded(program):
+        named = more.check(graph).redundant
+        assert added in named
+        for what, at, mutant in mutants(more):
+            assert flagged(mutant, graph) == (at not in named), (what, at)
+            if at in named and at != added:
+                assert wrong(mutant, graph, range(6)) is None, (what, at)
+
+
+def test_a_record_nobody_waits_for_is_named() -> None:
+    program = lower(PLANS["1 diamond"])
+    lane = program.lanes[0]
+    more = replace(program, lanes=(replace(lane, steps=lane.steps + (Record("spare"),)), *program.lanes[1:]))
+    assert more.check().redundant == ((lane.name, len(lane.steps)),)
