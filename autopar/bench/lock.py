@@ -1,0 +1,52 @@
+"""One lock round all lanes: what a figure of overlap must be held against, or it measures nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..compiled import Compiled
+from ..runtime import run
+
+
+@contextmanager
+def one_lock(compiled: Compiled) -> Iterator[None]:
+    """Inside, each compute and each copy of `compiled` ends before the next begins, whichever lane it is in."""
+    lock = threading.Lock()
+    clocks: dict[str, Any] = {}
+    clock, recorder = run._Call.clock, run._Call.recorder
+
+    def shared_clock(call: Any, lane: str) -> Any:
+        clocks[lane] = clock(call, lane)
+        return clocks[lane]
+
+    def locked_recorder(call: Any, lane: str) -> Any:
+        return _Locked(recorder(call, lane), lock, clocks.get(lane), call._executor._backends[lane].drain)
+
+    run._Call.clock, run._Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign]
+    try:
+        with compiled.record():
+            yield
+    finally:
+        run._Call.clock, run._Call.recorder = clock, recorder  # type: ignore[method-assign]
+
+
+class _Locked:
+    """A lane's recorder that holds the lock from the beginning of a step until the device has done it."""
+
+    def __init__(self, inner: Any, lock: threading.Lock, clock: Any, drain: Any) -> None:
+        self.inner, self.lock, self.clock, self.drain = inner, lock, clock, drain
+
+    def begin(self, index: int) -> None:
+        self.lock.acquire()
+        if self.clock is not None:
+            self.clock.now = max(self.clock.now, time.perf_counter() - self.clock.clock.origin)
+        self.inner.begin(index)
+
+    def end(self, index: int, *made: Any) -> None:
+        self.inner.end(index, *made)
+        self.drain()
+        self.lock.release()

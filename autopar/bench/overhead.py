@@ -1,0 +1,124 @@
+"""CPU time of the runtime itself: a 400-op chain of tiny tensors on one device, and the hand-off between two lanes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..api import compile
+from ..capture import capture
+from ..fuse import fuse
+from ..lower import lower
+from ..machine import Device, Machine
+from ..placement import Schedule, place
+from ..roofline import cost
+from ..runtime import Executor
+from .timing import interleaved, report
+
+OPS = 400
+CALLS = 20
+HOPS = 200
+
+
+class Chain(nn.Module):
+    """400 elementwise operations, each reading the one before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(OPS // 4):
+            x = torch.tanh(torch.neg(torch.relu(torch.sigmoid(x))))
+        return x
+
+
+def run(rounds: int = 0) -> dict[str, Any]:
+    """Print and return µs of CPU time per op of each contestant and of a hand-off, `rounds` (default 15) of each."""
+    rounds = rounds or 15
+    model, x = Chain().eval(), torch.randn(8)
+    traced = torch.fx.symbolic_trace(model)
+    with torch.no_grad():
+        fast = compile(model, ["cpu"], example_inputs=(x,), check="never")
+        interpreter = torch.fx.Interpreter(traced)
+        contestants = {
+            "eager": lambda: repeat(lambda: model(x)),
+            "GraphModule": lambda: repeat(lambda: traced(x)),
+            "autopar": lambda: repeat(lambda: fast(x)),
+            "fx.Interpreter": lambda: repeat(lambda: interpreter.run(x)),
+        }
+        samples = interleaved(contestants, rounds, time.thread_time)
+    data = {"chain": report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS * CALLS)}
+    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / (OPS * CALLS)
+    print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)\n")
+    data["over_eager_s"] = over
+    found = interleaved({"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()}, rounds)
+    data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
+    return data
+
+
+def repeat(call: Callable[[], Any]) -> None:
+    """Enough calls for a clock to tell."""
+    for _ in range(CALLS):
+        call()
+
+
+def ping_pong() -> Callable[[], Any]:
+    """A chain of tiny tasks that changes CPU lane at every task."""
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(HOPS):
+            x = torch.neg(x)
+        return x
+
+    x = torch.randn(8)
+    captured = capture(chain, (x,), {})
+    machine = Machine((Device("cpu", "cpu", lanes=2, threads=torch.get_num_threads()),)).check()
+    costed = cost(captured.graph, machine, homes={})
+    costed = replace(costed, runs=fuse(captured.graph, machine, costed.costs, shortest_s=0.0))
+    names = [run.name for run in costed.runs]
+    plan = place(costed, lambda _: Schedule("ping-pong", {"cpu/0": tuple(names[::2]), "cpu/1": tuple(names[1::2])}))
+    executor = Executor(captured, plan, lower(plan))
+
+    def call() -> None:
+        with torch.no_grad():
+            executor([x])
+
+    return call
+
+
+def queues() -> Callable[[], Any]:
+    """A token through two SimpleQueues between two threads."""
+
+    def call() -> None:
+        there: queue.SimpleQueue[int] = queue.SimpleQueue()
+        back: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+        def serve() -> None:
+            for _ in range(HOPS // 2):
+                back.put(there.get())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for token in range(HOPS // 2):
+            there.put(token)
+            back.get()
+        thread.join()
+
+    return call
+
+
+def pool() -> Callable[[], Any]:
+    """A call handed to a thread pool and waited for; one hand-off there and one back."""
+    workers = concurrent.futures.ThreadPoolExecutor(1)
+
+    def call() -> None:
+        for _ in range(HOPS // 2):
+            workers.submit(int).result()
+
+    return call

@@ -1,0 +1,255 @@
+"""The face: what a newcomer types, and what comes back when it is wrong."""
+
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+
+THREE = ["cpu", "emulated:0", "emulated:1"]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower_a = nn.Linear(16, 32)
+        self.tower_b = nn.Linear(16, 32)
+        self.norm = nn.BatchNorm1d(64)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x, scale=1.0):
+        return self.head(self.drop(self.norm(torch.cat([self.tower_a(x), self.tower_b(x)], 1)))) * scale
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(12, 16)
+
+
+@pytest.fixture(autouse=True)
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
+def test_equals_the_model_on_one_device_bit_for_bit(model, x):
+    assert torch.equal(autopar.compile(model, ["cpu"])(x), model(x))
+
+
+@pytest.mark.parametrize("policy", ["auto", "heft", "round_robin"])
+@pytest.mark.parametrize("split", ["auto", None, 2])
+def test_equals_the_model_on_three_devices(model, x, policy, split):
+    fast = autopar.compile(model, THREE, policy=policy, split=split, check="always")
+    torch.testing.assert_close(fast(x), model(x))
+    torch.testing.assert_close(fast(x, scale=2.0), model(x, scale=2.0))
+    assert fast.plan.lower_bound <= fast.plan.makespan
+
+
+def test_a_forced_split_cuts_the_batch(model, x):
+    fast = autopar.compile(model, THREE, split=3, example_inputs=(x,))
+    assert fast.plan.costed.graph.split.startswith("3 parts")
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_share_for_each_device_is_taken_as_given(model, x):
+    fast = autopar.compile(model, THREE, split={"emulated:0": 0.25, "emulated:1": 0.75}, example_inputs=(x,))
+    assert fast.plan.costed.graph.split.endswith("3 + 9")
+    used = {placed.device for placed in fast.plan.placed}
+    assert {"emulated:0", "emulated:1"} <= used
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_functions_of_tensors_work_and_so_do_their_modules(model, x):
+    def double(x):
+        return {"y": model(x) * 2, "n": 3}
+
+    fast = autopar.compile(double, THREE)
+    found = fast(x)
+    assert found["n"] == 3
+    torch.testing.assert_close(found["y"], model(x) * 2)
+
+
+def test_training_mode_recaptures_and_updates_the_users_buffers(model, x):
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, THREE, policy="round_robin")
+    fast(x)
+    fast.train()
+    twin.train()
+    assert model.training
+    for _ in range(2):
+        torch.manual_seed(1)
+        found = fast(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, twin(x))
+    torch.testing.assert_close(model.norm.running_mean, twin.norm.running_mean)
+    assert model.norm.num_batches_tracked == twin.norm.num_batches_tracked
+
+
+def test_state_is_the_users_own(model, x):
+    fast = autopar.compile(model, THREE, policy="round_robin")
+    assert list(fast.state_dict()) == list(model.state_dict())
+    assert [id(p) for p in fast.parameters()] == [id(p) for p in model.parameters()]
+    assert fast.module is model
+    fast(x)
+    other = Net().eval()
+    fast.load_state_dict(other.state_dict())
+    torch.testing.assert_close(fast(x), other(x))
+    model.head.weight.mul_(2.0)
+    torch.testing.assert_close(fast(x), model(x))
+    model.head = nn.Linear(64, 4)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_call_that_would_need_grad_is_refused(model, x):
+    fast = autopar.compile(model, ["cpu"])
+    fast(x)
+    with torch.enable_grad(), pytest.raises(autopar.CaptureError, match=r"torch\.no_grad\(\)"):
+        fast(x)
+    with torch.enable_grad():
+        frozen = autopar.compile(model.requires_grad_(False), ["cpu"])
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+def test_outputs_can_stay_where_they_were_made(model, x):
+    fast = autopar.compile(model, THREE, policy="round_robin", split=None, outputs="as_placed")
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_pins_and_memory_are_kept(model, x):
+    fast = autopar.compile(model, THREE, pins={"tower_a": "emulated:1", "*_b": "emulated:0"}, split=None, example_inputs=(x,))
+    where = {task: fast.plan.place[run].device for task, run in fast.plan.costed.run_of.items()}
+    modules = {task.module: where[task.name] for task in fast.plan.costed.graph.tasks}
+    assert modules["tower_a"] == "emulated:1" and modules["tower_b"] == "emulated:0"
+    with pytest.raises(autopar.PlanError, match="tower_c"):
+        autopar.compile(model, THREE, pins={"tower_c": "cpu"}, example_inputs=(x,))
+    with pytest.raises(autopar.MemoryCapError, match="fit"):
+        autopar.compile(model, THREE, memory=dict.fromkeys(THREE, 64), example_inputs=(x,))
+
+
+def test_tied_weights_pinned_apart_are_an_error(x):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.two.weight = self.one.weight
+
+        def forward(self, x):
+            return self.two(self.one(x))
+
+    with pytest.raises(autopar.PlanError, match="tied"):
+        autopar.compile(Tied(), THREE, pins={"one": "emulated:0", "two": "emulated:1"}, example_inputs=(x,))
+    model = Tied()
+    torch.testing.assert_close(autopar.compile(model, THREE, policy="round_robin")(x), model(x))
+
+
+def test_an_edited_plan_is_compiled_back(model, x, tmp_path):
+    fast = autopar.compile(model, THREE, split=2, example_inputs=(x,))
+    fast.plan.save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    assert autopar.Plan.load(tmp_path / "plan.json") == fast.plan
+    again = autopar.compile(model, THREE, plan=tmp_path / "plan.json")
+    torch.testing.assert_close(again(x), model(x))
+    assert {p.run: p.lane for p in again.plan.placed} == {p.run: p.lane for p in fast.plan.placed}
+    (tmp_path / "pickle").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(autopar.PlanError, match="never a pickle"):
+        autopar.compile(model, THREE, plan=tmp_path / "pickle")
+    with pytest.raises(autopar.PlanError, match="another graph"):
+        autopar.compile(nn.Linear(16, 2), THREE, plan=fast.plan, example_inputs=(x,))
+    (tmp_path / "plan.json").write_text(text.replace('"device": "', '"device": "x', 1))
+    with pytest.raises(autopar.AutoparError):
+        autopar.compile(model, THREE, plan=tmp_path / "plan.json", example_inputs=(x,))
+
+
+def test_programs_and_plans_print(model, x):
+    fast = autopar.compile(model, THREE, example_inputs=(x,))
+    assert autopar.Program.parse(str(fast.program)) == fast.program
+    assert "predicted" in str(fast.plan)
+    assert "EMULATED" in fast.explain() and "EMULATED" in str(fast.plan)
+
+
+def test_signatures_are_kept_and_dropped_with_one_warning(model, caplog):
+    fast = autopar.compile(model, ["cpu"], check="never")
+    with caplog.at_level(logging.WARNING, "autopar"):
+        for rows in range(2, 13):
+            fast(torch.randn(rows, 16))
+    assert sum("more than 8 signatures" in record.message for record in caplog.records) == 1
+
+
+def test_devices_are_checked():
+    linear = nn.Linear(2, 2)
+    with pytest.raises(autopar.DeviceError, match=r"there are cpu.*Machine\.declare.*emulated:7"):
+        autopar.compile(linear, ["cpu", "cuda:7"])
+    with pytest.raises(autopar.DeviceError, match=r"listed twice; .*'cpu\*2'"):
+        autopar.compile(linear, ["cpu", "cpu"])
+    with pytest.raises(autopar.DeviceError, match="the device list is empty"):
+        autopar.compile(linear, [])
+    with pytest.raises(autopar.DeviceError, match=r"use autopar\.plan"):
+        autopar.compile(linear, autopar.Machine.declare("cpu-16", "t4"))
+
+
+def test_keywords_are_checked(model, x):
+    for keyword, value in [("check", "sometimes"), ("outputs", "anywhere"), ("split", "half"), ("split", 0), ("policy", "best")]:
+        with pytest.raises(autopar.PlanError, match=f"{value}|at least 1"):
+            autopar.compile(model, ["cpu"], example_inputs=(x,), **{keyword: value})
+
+
+def test_moving_pickling_and_copying(model, x):
+    fast = autopar.compile(model, THREE)
+    with pytest.raises(autopar.DeviceError, match="its plan says what is where"):
+        fast.to("meta")
+    with pytest.raises(TypeError, match=r"fast\.plan\.save"):
+        pickle.dumps(fast)
+    twin = copy.deepcopy(fast)
+    assert twin.module is not model
+    torch.testing.assert_close(twin(x), model(x))
+    fast.to(torch.float64)
+    assert fast(x.double()).dtype == torch.float64
+
+
+def test_nothing_is_planned_before_the_first_call(model):
+    with pytest.raises(autopar.AutoparError, match="call the compiled model once"):
+        _ = autopar.compile(model, ["cpu"]).plan
+
+
+def test_recording(model, x, tmp_path):
+    fast = autopar.compile(model, THREE, policy="round_robin")
+    fast(x)
+    with fast.record() as timeline:
+        fast(x)
+        fast(x)
+    assert len(timeline.calls) == 2
+    assert timeline.last.predicted is not None
+    timeline.save(tmp_path / "run.json.gz")
+    fast.draw(tmp_path / "placed.html")
+    assert "measured" in fast.explain()
+    with fast.record() as empty:
+        pass
+    with pytest.raises(autopar.AutoparError, match="nothing was recorded"):
+        empty.save(tmp_path / "none.json")
+
+
+def test_a_plan_for_a_machine_one_does_not_have(model, x):
+    machine = autopar.Machine.declare("cpu-16", "h100-sxm", "h100-sxm")
+    plan = autopar.plan(model, machine, example_inputs=(x,))
+    assert plan.lower_bound <= plan.makespan <= min(time for _, time in plan.singles if time is not None)
+    assert "declared" in str(plan)
+
+
+def test_torch_is_not_loaded_by_the_planner():
+    code = "import sys, autopar, autopar.placement, autopar.split, autopar.lower, autopar.view, autopar.simulate, autopar.roofline; autopar.Plan, autopar.Machine, autopar.Program; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    broken = code.replace("assert", "import torch; assert")
+    assert subprocess.run([sys.executable, "-c", broken], capture_output=True, check=False).returncode != 0
