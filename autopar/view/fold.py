@@ -186,7 +186,7 @@ def _stacked(row: list[tuple[tuple[str, int], list[Card]]]) -> Card:
         copies.append(Copy(f"{path}.{index}", whole.start, whole.end, whole.busy, whole.runs))
     whole = _join([card for _, held in row for card in held])
     (path, first), (_, last) = row[0][0], row[-1][0]
-    title = f"{path}.{first} … {last}"
+    title = f"{path.rpartition('.')[2]} {first} … {last}"
     return Card(
         whole.lane,
         whole.device,

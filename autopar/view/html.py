@@ -12,6 +12,7 @@ from .facts import level_at
 from .layout import MARGIN, PANEL, Arrow, Box, Layout, lay_out
 from .names import module_of, value_name
 from .page import page
+from .palette import QUIET
 from .placed import placed_picture
 from .timeline_picture import timeline_svg
 
@@ -51,8 +52,8 @@ def box_card(layout: Layout, box: Box, measured: dict[str, float]) -> Facts:
         "title": card.title,
         "device": card.device,
         "hue": shade.hue,
-        "y": round(box.y, 1),
-        "h": round(box.h, 1),
+        "text": shade.text,
+        "ring": [round(side, 1) for side in (box.x, box.y, box.w, max(box.h, 1.0))],
     }
     spans = f"{seconds(card.start)} → {seconds(card.end)}"
     rows = [["lane", card.lane], ["runs", spans], ["takes", seconds(card.busy)]]
@@ -155,7 +156,13 @@ def _why(layout: Layout, placed: Placed) -> Facts | None:
 
 def _arrow_card(layout: Layout, arrow: Arrow) -> Facts:
     plan, first = layout.plan, arrow.transfers[0]
-    facts: Facts = {"device": f"{first.src} → {first.dst}", "hue": "#5A6475", "y": round(arrow.y1, 1), "h": 1}
+    middle = (arrow.y1 + arrow.y2_last) / 2
+    facts: Facts = {
+        "device": f"{first.src} → {first.dst}",
+        "hue": QUIET,
+        "text": QUIET,
+        "y": round(middle, 1),
+    }
     if len(arrow.transfers) > 1:
         facts["title"] = f"{len(arrow.transfers)} transfers"
         order = sorted(arrow.transfers, key=lambda t: (-t.bytes, t.start))

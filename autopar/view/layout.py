@@ -18,7 +18,7 @@ TOP = 236.0
 PANEL = 380.0
 MARGIN = 32.0
 WIDTH = 1600.0
-_LEAST, _MOST = 620.0, 2200.0
+_LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
 
 
@@ -128,7 +128,7 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
         return _LEAST
     usual = lengths[len(lengths) * 3 // 10]
     most = max(map(len, cards.values()))
-    return min(_MOST, max(_LEAST, min(26.0 / usual * span, 52.0 * most)))
+    return min(_MOST, max(_LEAST, min(26.0 / usual * span, max(_USUAL, 52.0 * most))))
 
 
 def _boxes(layout: Layout) -> None:

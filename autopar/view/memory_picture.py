@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from ..tables import percent, size
 from ..timeline import Memory
 from . import fonts
 from .layout import MARGIN
 from .palette import GRID, INK, LANE, QUIET, Shade
-from .svg import Svg, trace
+from .room import Label
+from .svg import Point, Svg, trace
+from .timeline_lanes import LEFT, RIGHT, Axis
 
 MEMORY_HIGH = 136.0
 _CURVE = 100.0
@@ -20,13 +23,12 @@ def memory_row(
     memory: Memory,
     planned: Memory | None,
     shade: Shade,
-    x_of: Callable[[float], float],
-    sides: tuple[float, float],
+    axis: Axis,
     y: float,
     end: float,
 ) -> None:
     """Draw the curve of `memory` from `y` down; `planned` is the predicted one, drawn as a thin line over it."""
-    left, right = sides
+    left, right, x_of = LEFT, RIGHT, axis.x
     cap = memory.cap
     close = cap is not None and memory.peak >= 0.35 * cap
     most = max(memory.peak, planned.peak if planned else 0, cap or 0 if close else 0) or 1
@@ -36,15 +38,14 @@ def memory_row(
         return bottom - count / most * (_CURVE - 14)
 
     svg.rect(left, y, right - left, _CURVE, fill=LANE)
-    points = corners(memory, x_of, level, min(right, x_of(end)), bottom)
+    points = corners(memory, x_of, level, min(right, x_of(end)))
     svg.path(trace([*points, (points[-1][0], bottom), (points[0][0], bottom)]) + "Z", fill=shade.fill)
     for (x1, y1), (x2, _) in zip(points[::2], points[1::2]):
         svg.pattern(shade, x1, y1, x2 - x1, bottom - y1, opacity="0.5")
     svg.polyline(points, stroke=shade.hue, stroke_width="2.2", stroke_linejoin="round")
     if planned and planned.steps:
-        curve = corners(
-            planned, x_of, level, min(right, x_of(max(when for when, _ in planned.steps))), bottom
-        )
+        last = max(when for when, _ in planned.steps)
+        curve = corners(planned, x_of, level, min(right, x_of(last)))
         svg.polyline(curve, stroke=INK, stroke_width="1", stroke_dasharray="3 3", stroke_opacity="0.6")
     for share in (0.0, 0.5, 1.0):
         at = level(most * share)
@@ -52,12 +53,13 @@ def memory_row(
             svg.text(left - 10, at + 4, size(most * share) if share else "0", 11, QUIET, anchor="end")
     if close and cap:
         at = level(cap)
+        axis.room.take_line((left, at), (right, at))
         svg.line((left, at), (right, at), stroke=INK, stroke_width="1.4", stroke_dasharray="5 3")
         svg.text(left - 10, at + 4, f"cap {size(cap)}", 11, INK, bold=True, anchor="end")
     svg.swatch(shade, MARGIN, y + 34, 22, 20)
     svg.text(MARGIN + 30, y + 43, fonts.fit(memory.device, 86, 12, True), 12, bold=True)
     svg.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
-    _peak(svg, memory, shade, x_of, level, sides, y)
+    _peak(svg, memory, shade, axis, level, points)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
     if cap:
         rows.append(("free", percent(1 - memory.peak / cap)))
@@ -74,7 +76,6 @@ def corners(
     x_of: Callable[[float], float],
     level: Callable[[float], float],
     right: float,
-    bottom: float,
 ) -> list[tuple[float, float]]:
     """Both ends of each level of a step curve; steps of one moment count as the last of them."""
     last: dict[float, int] = {}
@@ -90,20 +91,29 @@ def corners(
 
 
 def _peak(
-    svg: Svg,
-    memory: Memory,
-    shade: Shade,
-    x_of: Callable[[float], float],
-    level: Callable[[float], float],
-    sides: tuple[float, float],
-    top: float,
+    svg: Svg, memory: Memory, shade: Shade, axis: Axis, level: Callable[[float], float], points: list[Point]
 ) -> None:
+    """A ring at the peak, its size beside it where nothing is in the way."""
     when = next(when for when, count in memory.steps if count == memory.peak)
-    x, at = x_of(when), level(memory.peak)
-    svg.add("circle", cx=float(x), cy=float(at), r="4.5", fill="#FFFFFF", stroke=shade.hue, stroke_width="2")
+    x, at = axis.x(when), level(memory.peak)
+    for start, end in pairwise(points):
+        axis.room.take_line(start, end)
     text = f"peak {size(memory.peak)}"
     wide = fonts.width(text, 11.5)
-    if x - 10 - wide > sides[0]:
-        svg.text(x - 10, at + 4, text, 11.5, anchor="end", halo=True)
-    else:
-        svg.text(x + 10, at - 4 if at - 14 > top else at + 14, text, 11.5, halo=True)
+    for dx in (-10.0, 10.0, -70.0, 70.0, -140.0):
+        for dy in (-7.0, 4.0, 17.0, 30.0):
+            left = x + dx if dx > 0 else x + dx - wide
+            label = Label(left, at + dy, text, 11.5)
+            if LEFT + 4 < left < RIGHT - wide and axis.room.place([label], pad=2):
+                svg.text(left, at + dy, text, 11.5, halo=True)
+                svg.add(
+                    "circle",
+                    cx=float(x),
+                    cy=float(at),
+                    r="4.5",
+                    fill="#FFFFFF",
+                    stroke=shade.hue,
+                    stroke_width="2",
+                )
+                return
+    svg.add("circle", cx=float(x), cy=float(at), r="4.5", fill="#FFFFFF", stroke=shade.hue, stroke_width="2")

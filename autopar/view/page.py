@@ -13,8 +13,7 @@ svg{display:block}
 svg text{white-space:pre}
 text[font-weight=bold]{font-weight:650}
 [data-card]{cursor:default;outline:none}
-[data-card].on>rect:last-of-type,[data-card]:focus-visible>rect:last-of-type{stroke-opacity:.9}
-[data-card].on{filter:drop-shadow(0 0 2.5px rgba(27,34,48,.55))}
+[data-card].on>line{stroke-width:3}
 #card{position:absolute;display:none;box-sizing:border-box;background:#fff;border:1.2px solid #DDE1E8;border-radius:8px;
 box-shadow:0 6px 24px rgba(27,34,48,.16);padding:16px 18px;pointer-events:none;z-index:2;line-height:1.5}
 #card h2{margin:0 0 8px;font-size:15px;font-weight:650;overflow-wrap:anywhere;display:flex;justify-content:space-between;gap:12px}
@@ -39,10 +38,13 @@ _SCRIPT = """
 var holder=document.getElementById("data"),card=document.getElementById("card");
 if(!holder||!card)return;
 var data=JSON.parse(holder.textContent),now=null;
+var ring=document.createElementNS("http://www.w3.org/2000/svg","rect"),svg=document.querySelector("svg");
+ring.setAttribute("fill","none");ring.setAttribute("stroke-width","3");ring.setAttribute("stroke-opacity",".45");ring.setAttribute("rx","5");
+ring.style.pointerEvents="none";svg.appendChild(ring);
 function add(parent,tag,text,name){var e=document.createElement(tag);if(text)e.textContent=text;if(name)e.className=name;parent.appendChild(e);return e}
 function fill(f){
 card.textContent="";
-var h=add(card,"h2",f.title);var d=add(h,"span",f.device);d.style.color=f.hue;
+var h=add(card,"h2",f.title);var d=add(h,"span",f.device);d.style.color=f.text;
 var dl=add(card,"dl");
 f.rows.forEach(function(r){add(dl,"dt",r[0]);add(dl,"dd",r[1],/^(module|source|code|tasks|tensor|reads|makes)$/.test(r[0])?"code":"")});
 if(f.parts){add(card,"h3","Longest inside");var p=add(card,"dl");p.style.gridTemplateColumns="1fr auto";
@@ -56,14 +58,16 @@ u=add(i,"u");u.style.cssText="background:"+b.hue+";left:"+a[1]+"%;width:max(1px,
 add(row,"s",b.end);add(row,"s",b.more)})}
 }
 function show(g){
-if(now)now.classList.remove("on");now=g;
+if(now)now.classList.remove("on");now=g;ring.style.display="none";
 if(!g){card.style.display="none";return}
 var f=data.cards[g.getAttribute("data-card")];if(!f)return;
 g.classList.add("on");fill(f);
+var r=f.ring;if(r){ring.style.display="";ring.setAttribute("stroke",f.hue);
+["x","y","width","height"].forEach(function(n,i){ring.setAttribute(n,r[i]+(i<2?-1.5:3))})}
 card.style.display="block";
 var view=document.documentElement.clientWidth+window.scrollX,left=Math.min(data.left,view-data.width-16);
 var x=Math.max(8,left);card.style.width=data.width+"px";card.style.left=x+"px";
-var top=f.y+f.h/2-card.offsetHeight/2,low=window.scrollY+12,high=window.scrollY+window.innerHeight-card.offsetHeight-12;
+var top=(r?r[1]+r[3]/2:f.y)-card.offsetHeight/2,low=Math.max(160,window.scrollY+12),high=window.scrollY+window.innerHeight-card.offsetHeight-12;
 card.style.top=Math.max(8,Math.min(Math.max(top,low),Math.max(low,high)))+"px";
 }
 function find(e){return e.target.closest?e.target.closest("[data-card]"):null}

@@ -60,6 +60,10 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
     for index, arrow in enumerate(layout.arrows):
         _arrow(svg, arrow, index)
     _thread(svg, layout)
+    for arrow in layout.arrows:
+        if not arrow.critical:
+            y = (arrow.y1 + arrow.y1_last) / 2
+            svg.add("circle", cx=arrow.x1, cy=y, r="3.4", fill="#FFFFFF", stroke=QUIET, stroke_width="1.6")
     for label in free:
         if label.anchor == "middle":
             r = label.rect
@@ -197,16 +201,6 @@ def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
     slope = (end[1] - start[1]) / (end[0] - start[0])
     svg.line(start, (end[0] - dx * 0.8, end[1] - dx * 0.8 * slope), stroke=QUIET, stroke_width="1.6")
     svg.arrow(start, end, QUIET, 10)
-    if not arrow.critical:
-        svg.add(
-            "circle",
-            cx=float(start[0]),
-            cy=float(start[1]),
-            r="3.4",
-            fill="#FFFFFF",
-            stroke=QUIET,
-            stroke_width="1.6",
-        )
     svg.close()
 
 

@@ -29,8 +29,8 @@ def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
         return "\n".join([*lines, "nothing takes time in this plan"]) + "\n"
     found = critical(plan)
     hot = {id(found.steps[index]) for index in found.path}
-    notes_wide = 34 if plan.transfers else 0
-    column = max(12, min(30, (wide - _AXIS - notes_wide) // len(lanes) - 1))
+    notes_wide = 34 if plan.transfers and len(lanes) <= 4 else 0
+    column = max(8, min(30, (wide - _AXIS - notes_wide) // len(lanes) - 1))
     shares = busy_shares(plan.timeline())
     rows = max(8, min(rows, 3 * len(plan.placed) + 4))
     tick = plan.makespan / rows
@@ -47,7 +47,7 @@ def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
         lines.append(f"{when:>{_AXIS - 1}} {cells} {moves[row]}".rstrip())
     lines.append(f"{seconds(plan.makespan):>{_AXIS - 1}} " + " ".join("═" * column for _ in lanes))
     lines.append(
-        "┃ critical path · ╎ idle · ⇢ transfer (value, from → to, bytes · time) · +n more in that slice of time"
+        "┃ critical path  ╎ idle  ⇢ transfer: value, from → to, bytes · time  +n more in that slice of time"
     )
     return "\n".join(lines) + "\n"
 
@@ -81,6 +81,9 @@ def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[i
         more = f" +{count[row] - 1}" if count[row] > 1 else ""
         after = f"{more} {seconds(here[index].end - here[index].start)}"
         room = wide - 2 - len(after)
+        if len(here[index].run) > room:
+            after = more
+            room = wide - 2 - len(after)
         cells.append(f"{edge} {_clip(here[index].run, room).ljust(room)}{after}")
     return cells
 

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..tables import percent, seconds, size
-from ..timeline import Memory, Span, Timeline
+from ..tables import percent, seconds
+from ..timeline import Memory, Timeline
 from . import fonts
 from .facts import busy_shares, device_busy, length, overlaps, shared, top_spans, union
+from .happened import happened
 from .layout import MARGIN, WIDTH, tick_text, ticks
 from .memory_picture import MEMORY_HIGH, memory_row
-from .palette import GRID, INK, LANE, QUIET, WAIT, WAIT_FILL, Shade, shades
+from .palette import GRID, INK, LANE, QUIET, WAIT, WAIT_FILL, shades
 from .panels import figure, split_unit, strip, title
 from .svg import Svg
+from .timeline_lanes import LEFT, RIGHT, Axis, measured_bars, pale, planned_bars
 
-LEFT, RIGHT = 196.0, WIDTH - 270.0
 _NAMES = {"in": "copy in", "out": "copy out"}
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The time axis: pixels of a moment."""
-
-    span: float
-
-    def x(self, when: float) -> float:
-        """Where a moment is."""
-        return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
 
 
 def timeline_svg(timeline: Timeline) -> str:
@@ -44,6 +32,9 @@ def timeline_svg(timeline: Timeline) -> str:
     title(svg, f"{timeline.title}: {what}", under, timeline.label)
     _figures(svg, timeline)
     _legend(svg, predicted is not None)
+    for side in (timeline, predicted):
+        if side:
+            axis.room.take_line((axis.x(side.makespan), 0.0), (axis.x(side.makespan), 10_000.0))
     bottom = _rows(svg, timeline, axis)
     bottom = _memories(svg, timeline, axis, bottom)
     _axis(svg, axis, bottom, 176.0)
@@ -82,16 +73,16 @@ def _figures(svg: Svg, timeline: Timeline) -> None:
 
 def _legend(svg: Svg, both: bool) -> None:
     looks = list(shades((("cpu", True), ("0", False), ("1", False))).values())
-    x, y = svg.width - MARGIN - 330, 104.0
+    x, y = svg.width - MARGIN - 345, 104.0
     for index, shade in enumerate(looks):
         if both:
-            _pale(svg, shade, x + index * 15, y - 4, 14, 10)
+            pale(svg, shade, x + index * 15, y - 4, 14, 10)
         svg.rect(x + index * 15, y + 18, 14, 11, rx="2", fill=shade.hue)
     svg.text(x + 54, y + 5, "predicted" if both else "", 12)
     svg.text(x + 54, y + 28, "measured" if both else "at work", 12)
     x += 150
     svg.rect(x, y - 3, 30, 10, fill=WAIT_FILL, stroke=WAIT, stroke_dasharray="2 2")
-    svg.text(x + 40, y + 5, "ready, queue or bus busy", 12)
+    svg.text(x + 40, y + 5, "ready, bus busy", 12)
     svg.line((x, y + 23), (x + 30, y + 23), stroke=INK, stroke_width="4")
     svg.text(x + 40, y + 28, "on the critical path", 12)
 
@@ -102,7 +93,7 @@ def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
-    hot = {id(span) for span in chain(timeline)}
+    hot = {id(span) for span in happened(timeline)}
     svg.text(RIGHT + 30, 196, "busy", 12, bold=True)
     svg.text(RIGHT + 142, 196, "overlap", 12, bold=True)
     y = 214.0
@@ -140,8 +131,8 @@ def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
             else:
                 svg.text(LEFT - 12, middle + 4, name, 12, anchor="end")
             if predicted:
-                _planned(svg, planned.get(lane, ()), axis, shade, y + 5, above)
-            _measured(
+                planned_bars(svg, planned.get(lane, ()), axis, shade, y + 5, above)
+            measured_bars(
                 svg, real[lane], axis, shade, y + 7 + above + (1 if predicted else 0), below, hot, copies
             )
             _bar(svg, RIGHT + 30, middle, busy[lane], shade.hue)
@@ -157,168 +148,6 @@ def _bar(svg: Svg, x: float, middle: float, share: float, color: str) -> None:
     svg.rect(x, middle - 5, 56, 10, rx="2", fill=GRID)
     svg.rect(x, middle - 5, 56 * min(1.0, share), 10, rx="2", fill=color)
     svg.text(x + 98, middle + 4, percent(share), 12, anchor="end")
-
-
-def _pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float) -> None:
-    svg.rect(x, y, w, h, rx="2" if w > 4 else None, fill=shade.fill)
-    if w > 5:
-        svg.pattern(shade, x, y, w, h, opacity="0.55")
-    svg.rect(x, y, w, h, rx="2" if w > 4 else None, fill="none", stroke=shade.hue, stroke_width="1")
-
-
-def _planned(svg: Svg, spans: tuple[Span, ...], axis: Axis, shade: Shade, y: float, h: float) -> None:
-    for x, w, held in _blocks(spans, axis):
-        if w < 2.5 or len(held) > 1:
-            svg.rect(x, y, max(w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width="0.6")
-        else:
-            _pale(svg, shade, x + 0.5, y, max(w - 1, 0.8), h)
-
-
-def _blocks(spans: tuple[Span, ...], axis: Axis) -> list[tuple[float, float, tuple[Span, ...]]]:
-    """Spans as (x, width, spans): those under a pixel that touch are drawn as one."""
-    done: list[tuple[float, float, tuple[Span, ...]]] = []
-    for span in spans:
-        x = axis.x(span.start)
-        w = axis.x(span.end) - x
-        if (
-            done
-            and w < 1.2
-            and done[-1][1] < 8
-            and len(done[-1][2]) < 64
-            and x - (done[-1][0] + done[-1][1]) < 0.5
-        ):
-            before = done[-1]
-            if before[1] < 1.2 or len(before[2]) > 1:
-                done[-1] = (before[0], max(before[1], x + w - before[0]), (*before[2], span))
-                continue
-        done.append((x, w, (span,)))
-    return done
-
-
-def _measured(
-    svg: Svg,
-    spans: tuple[Span, ...],
-    axis: Axis,
-    shade: Shade,
-    y: float,
-    h: float,
-    hot: set[int],
-    copies: bool,
-) -> None:
-    blocks = _blocks(spans, axis)
-    rights = [x + w for x, w, _ in blocks]
-    for index, (x, w, held) in enumerate(blocks):
-        span = held[0]
-        svg.open()
-        names = span.name if len(held) == 1 else f"{len(held)} spans, {span.name} … {held[-1].name}"
-        more = f", {size(span.bytes)}" if span.kind == "copy" and len(held) == 1 else ""
-        svg.tooltip(f"{names}: {seconds(span.start)} → {seconds(held[-1].end)}{more}")
-        before = rights[index - 1] if index else LEFT
-        if span.ready is not None and len(held) == 1 and x - axis.x(span.ready) >= 3:
-            start = max(axis.x(span.ready), before + 1)
-            if x - start >= 3:
-                svg.rect(
-                    start,
-                    y + 2,
-                    x - start - 1,
-                    h - 4,
-                    rx="2",
-                    fill=WAIT_FILL,
-                    stroke=WAIT,
-                    stroke_dasharray="2.5 2",
-                )
-        svg.rect(
-            x + (0.6 if w > 3 else 0),
-            y,
-            max(w - (1.2 if w > 3 else 0), 0.8),
-            h,
-            rx="2" if w > 5 else None,
-            fill=shade.hue,
-        )
-        if any(id(item) in hot for item in held):
-            svg.rect(x, y + h, max(w, 0.8), 3.5, fill=INK)
-        text = fonts.fit(span.name, w - 10, 11.5, True) if len(held) == 1 else ""
-        if text == span.name or len(text) >= 6:
-            light = shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
-            svg.text(
-                x + w / 2, y + h / 2 + 4, text, 11.5, INK if light else "#FFFFFF", bold=True, anchor="middle"
-            )
-        elif copies:
-            _beside(svg, span, len(held), x, w, y + h / 2 + 4, before, _next_left(blocks, index, axis))
-        svg.close()
-    if not copies:
-        _idle(svg, spans, axis, y + h / 2)
-
-
-def _next_left(blocks: list[tuple[float, float, tuple[Span, ...]]], index: int, axis: Axis) -> float:
-    if index + 1 == len(blocks):
-        return RIGHT - 4
-    x, _, held = blocks[index + 1]
-    ready = held[0].ready
-    return min(x, axis.x(ready)) if ready is not None else x
-
-
-def _beside(
-    svg: Svg, span: Span, count: int, x: float, w: float, y: float, before: float, after: float
-) -> None:
-    """A copy's name to its right where it fits, its wait to the left of the wait box."""
-    name = span.name if count == 1 else f"{count} copies"
-    if fonts.width(name, 11.5) + 14 <= after - (x + w):
-        svg.text(x + w + 7, y, name, 11.5)
-
-
-def _idle(svg: Svg, spans: tuple[Span, ...], axis: Axis, y: float) -> None:
-    """Brackets over the times in which nothing is done, with their length where it fits."""
-    busy = union((span.start, span.end) for span in spans)
-    for (_, start), (end, _) in zip(busy, busy[1:]):
-        left, right = axis.x(start) + 5, axis.x(end) - 5
-        text = f"idle {seconds(end - start)}"
-        wide = fonts.width(text, 11.5)
-        if right - left < wide + 30:
-            text = seconds(end - start)
-            wide = fonts.width(text, 11.5)
-        if right - left < wide + 16:
-            continue
-        middle = (left + right) / 2
-        for a, b, edge in ((left, middle - wide / 2 - 6, left), (middle + wide / 2 + 6, right, right)):
-            svg.line((a, y), (b, y), stroke="#8892A2", stroke_width="1.2")
-            svg.line((edge, y - 5), (edge, y + 5), stroke="#8892A2", stroke_width="1.2")
-        svg.text(middle, y + 4, text, 11.5, QUIET, anchor="middle")
-
-
-def chain(timeline: Timeline) -> list[Span]:
-    """The critical path of what happened, walked back from the last end through what ended last before each start.
-
-    A timeline holds no dependencies, so this takes the latest end on any lane that each step can have waited for.
-    """
-    spans = sorted(
-        (s for s in timeline.spans if not s.run and s.end > s.start), key=lambda s: (s.end, s.start)
-    )
-    if not spans:
-        return []
-    slop = timeline.makespan * 2e-3
-    found, index = [], len(spans) - 1
-    while index >= 0:
-        span = spans[index]
-        found.append(span)
-        index -= 1
-        while index >= 0 and spans[index].end > span.start + slop:
-            index -= 1
-        best = index
-        while best >= 0 and index >= 0 and spans[best].end >= spans[index].end - slop:
-            if _related(spans[best], span):
-                index = best
-                break
-            best -= 1
-    return found[::-1]
-
-
-def _related(before: Span, after: Span) -> bool:
-    """Whether the second could have waited for the first: one lane, or data that comes to its device."""
-    if before.lane == after.lane:
-        return True
-    source = before.dst if before.kind == "copy" else before.device
-    return source == (after.src if after.kind == "copy" else after.device)
 
 
 def _axis(svg: Svg, axis: Axis, bottom: float, top: float) -> None:
@@ -357,8 +186,7 @@ def _memories(svg: Svg, timeline: Timeline, axis: Axis, y: float) -> float:
                 memory,
                 planned.get(memory.device),
                 look[memory.device],
-                axis.x,
-                (LEFT, RIGHT),
+                axis,
                 y + 22,
                 timeline.makespan,
             )

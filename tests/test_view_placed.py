@@ -1,0 +1,320 @@
+"""The placed graph: honest, bounded, legible, self-contained, the same bytes every time."""
+
+import builtins
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import view_plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import AutoparError
+from autopar.plans import Placed, Transfer
+from autopar.view import draw, fonts
+from autopar.view.critical import critical
+from autopar.view.fold import BUDGET, fold
+from autopar.view.labels import box_labels, free_labels
+from autopar.view.layout import lay_out
+from autopar.view.placed import placed_svg
+from autopar.view.room import Rect, Room
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
+
+
+def texts(svg):
+    """The rectangle and words of each text of a picture, by the fonts' own widths."""
+    found = []
+    for element in ET.fromstring(svg).iter(f"{NAMESPACE}text"):
+        if element.get("aria-hidden"):
+            continue
+        size, bold = float(element.get("font-size")), element.get("font-weight") == "bold"
+        wide = fonts.width(element.text or "", size, bold)
+        wide += sum(5 + fonts.width(inner.text, float(inner.get("font-size"))) for inner in element)
+        x = float(element.get("x")) - {"end": wide, "middle": wide / 2}.get(element.get("text-anchor"), 0)
+        y = float(element.get("y"))
+        found.append((Rect(x + 0.5, y - size * 0.72, wide - 1, size * 0.72 - 0.5), "".join(element.itertext())))
+    return found
+
+
+def overlapping(svg):
+    """Pairs of texts that touch, and texts that leave the picture."""
+    root = ET.fromstring(svg)
+    found = texts(svg)
+    clashes = [
+        (one, other)
+        for index, (a, one) in enumerate(found)
+        for b, other in found[index + 1 :]
+        if a.meets(b)
+    ]
+    wide, high = float(root.get("width")), float(root.get("height"))
+    return clashes + [
+        (text, "the edge") for r, text in found if r.x < 0 or r.y < 0 or r.x + r.w > wide or r.y + r.h > high
+    ]
+
+
+@plans
+def test_no_texts_overlap(make):
+    assert overlapping(placed_svg(make())) == []
+
+
+@plans
+def test_labels_keep_clear_of_lines_and_boxes(make):
+    layout = lay_out(make())
+    lines = [line for piece in layout.pieces for line in pairwise(piece.points)]
+    lines += [((a.x1, a.y1), (a.x2, a.y2)) for a in layout.arrows]
+    for box in layout.boxes:
+        inside = Rect(box.x - 0.1, box.y - 0.1, box.w + 0.2, box.h + 0.2)
+        for label in box_labels(layout, box):
+            assert not any(label.rect.crosses(*line) for line in lines)
+            r = label.rect
+            assert inside.x <= r.x and r.x + r.w <= inside.x + inside.w
+            assert inside.y <= r.y + 1.5 and r.y + r.h <= inside.y + inside.h + 2.5
+    for label in free_labels(layout):
+        assert not any(label.rect.crosses(*line) for line in lines), label
+        assert not any(label.rect.meets(Rect(b.x, b.y, b.w, b.h)) for b in layout.boxes), label
+
+
+@plans
+def test_time_is_drawn_to_scale(make):
+    plan = make()
+    layout = lay_out(plan)
+    for box in layout.boxes:
+        assert box.y == pytest.approx(layout.y(box.card.start))
+        assert box.y + box.h == pytest.approx(layout.y(box.card.end))
+    for arrow in layout.arrows:
+        assert arrow.y1 == pytest.approx(layout.y(min(t.start for t in arrow.transfers)))
+        assert arrow.y2_last == pytest.approx(layout.y(max(t.end for t in arrow.transfers)))
+    for column, other in pairwise(sorted(layout.columns.values(), key=lambda c: c.x)):
+        assert column.right < other.x
+
+
+@plans
+def test_everything_is_drawn_or_folded_and_counted(make):
+    plan = make()
+    layout = lay_out(plan)
+    drawn = [run for box in layout.boxes for run in box.card.runs]
+    assert sorted(drawn) == sorted(placed.run for placed in plan.placed)
+    moved = [transfer for arrow in layout.arrows for transfer in arrow.transfers]
+    assert sorted(map(id, moved)) == sorted(map(id, plan.transfers))
+    svg = placed_svg(plan)
+    assert svg.count('data-card="b') == len(layout.boxes)
+    assert svg.count('data-card="t') == len(layout.arrows)
+
+
+def check_fold(plan, budget=BUDGET):
+    cards = fold(plan, budget)
+    assert sum(map(len, cards.values())) <= max(budget, len(cards))
+    for lane, held in cards.items():
+        for one, other in pairwise(held):
+            assert one.end <= other.start + 1e-12
+        steps = [step for step in plan.orders[lane] if isinstance(step, Placed)]
+        assert [run for card in held for run in card.runs] == [step.run for step in steps]
+        for card in held:
+            runs = [plan.place[run] for run in card.runs]
+            assert card.start == runs[0].start and card.end == max(run.end for run in runs)
+            assert card.busy == pytest.approx(sum(run.end - run.start for run in runs))
+            if card.copies:
+                assert tuple(run for copy in card.copies for run in copy.runs) == card.runs
+                assert sum(copy.busy for copy in card.copies) == pytest.approx(card.busy)
+
+
+@given(st.integers(1, 400), st.integers(0, 50), st.integers(1, 4), st.integers(1, 3), st.integers(1, 150))
+@settings(max_examples=25, deadline=None)
+def test_folding_keeps_times_and_order(runs, seed, accelerators, cpu_lanes, budget):
+    check_fold(view_plans.rough(runs, seed, accelerators, cpu_lanes), budget)
+
+
+def test_large_plans_have_few_boxes_and_no_overlaps():
+    plan = view_plans.rough(2000, 1)
+    layout = lay_out(plan)
+    assert len(layout.boxes) <= 150 and len(layout.arrows) <= 80
+    assert sum(len(arrow.transfers) for arrow in layout.arrows) == len(plan.transfers)
+    assert overlapping(placed_svg(plan)) == []
+
+
+def test_equal_blocks_fold_and_the_slowest_stays_open():
+    cards = [card for held in fold(view_plans.transformer()).values() for card in held]
+    stacks = [card for card in cards if card.copies]
+    names = [copy.name for card in stacks for copy in card.copies]
+    assert "model.layers.3" not in names and len(names) == len(set(names)) == 11
+    assert all(card.start < card.end for card in stacks)
+    open_runs = {run for card in cards if not card.copies for run in card.runs}
+    assert "mlp_up_3" in open_runs
+
+
+@plans
+def test_the_critical_path_is_a_chain_of_waits_to_the_end(make):
+    plan = make()
+    found = critical(plan)
+    steps = found.steps
+    assert steps[found.path[-1]].end == pytest.approx(plan.makespan)
+    for before, after in pairwise(found.path):
+        assert before in {wait.step for wait in found.waits[after]}
+        assert steps[before].end <= steps[after].start + 1e-12
+    for index in found.path:
+        assert found.slack[index] == pytest.approx(0, abs=1e-9 * plan.makespan + 1e-15)
+    assert found.compute_s + found.transfer_s <= plan.makespan * (1 + 1e-9)
+    assert min(found.slack) >= 0
+
+
+@given(st.integers(2, 60), st.integers(0, 30), st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_step_may_be_late_by_its_slack(runs, seed, data):
+    plan = view_plans.rough(runs, seed)
+    found = critical(plan)
+    late = data.draw(st.integers(0, len(found.steps) - 1))
+    for share, longer in ((0.999, False), (1.5, True)):
+        extra = found.slack[late] * share + (1e-3 if longer else 0)
+        ends = {}
+        for index in sorted(range(len(found.steps)), key=lambda i: (found.steps[i].start, found.steps[i].end)):
+            step = found.steps[index]
+            shift = max((ends.get(w.step, found.steps[w.step].end) for w in found.waits[index]), default=0.0)
+            start = max(step.start, shift)
+            ends[index] = start + (step.end - step.start) + (extra if index == late else 0)
+        assert (max(ends.values()) > plan.makespan * (1 + 1e-9)) == longer
+
+
+@plans
+def test_the_thread_is_unbroken(make):
+    layout = lay_out(make())
+    for one, other in pairwise(layout.pieces):
+        assert one.points[-1] == pytest.approx(other.points[0])
+    last = layout.found.steps[layout.found.path[-1]]
+    assert layout.pieces[-1].points[-1][1] == pytest.approx(layout.y(last.end))
+
+
+def test_the_cpu_stands_between_two_accelerators():
+    order = sorted(lay_out(view_plans.mlp()).columns.values(), key=lambda column: column.x)
+    assert [column.device for column in order] == ["emulated:0", "cpu", "emulated:1"]
+
+
+def test_transfers_skip_as_few_columns_as_can_be():
+    plan = view_plans.transformer()
+    order = sorted(lay_out(plan).columns.values(), key=lambda column: column.x)
+    at = {column.device: index for index, column in enumerate(order)}
+    assert sum(abs(at[t.src] - at[t.dst]) - 1 for t in plan.transfers) <= 1
+
+
+@plans
+def test_the_page_is_self_contained_and_well_formed(make, tmp_path):
+    plan = make()
+    draw(plan, tmp_path / "a.html", timeline=view_plans.measured(plan))
+    page = (tmp_path / "a.html").read_text()
+    bare = page.replace("http://www.w3.org/2000/svg", "")
+    for fetch in ("http://", "https://", "//cdn", "<link", "<img", "<iframe", "@import", "url(", " src="):
+        assert fetch not in bare, fetch
+    draw(plan, tmp_path / "a.svg")
+    ET.fromstring((tmp_path / "a.svg").read_text())
+    inner = page[page.index("<svg") : page.index("</svg>") + 6]
+    ET.fromstring(inner)
+
+
+@pytest.mark.parametrize("suffix", ["html", "svg", "dot", "txt"])
+def test_pictures_are_the_same_bytes_under_any_hash_seed(suffix):
+    code = (
+        "import view_plans, sys, tempfile, pathlib, hashlib; from autopar.view import draw; "
+        "p = pathlib.Path(tempfile.mkdtemp()) / f'a.{sys.argv[1]}'; draw(view_plans.rough(90, 4), p); "
+        "print(hashlib.sha256(p.read_bytes()).hexdigest(), 'torch' in sys.modules)"
+    )
+    seen = set()
+    for seed in ("1", "2"):
+        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        seen.add(subprocess.run([sys.executable, "-c", code, suffix], env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(seen) == 1 and "False" in seen.pop()
+
+
+@pytest.mark.parametrize("suffix", ["html", "svg", "dot", "txt"])
+def test_every_picture_of_an_emulated_machine_says_so(suffix, tmp_path):
+    for name in ("mlp", "towers"):
+        plan = view_plans.ALL[name]()
+        draw(plan, tmp_path / f"a.{suffix}")
+        label = plan.costed.machine.label
+        assert bool(label) == (name == "mlp")
+        assert ("EMULATED" in (tmp_path / f"a.{suffix}").read_text()) == bool(label)
+
+
+def test_an_empty_plan_and_one_without_time_can_be_drawn(tmp_path):
+    on = view_plans.machine(1)
+    nothing = view_plans.build("nothing", [], on, outputs=("x",))
+    instant = view_plans.build("instant", [view_plans.Job("a", "cpu/0", 0.0, ("x",))], on)
+    for plan in (nothing, instant):
+        for suffix in ("html", "svg", "dot", "txt"):
+            draw(plan, tmp_path / f"a.{suffix}")
+        ET.fromstring((tmp_path / "a.svg").read_text())
+
+
+def test_names_that_markup_would_read_are_escaped(tmp_path):
+    name = '</script><b a="1">&\x00\u2028'
+    on = view_plans.machine(1)
+    plan = view_plans.build(name, [view_plans.Job(name, "emulated:0/0", 1e-3, ("x",), module=name, code=name)], on)
+    for suffix in ("html", "svg", "dot", "txt"):
+        draw(plan, tmp_path / f"a.{suffix}")
+    ET.fromstring((tmp_path / "a.svg").read_text())
+    page = (tmp_path / "a.html").read_text()
+    assert page.count("</script>") == 2 and "<b a=" not in page
+
+
+def test_another_suffix_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(AutoparError, match=r"\.html, \.svg, \.png, \.dot, \.txt"):
+        draw(view_plans.lone(), tmp_path / "a.pdf")
+
+
+def test_png_needs_cairosvg_and_says_how_to_get_it(tmp_path, monkeypatch):
+    real = builtins.__import__
+    for raised, wanted in ((ImportError("no"), r"pip install 'autopar\[png\]'"), (OSError("no cairo"), "cairo library")):
+
+        def fake(name, *rest, raised=raised, **more):
+            if name == "cairosvg":
+                raise raised
+            return real(name, *rest, **more)
+
+        monkeypatch.setattr(builtins, "__import__", fake)
+        with pytest.raises(AutoparError, match=wanted):
+            draw(view_plans.lone(), tmp_path / "a.png")
+
+
+def test_png_is_a_picture_of_twice_the_size(tmp_path):
+    pytest.importorskip("cairosvg")
+    draw(view_plans.lone(), tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(data[16:20], "big") >= 2 * 1500
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 300)] * 4), max_size=30), st.tuples(*[st.floats(1, 300)] * 4))
+@settings(max_examples=60, deadline=None)
+def test_room_agrees_with_looking_at_everything(taken, asked):
+    room, rects, lines = Room(), [], []
+    for index, (a, b, c, d) in enumerate(taken):
+        if index % 2:
+            rects.append(Rect(a, b, c + 1, d + 1))
+            room.take(rects[-1])
+        else:
+            lines.append(((a, b), (c, d)))
+            room.take_line(*lines[-1])
+    rect = Rect(*asked)
+    plain = not any(rect.meets(r) for r in rects) and not any(rect.crosses(*line) for line in lines)
+    assert room.free(rect) == plain
+
+
+@given(st.text(max_size=60), st.floats(10, 300), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_shortened_text_fits(text, room, bold):
+    short = fonts.fit(text, room, 13, bold)
+    assert fonts.width(short, 13, bold) <= room
+    assert short == text or short == "" or "…" in short
+
+
+def test_a_wait_for_the_bus_is_drawn_from_ready_to_start():
+    plan = view_plans.mlp()
+    layout = lay_out(plan)
+    queued = {t.value for t in plan.transfers if isinstance(t, Transfer) and t.start - t.ready > 0.05 * plan.makespan}
+    shown = {a.transfers[0].value for a in layout.arrows if a.ready_y is not None}
+    assert queued and queued <= shown

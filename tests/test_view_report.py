@@ -1,0 +1,92 @@
+"""The report, the terminal chart and DOT text."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+import view_plans
+
+from autopar.plans import Candidate
+from autopar.tables import seconds, size
+from autopar.view import draw, explain
+from autopar.view.dot import dot_text
+from autopar.view.text import text_chart
+
+plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
+
+
+@plans
+def test_the_report_hides_nothing(make):
+    plan = make()
+    timeline = view_plans.measured(plan)
+    text = explain(plan, timeline, measured_single=plan.makespan * 2, notes=["A note of the caller."])
+    device, alone = plan.best_single
+    for wanted in (
+        seconds(alone), f"all on {device}", seconds(plan.lower_bound), seconds(plan.makespan), seconds(timeline.makespan),
+        size(plan.moved), seconds(plan.makespan * 2), "A note of the caller.", "critical path", plan.costed.machine.label,
+    ):  # fmt: skip
+        assert wanted in text
+    for memory in plan.memory:
+        assert memory.device in text and size(memory.peak) in text
+    for candidate in plan.candidates:
+        assert candidate.policy in text and candidate.note in text
+    assert len(text.splitlines()) < 80
+
+
+def test_reasons_are_limited_and_the_longest_first():
+    plan = view_plans.rough(200)
+    text = explain(plan)
+    rows = text[text.index("why each run") :].splitlines()[3:]
+    longest = max(plan.placed, key=lambda placed: placed.end - placed.start)
+    assert 0 < len(rows) <= 13
+    assert seconds(longest.end - longest.start) in rows[0]
+
+
+def test_one_device_says_what_splitting_would_cost():
+    plan = view_plans.lone()
+    other = next(c for c in plan.candidates if c.policy == "round_robin")
+    text = explain(plan)
+    assert "Everything is on cuda:0" in text and "does not pay" in text
+    assert seconds(other.makespan) in text and seconds(other.makespan - plan.makespan) in text
+    alone = replace(plan, candidates=(Candidate("single cuda:0", "", plan.makespan),))
+    assert "no other candidate was feasible" in explain(alone)
+
+
+def test_a_plan_that_is_not_run_says_so():
+    assert "not run yet" in explain(view_plans.mlp())
+
+
+@plans
+def test_the_chart_fits_a_terminal(make):
+    plan = make()
+    text = text_chart(plan)
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) < 60
+    for lane in {placed.lane for placed in plan.placed}:
+        assert lane in text
+    assert seconds(plan.makespan) in text
+
+
+def test_the_chart_names_each_run_of_a_small_plan():
+    plan = view_plans.towers()
+    text = text_chart(plan)
+    assert all(placed.run in text for placed in plan.placed)
+
+
+@plans
+def test_dot_names_every_run_and_dependency(make):
+    plan = make()
+    text = dot_text(plan)
+    edges = [(value, run.name) for run in plan.costed.runs for value in run.reads if value in plan.costed.producer]
+    assert len(re.findall(r"^  \".*\" -> \"", text, re.M)) == len(edges)
+    for placed in plan.placed:
+        assert f'"{placed.run}"' in text
+
+
+@pytest.mark.skipif(not shutil.which("dot"), reason="graphviz is not installed")
+@plans
+def test_graphviz_takes_it(make, tmp_path):
+    draw(make(), tmp_path / "a.dot")
+    subprocess.run(["dot", "-Tplain", "-o", tmp_path / "a.txt", tmp_path / "a.dot"], check=True, timeout=60)

@@ -1,0 +1,188 @@
+"""Traces and timeline pictures: strictly nested, complete, legible, the same bytes every time."""
+
+import gzip
+import json
+import random
+import xml.etree.ElementTree as ET
+
+import pytest
+import view_plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_view_placed import overlapping, texts
+
+from autopar.errors import AutoparError
+from autopar.timeline import Memory, Span, Timeline
+from autopar.view import facts, save_timeline
+from autopar.view.happened import happened
+from autopar.view.timeline_picture import timeline_svg
+from autopar.view.trace import trace
+
+plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
+
+
+def nested(events):
+    """Whether the spans of each thread are strictly nested, in the order a viewer sorts them."""
+    threads = {}
+    for event in events:
+        if event["ph"] == "X":
+            start = round(event["ts"] * 1000)
+            threads.setdefault((event["pid"], event["tid"]), []).append((start, start + round(event["dur"] * 1000)))
+    for spans in threads.values():
+        stack = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while stack and stack[-1] <= start:
+                stack.pop()
+            if stack and end > stack[-1]:
+                return False
+            stack.append(end)
+    return True
+
+
+@plans
+def test_spans_are_strictly_nested_and_all_there(make):
+    timeline = view_plans.measured(make())
+    events = trace(timeline)["traceEvents"]
+    assert nested(events)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == len(timeline.spans) + len(timeline.predicted.spans)
+    assert sum(e["dur"] for e in spans) == pytest.approx(
+        sum(s.seconds for side in (timeline, timeline.predicted) for s in side.spans) * 1e6, rel=1e-3, abs=len(spans) * 1e-3
+    )
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_any_spans_of_a_lane_are_nested(seed):
+    draw = random.Random(seed)
+    spans = []
+    for index in range(draw.randrange(25)):
+        start = draw.choice((0.0, 1e-6, draw.random()))
+        end = start + draw.choice((0.0, 1e-9, draw.random()))
+        spans.append(Span("cpu/0", "cpu", "compute", f"r{index}", start, end))
+        if draw.random() < 0.5:
+            spans.append(Span("cpu/0", "cpu", "compute", f"t{index}", start, end + draw.choice((0, 1e-7)), run=f"r{index}"))
+    timeline = Timeline("t", ("cpu/0",), tuple(spans), 3.0)
+    events = trace(timeline)["traceEvents"]
+    assert nested(events)
+    assert sum(event["ph"] == "X" for event in events) == len(spans)
+
+
+def test_devices_are_processes_and_lanes_are_threads():
+    timeline = view_plans.measured(view_plans.mlp())
+    data = trace(timeline)
+    assert data["distributedInfo"] == {"rank": 0} and data["displayTimeUnit"] == "ms"
+    assert data["otherData"]["label"] == timeline.label
+    names = {e["pid"]: e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"}
+    assert len(names) == 6 and all("EMULATED" in name for name in names.values())
+    assert sum("predicted" in name for name in names.values()) == sum("measured" in name for name in names.values()) == 3
+    order = {e["pid"]: e["args"]["sort_index"] for e in data["traceEvents"] if e["name"] == "process_sort_index"}
+    assert len(set(order.values())) == 6
+    threads = [(e["pid"], e["tid"]) for e in data["traceEvents"] if e["name"] == "thread_name"]
+    assert len(threads) == len(set(threads)) == 2 * len(timeline.lanes)
+    used = {(e["pid"], e["tid"]) for e in data["traceEvents"] if e["ph"] in "Xsf"}
+    assert used <= set(threads)
+
+
+@plans
+def test_flows_start_in_a_span_and_end_in_one(make):
+    events = trace(make().timeline())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    starts, ends = ({e["id"]: e for e in events if e["ph"] == kind} for kind in "sf")
+    assert starts.keys() == ends.keys()
+    assert len(starts) == sum(e["ph"] == "s" for e in events)
+    for number, start in starts.items():
+        assert start["ts"] <= ends[number]["ts"] + 1e-3
+        for event in (start, ends[number]):
+            here = [s for s in spans if (s["pid"], s["tid"]) == (event["pid"], event["tid"])]
+            assert any(s["ts"] <= event["ts"] <= s["ts"] + s["dur"] for s in here)
+
+
+def test_memory_is_a_counter_of_each_device():
+    timeline = view_plans.mlp().timeline()
+    counts = [e for e in trace(timeline)["traceEvents"] if e["ph"] == "C"]
+    assert len(counts) == sum(len(memory.steps) for memory in timeline.memory)
+    assert max(e["args"]["bytes"] for e in counts) == max(memory.peak for memory in timeline.memory)
+
+
+def test_saved_traces_are_the_same_bytes_and_the_same_trace(tmp_path):
+    timeline = view_plans.measured(view_plans.mlp())
+    for name in ("a.json", "a.json.gz", "b.json.gz"):
+        timeline.save(tmp_path / name)
+    packed = (tmp_path / "a.json.gz").read_bytes()
+    assert packed == (tmp_path / "b.json.gz").read_bytes()
+    assert packed[4:8] == b"\0\0\0\0", "a clock time in the gzip header"
+    assert gzip.decompress(packed) == (tmp_path / "a.json").read_bytes()
+    assert json.loads((tmp_path / "a.json").read_text()) == trace(timeline)
+
+
+@plans
+@pytest.mark.parametrize("side", ["predicted", "both"])
+def test_no_texts_of_a_timeline_picture_overlap(make, side):
+    plan = make()
+    timeline = plan.timeline() if side == "predicted" else view_plans.measured(plan)
+    svg = timeline_svg(timeline)
+    ET.fromstring(svg)
+    assert overlapping(svg) == []
+    assert len(texts(svg)) > 10
+    assert svg == timeline_svg(timeline)
+    assert ("EMULATED" in svg) == bool(timeline.label)
+
+
+def test_hundreds_of_spans_stay_a_small_file(tmp_path):
+    timeline = view_plans.measured(view_plans.rough(2000))
+    save_timeline(timeline, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").stat().st_size < 2_000_000
+    assert overlapping((tmp_path / "a.svg").read_text()) == []
+
+
+def test_the_page_of_a_timeline_fetches_nothing(tmp_path):
+    save_timeline(view_plans.measured(view_plans.mlp()), tmp_path / "a.html")
+    bare = (tmp_path / "a.html").read_text().replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in bare and "<script" not in bare and " src=" not in bare
+
+
+def test_an_empty_timeline_and_one_of_no_length_can_be_drawn(tmp_path):
+    nothing = Timeline("nothing", ("cpu/0",), (), 0.0)
+    instant = Timeline(
+        "instant", ("cpu/0",), (Span("cpu/0", "cpu", "compute", "a", 0.0, 0.0),), 0.0, (Memory("cpu", ((0.0, 5), (0.0, 0))),)
+    )
+    for timeline in (nothing, instant):
+        for suffix in ("json", "json.gz", "svg", "html"):
+            save_timeline(timeline, tmp_path / f"a.{suffix}")
+        ET.fromstring((tmp_path / "a.svg").read_text())
+
+
+def test_another_suffix_is_refused(tmp_path):
+    with pytest.raises(AutoparError, match=r"\.json, \.json\.gz, \.svg, \.html, \.png"):
+        save_timeline(Timeline("t", ("cpu/0",), (), 0.0), tmp_path / "a.dot")
+
+
+@plans
+def test_overlap_and_busy_are_shares_that_agree_with_sampling(make):
+    timeline = make().timeline()
+    busy, overlap = facts.busy_shares(timeline), facts.overlaps(timeline)
+    draw = random.Random(0)
+    moments = [draw.random() * timeline.makespan for _ in range(3000)]
+    at_work = {
+        lane: [any(s.start <= t < s.end for s in spans) for t in moments]
+        for lane, spans in facts.top_spans(timeline).items()
+    }
+    compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1] not in ("in", "out")]
+    for lane in timeline.lanes:
+        assert busy[lane] == pytest.approx(sum(at_work[lane]) / len(moments), abs=0.04)
+        if overlap[lane] is None:
+            assert not any(at_work[lane])
+        elif sum(at_work[lane]) > 300:
+            others = [other for other in compute if other != lane]
+            both = sum(a and any(at_work[o][i] for o in others) for i, a in enumerate(at_work[lane]))
+            assert overlap[lane] == pytest.approx(both / sum(at_work[lane]), abs=0.08)
+
+
+@plans
+def test_the_path_of_a_timeline_ends_with_it_and_never_goes_back(make):
+    timeline = make().timeline()
+    path = happened(timeline)
+    assert path[-1].end == pytest.approx(max(span.end for span in timeline.spans))
+    for one, other in zip(path, path[1:]):
+        assert one.end <= other.start + 3e-3 * timeline.makespan
