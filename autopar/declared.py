@@ -114,7 +114,8 @@ def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]
 
 
 def _between(src: tuple[Bus, Bus | None], dst: tuple[Bus, Bus | None]) -> tuple[Bus, Bus]:
-    """Both ends of the way between two accelerators: their peer bus where it is the same, else their host buses."""
+    """Both ends of the way between two accelerators: their peer bus if it is the same, else their host
+    buses."""
     if src[1] is not None and src[1] == dst[1]:
         return src[1], src[1]
     return src[0], dst[0]

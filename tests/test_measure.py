@@ -82,9 +82,9 @@ def test_nothing_with_effects_and_no_code_of_the_user_is_called():
     held = [value("x", (4,), kind="input"), value("o", (), "object", "input")]
     kinds = {
         "write": {"target": "aten.add_.Tensor", "writes": ("x",)},
-        "random": {"target": "aten.bernoulli.default", "random": "cpu"},
+        "random": {"target": "aten.bernoulli.default", "random": "cpu", "args": (Ref("x"),)},
         "after": {"target": "aten.add.Tensor", "after": ("write",)},
-        "view": {"target": "aten.alias.default", "free": True},
+        "view": {"target": "aten.alias.default", "free": True, "args": (Ref("x"),)},
         "own": {"target": "mine"},
         "object": {"target": "aten.add.Tensor", "args": (Ref("x"), Ref("o"))},
     }
