@@ -6,6 +6,7 @@ Runs, values and devices are numbers here. Names come back in `simulate`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .cost import CostedGraph
@@ -94,6 +95,10 @@ class Problem:
             here = self.given[index.get(costed.home.get(name, machine.host), 0)]
             root = graph.value[name].storage
             here[root] = max(here.get(root, 0), graph.value[name].bytes)
+        # More than all there is can take on one device: with room for that, no plan can be too large.
+        everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace)
+        self.tight = any(cap is not None and cap < everything for cap in self.caps)
+        self._changes()
         self._group()
         self._routes()
 
@@ -107,6 +112,30 @@ class Problem:
             self.readers.append([])
             self.deliver.append([])
         return self.value[name]
+
+    def _changes(self) -> None:
+        graph, run_of = self.costed.graph, self.costed.run_of
+        written: dict[str, list[tuple[int, int]]] = {}
+        for position, task in enumerate(graph.tasks):
+            for name in task.writes:
+                own = written.setdefault(graph.value[name].storage, [])
+                own.append((position, self.number[run_of[task.name]]))
+        self.changes: dict[int, list[tuple[int, int]]] = {}
+        self.first_read: dict[tuple[int, int], int] = {}
+        for v, name in enumerate(self.values):
+            if graph.value[name].storage in written:
+                self.changes[v] = written[graph.value[name].storage]
+                for position, task in enumerate(graph.tasks):
+                    if name in task.inputs:
+                        self.first_read.setdefault((v, self.number[run_of[task.name]]), position)
+
+    def versions(self, value: int, readers: Iterable[int]) -> list[int]:
+        """Runs that change a value in place before the first of `readers`: a copy for these must not be
+        older."""
+        if value not in self.changes:
+            return []
+        first = min((self.first_read[value, r] for r in readers), default=len(self.costed.graph.tasks))
+        return list(dict.fromkeys(run for position, run in self.changes[value] if position < first))
 
     def _group(self) -> None:
         groups: dict[str, int] = {}

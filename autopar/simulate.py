@@ -165,7 +165,9 @@ class Play:
                     if hop.dst not in arrival:
                         arrival[hop.dst] = len(self.needs)
                         self.moves.append((v, hop))
-                        self.needs.append([arrival[hop.src]] if arrival[hop.src] >= 0 else [])
+                        there = (r for r in problem.readers[v] if self.device[r] == hop.dst)
+                        made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
+                        self.needs.append([*made, *problem.versions(v, there)])
         for r in problem.readers[v]:
             step = arrival[self.device[r]]
             if step >= problem.runs:

@@ -287,3 +287,16 @@ def test_ten_thousand_tasks_in_a_row():
 def test_an_empty_graph():
     plan = place(build({}, machine()))
     assert plan.placed == () and plan.makespan == 0.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_hardly_any_room_is_found_when_there_is_some(seed):
+    free = random_dag(seed, 6, 3, 0.3, on=machine(2))
+    state = sum(value.bytes for value in free.graph.values if value.kind == "state")
+    peaks = place(free, "heft").peaks
+    caps = {name: int(max(peaks[name], state)) for name in ("emulated:0", "emulated:1")}
+    plan = place(replace(free, machine=free.machine.with_memory(caps)))
+    assert problems(plan) == []
+    tight = place(chain(9, machine(3, memory={f"emulated:{i}": 9_100_000 for i in range(3)}), (None, MS, MS, MS),
+                        nbytes=10_000, state={f"w{i}": (3_000_000, [f"t{i}"]) for i in range(9)}))  # fmt: skip
+    assert len(devices(tight)) == 3 and problems(tight) == []

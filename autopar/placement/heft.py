@@ -63,7 +63,7 @@ class _Work:
         self.placed: list[tuple[float, float, int, int, int, int]] = []
         self.moved: list[tuple[float, float, int, int, Hop]] = []
         self.chosen = [-1] * len(problem.members)
-        self.room = Room(problem, room) if any(cap is not None for cap in problem.caps) else None
+        self.room = Room(problem, room) if problem.tight else None
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
         """Put a run where it is best off, with the transfers it needs."""
@@ -118,7 +118,7 @@ class _Work:
             if d in there:
                 ready = max(ready, there[d])
                 continue
-            source, time = next(iter(there.items()))
+            source, time = self._source(v)
             hops = self.problem.route[source][d]
             if hops is None:
                 return math.inf
@@ -143,7 +143,7 @@ class _Work:
         there = self.there[v]
         if d in there:
             return there[d]
-        source, time = next(iter(there.items()))
+        source, time = self._source(v)
         hops = self.problem.route[source][d]
         if hops is None:
             return math.inf
@@ -160,6 +160,13 @@ class _Work:
                     self.room.copy(v, hop.dst)
             time = there[hop.dst]
         return time
+
+    def _source(self, v: int) -> tuple[int, float]:
+        """The device a value comes from, and from when on: after all placed runs that change it in place."""
+        source, time = next(iter(self.there[v].items()))
+        if v in self.problem.changes:
+            time = max(time, *(self.end[r] for _, r in self.problem.changes[v]))
+        return source, time
 
     def _copy_slot(self, hop: Hop, seconds: float, ready: float) -> float:
         queue = self.copies[hop.lane]

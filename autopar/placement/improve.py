@@ -1,4 +1,4 @@
-"""Local improvement: move runs of the critical path to other devices while that shortens the plan."""
+"""Local improvement: move one run at a time while that shortens the plan, or first makes it fit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from collections.abc import Iterator
 from ..problem import Problem
 from ..simulate import Play
 from .heft import list_schedule
-from .race import Entry, Race
+from .race import SHORTER, Entry, Race
 from .rank import urgent_first
 
 STEPS = 20_000
-"""Runs placed in all; the search is counted in these, never in seconds, so that it always ends alike."""
+"""Runs placed in all: the search is counted in these, never in seconds, so that it always ends alike."""
 TRIES = 100
 FEWEST = 10
 """Tries below which it is not worth beginning."""
+CLOSE = 0.01
+"""Share above the lower bound at which a plan is left as it is."""
 
 
 def improve(race: Race, start: Entry, bound: float) -> None:
-    """Enter what can be reached from `start` by moving one critical run, or colocate group, at a time."""
+    """Enter the best that is reached from `start` by moving one run, or colocate group, at a time.
+
+    Runs of the critical path are moved, or, while the plan does not fit, runs of the devices that are too
+    full.
+    """
     problem = race.problem
     if not problem.runs or len(problem.devices) < 2:
         return
@@ -27,20 +33,20 @@ def improve(race: Race, start: Entry, bound: float) -> None:
         return
     order = urgent_first(problem)
     current = start
-    seen: set[tuple[int, ...]] = set()
-    while tries > 0 and current.makespan > bound * 1.01:
+    seen = {tuple(current.play.device)}
+    while tries > 0 and (current.over or current.makespan > bound * (1 + CLOSE)):
         better = None
-        for placement in _moves(problem, current.play):
+        for placement in _moves(problem, current):
             if placement in seen:
                 continue
             seen.add(placement)
             tries -= 1
-            allowed = [(d,) for d in placement]
-            entry = race.trial(list_schedule(problem, "local search", order, allowed=allowed))
-            if entry and not entry.over and entry.makespan < current.makespan * (1 - 1e-6):
+            entry = race.trial(
+                list_schedule(problem, "local search", order, allowed=[(d,) for d in placement])
+            )
+            if entry and _shorter(entry, current):
                 better = entry
-                break
-            if tries <= 0:
+            if better or tries <= 0:
                 break
         if better is None:
             break
@@ -49,16 +55,34 @@ def improve(race: Race, start: Entry, bound: float) -> None:
         race.admit(current)
 
 
-def _moves(problem: Problem, play: Play) -> Iterator[tuple[int, ...]]:
-    """The devices of all runs, with one critical run or its group elsewhere, latest first."""
-    for r in critical(play):
+def _shorter(one: Entry, other: Entry) -> bool:
+    return (one.excess, one.makespan) < (other.excess, other.makespan * (1 - SHORTER))
+
+
+def _moves(problem: Problem, entry: Entry) -> Iterator[tuple[int, ...]]:
+    """The devices of all runs, with one run or its group elsewhere: the latest or the largest first."""
+    device = entry.play.device
+    for r in _crowded(problem, entry) if entry.over else critical(entry.play):
         together = problem.members[problem.group[r]] if problem.group[r] >= 0 else [r]
         for d in problem.allowed[r]:
-            if d != play.device[r]:
-                moved = list(play.device)
+            if d != device[r]:
+                moved = list(device)
                 for member in together:
                     moved[member] = d
                 yield tuple(moved)
+
+
+def _crowded(problem: Problem, entry: Entry) -> list[int]:
+    """Runs on devices that are too full, those that take most memory first."""
+    full = {problem.costed.index[device] for device, _, _ in entry.over}
+
+    def weight(r: int) -> int:
+        values = (*problem.reads[r], *problem.makes[r])
+        return sum(nbytes for _, nbytes in problem.kept[r]) + sum(problem.bytes[v] for v in values)
+
+    return sorted(
+        (r for r in range(problem.runs) if entry.play.device[r] in full), key=lambda r: (-weight(r), r)
+    )
 
 
 def critical(play: Play) -> list[int]:

@@ -51,7 +51,7 @@ class Race:
         except PlanError as error:
             self.errors.append(error)
             return None
-        if all(cap is None for cap in self.problem.caps):
+        if not self.problem.tight:
             return Entry(schedule, play, ())
         used = memory(self.problem, play)
         return Entry(
@@ -79,6 +79,14 @@ class Race:
         makespan = None if entry.over else entry.makespan
         split = self.problem.costed.graph.split
         self.candidates.append(Candidate(entry.schedule.policy, split, makespan, note))
+
+    def leading(self) -> Entry | None:
+        """The shortest that fits, or the one that is least too large; None when nothing can be carried
+        out."""
+        try:
+            return self.best()
+        except PlanError:
+            return min(self.entries, key=lambda entry: entry.excess, default=None)
 
     def best(self, entries: list[Entry] | None = None) -> Entry:
         """The shortest that fits. Raises MemoryCapError, or why none could be carried out."""

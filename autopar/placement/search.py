@@ -12,6 +12,7 @@ from ..problem import Problem
 from ..simulate import Move, Schedule, timing
 from ..tables import seconds
 from .bound import lower_bound
+from .fill import fill
 from .heft import heft, list_schedule, lookahead
 from .improve import improve
 from .race import Entry, Race
@@ -27,6 +28,7 @@ name."""
 POLICIES: dict[str, Callable[..., Schedule]] = {
     "heft": heft,
     "heft+lookahead": lookahead,
+    "fill": fill,
     "round_robin": round_robin,
 }
 """Policies by name, beside `auto` and `single`: one added here can be asked for."""
@@ -54,7 +56,11 @@ def place(costed: CostedGraph, policy: Policy = "auto") -> Plan:
     if policy == "auto":
         for name in RACE:
             _enter_fitting(race, POLICIES[name])
-        improve(race, race.best(), bound)
+        if problem.tight:
+            _enter_fitting(race, fill)
+        leader = race.leading()
+        if leader:
+            improve(race, leader, bound)
         chosen = race.best()
     else:
         chosen = race.best(_asked(race, policy, alone))
@@ -132,7 +138,7 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
         return strict or [entry for entries in alone.values() for entry in entries]
     elif policy.startswith("single ") and policy[7:] in problem.devices:
         return alone[problem.devices.index(policy[7:])]
-    elif policy in RACE:
+    elif policy in (*RACE, "fill"):
         found = _enter_fitting(race, POLICIES[policy])
     elif policy in POLICIES:
         found = race.enter(POLICIES[policy](problem))
