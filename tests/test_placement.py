@@ -297,6 +297,7 @@ def test_hardly_any_room_is_found_when_there_is_some(seed):
     caps = {name: int(max(peaks[name], state)) for name in ("emulated:0", "emulated:1")}
     plan = place(replace(free, machine=free.machine.with_memory(caps)))
     assert problems(plan) == []
-    tight = place(chain(9, machine(3, memory={f"emulated:{i}": 9_100_000 for i in range(3)}), (None, MS, MS, MS),
-                        nbytes=10_000, state={f"w{i}": (3_000_000, [f"t{i}"]) for i in range(9)}))  # fmt: skip
-    assert len(devices(tight)) == 3 and problems(tight) == []
+    state = {f"w{i}": (3_000_000, [f"t{i}"]) for i in range(9)}
+    three = machine(3, memory={f"emulated:{i}": 9_100_000 for i in range(3)})
+    plan = place(chain(9, three, (None, MS, MS, MS), nbytes=10_000, state=state))
+    assert len(devices(plan)) == 3 and problems(plan) == []
