@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch.fx import Node
 
-from ..errors import CaptureError
 from ..graph import Argument, Const, Ref, Task, Value, refs
 from .cuts import cuts
 from .effects import draws, shared, written
 from .flops import flops
 from .locations import Locations
+from .refusals import Untraceable
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")
@@ -149,7 +150,7 @@ class Conversion:
         raise self.refusal(node, f"an argument of type {type(item).__name__} cannot be written into a graph")
 
     def number(self, node: Node, item: Any) -> Any:
-        """A size as a plain number; CaptureError when it depends on the values in a tensor."""
+        """A size as a plain number; Untraceable when it depends on the values in a tensor."""
         if isinstance(item, (bool, int, float)):
             return item
         expression = item.node.expr
@@ -203,29 +204,31 @@ class Conversion:
         self.tasks.append(Task(copy, "aten.clone.default", (Ref(name),), outputs=(copy,)))
         return copy
 
-    def refusal(self, node: Node, why: str) -> CaptureError:
+    def refusal(self, node: Node, why: str) -> Untraceable:
         """What to raise about a node: the call, its module, the user's line."""
         module, source, code = self.locations.find(node)
         place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
-        return CaptureError(
+        return Untraceable(
             f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
         )
 
 
-def live(graph: torch.fx.Graph) -> list[Node]:
-    """Calls whose result somebody needs or that change something besides (a random draw moves the generator)."""
-    needed: set[Node] = set()
+def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
+    """Calls that a result needs, or that change something besides: a random draw moves the generator."""
+    needed = {node for node in results if isinstance(node, Node)}
     kept = []
     for node in reversed(graph.nodes):
-        effect = node.op == "output" or (
-            isinstance(node.target, torch._ops.OpOverload)
-            and bool(written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs)))
-        )
-        if node in needed or effect:
+        if node.op == "call_function" and (node in needed or effect(node)):
             needed.update(node.all_input_nodes)
-            if node.op == "call_function":
-                kept.append(node)
+            kept.append(node)
     return kept[::-1]
+
+
+def effect(node: Node) -> bool:
+    """Whether a call does more than make its outputs: writes in place, or draws random numbers."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(
+        written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
+    )
 
 
 def _fakes(item: Any) -> Any:

@@ -11,10 +11,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 from ..errors import CaptureError
 from ..graph import Graph
 from .captured import Captured
-from .convert import Conversion, live
-from .functions import ROOT, Call, reachable
-from .locations import Locations
+from .convert import Conversion, effect, live
+from .functions import Call, reachable
+from .locations import ROOT, Locations
 from .private import quiet
+from .refusals import Untraceable
 from .states import Slot, find, slots
 
 _MUTATIONS = {
@@ -37,11 +38,16 @@ def export(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
         program = before.run_decompositions({})
     conversion = Conversion(name, locations)
     placed = Placeholders(conversion, program, call, paths)
-    for node in live(program.graph):
+    *_, end = program.graph.nodes
+    results = list(zip(program.graph_signature.output_specs, end.args[0]))
+    kept = len(returned.grads) - sum(spec.kind is OutputKind.USER_OUTPUT for spec, _ in results)
+    if kept:
+        _refuse_kept(program, [node for _, node in results[kept:]], returned.changed)
+        results = results[:kept]
+    for node in live(program.graph, [node for _, node in results]):
         conversion.add(node)
     outputs, updates = [], []
-    *_, end = program.graph.nodes
-    for spec, node in zip(program.graph_signature.output_specs, end.args[0]):
+    for spec, node in results:
         if spec.kind is OutputKind.USER_OUTPUT:
             outputs.append(conversion.keep(node))
         elif spec.kind in _MUTATIONS:
@@ -84,6 +90,24 @@ def export(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
     )
 
 
+def _refuse_kept(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
+    """Untraceable when an attribute keeps what depends on the call: the next call would read what this one left."""
+    varies: set[Any] = set()
+    users = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    for node in program.graph.nodes:
+        if (
+            node.name in users
+            or not varies.isdisjoint(node.all_input_nodes)
+            or (node.op != "output" and effect(node))
+        ):
+            varies.add(node)
+    if not varies.isdisjoint(results):
+        raise Untraceable(
+            f"forward stores a tensor of the call in self.{next(iter(changed))}, which the next call may read; "
+            "register it with register_buffer and update it in place, or return it and pass it back in"
+        )
+
+
 class Placeholders:
     """The inputs and state of an exported program, given to a conversion; tied tensors become one value."""
 
@@ -109,7 +133,7 @@ class Placeholders:
             if spec.kind is InputKind.USER_INPUT:
                 continue
             if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-                raise CaptureError(
+                raise Untraceable(
                     f"{conversion.name}: {spec.target} is a {spec.kind.name.lower()}, which is no tensor; "
                     "pass tensors, or keep it out of forward"
                 )

@@ -14,10 +14,8 @@ from torch import nn
 
 from .private import pytree
 from .signature import Arguments, refuse_hidden
-from .states import slots
-
-ROOT = "model"
-"""Name of the user's module inside `Call`; modules that a function uses are `model.<name>`."""
+from .states import slots, store
+from .untouched import Attributes
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class Returned:
     """What a call gave back, apart from its tensors.
 
     `leaves` has None where `dynamic` says that a value of the graph goes. `grads` and `same` are for those alone:
-    whether each would require grad, and (index, path or input number) of those that are a tensor of the caller's.
+    whether each would require grad, and (index, path or input number) of those that are a tensor of the
+    caller's. `changed` are the attributes that forward set, with what it set them to; they are set back.
     """
 
     leaves: tuple[Any, ...]
@@ -33,6 +32,7 @@ class Returned:
     spec: Any
     grads: tuple[bool, ...]
     same: tuple[tuple[int, str | int], ...]
+    changed: dict[str, Any]
 
     def rebuild(self, values: list[Any]) -> Any:
         """The user's structure with these values in it."""
@@ -42,9 +42,9 @@ class Returned:
 
 
 class Call(nn.Module):
-    """`forward(*tensors)` makes the user's call and returns the tensors of its output, flat.
+    """`forward(*tensors)` makes the user's call and returns the tensors of its output, flat, then those it kept.
 
-    `returned` is what the last run gave back besides.
+    `returned` is what the last run gave back besides. Kept are tensors that forward stored in an attribute.
     """
 
     returned: Returned
@@ -64,27 +64,43 @@ class Call(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.arguments.join(tensors)
-        leaves, spec = pytree.tree_flatten(self.model(*args, **kwargs))
-        dynamic = tuple(isinstance(leaf, _VALUES) for leaf in leaves)
+        held = [(slot, slot.tensor) for slot in slots(self.model)]
+        attributes = Attributes(self.model, registered=False)
+        try:
+            output = self.model(*args, **kwargs)
+        finally:
+            changed = attributes.put_back()
+        known: dict[int, str | int] = {}
+        for slot, tensor in reversed(held):
+            known[id(tensor)] = known[id(slot.owner.get(slot.key))] = slot.path
+        known.update({id(tensor): index for index, tensor in enumerate(tensors)})
+        store(held)
+        leaves, spec = pytree.tree_flatten(output, is_leaf=_whole)
+        dynamic = tuple(isinstance(leaf, VALUES) for leaf in leaves)
         for leaf, is_value in zip(leaves, dynamic):
             if not is_value:
                 refuse_hidden(leaf, "the output, or a part of it,")
-        flat = tuple(leaf for leaf, is_value in zip(leaves, dynamic) if is_value)
-        known: dict[int, str | int] = {
-            id(slot.tensor): slot.path for slot in reversed(list(slots(self.model)))
-        }
-        known.update({id(tensor): index for index, tensor in enumerate(tensors)})
+        flat = [leaf for leaf, is_value in zip(leaves, dynamic) if is_value]
         self.returned = Returned(
             tuple(None if is_value else leaf for leaf, is_value in zip(leaves, dynamic)),
             dynamic,
             spec,
             tuple(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in flat),
             tuple((index, known[id(leaf)]) for index, leaf in enumerate(flat) if id(leaf) in known),
+            changed,
         )
-        return flat
+        kept = [
+            leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, VALUES) and id(leaf) not in known
+        ]
+        return (*flat, *kept)
 
 
-_VALUES = (torch.Tensor, torch.fx.Proxy, torch.SymInt, torch.SymFloat, torch.SymBool)
+VALUES = (torch.Tensor, torch.fx.Proxy, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _whole(item: Any) -> bool:
+    # pytree opens a torch.Size and closes it as a tuple.
+    return isinstance(item, torch.Size)
 
 
 class Function(nn.Module):

@@ -10,8 +10,10 @@ import sysconfig
 
 import torch
 
-from .functions import ROOT
 from .private import origin
+
+ROOT = "model"
+"""Name of the user's module inside the one that is traced; modules that a function uses are `model.<name>`."""
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -69,12 +71,17 @@ def line(trace: str) -> tuple[str, str]:
     """`file:line` and code of the deepest frame outside torch, or of the deepest when there is none."""
     frames = [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
     for file, number in reversed(frames):
-        if not file.startswith((_TORCH, _OWN, "<eval_with_key")):
+        if foreign(file):
             return f"{short(file)}:{number}", linecache.getline(file, number).strip()
     for file, number in reversed(frames):
         if not file.startswith((_OWN, "<eval_with_key")):
             return f"{short(file)}:{number}", linecache.getline(file, number).strip()
     return "", ""
+
+
+def foreign(file: str) -> bool:
+    """Whether a file is neither torch's nor ours nor generated."""
+    return not file.startswith((_TORCH, _OWN, "<eval_with_key"))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ TESTED = ("2.11", "2.12", "2.13")
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.export import _trace
     from torch.utils import _pytree as pytree
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
@@ -54,11 +55,14 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+    # What export prints of the graph so far, when it fails, would bury the sentence that matters.
+    vars(_trace)["print"] = lambda *args, **kwargs: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        vars(_trace).pop("print", None)
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
 

@@ -79,14 +79,28 @@ def refuse_hidden(leaf: Any, what: str) -> None:
     """CaptureError when an object that is no registered container holds tensors."""
     if isinstance(leaf, _PLAIN) or isinstance(leaf, nn.Module) or callable(leaf):
         return
-    inside = list(getattr(leaf, "__dict__", {}).values())
-    if isinstance(leaf, (set, frozenset)):
-        inside = list(leaf)
-    if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(inside)):
+    if _holds_tensor(leaf):
         raise CaptureError(
             f"{what} is a {type(leaf).__name__}, a container with tensors inside that torch cannot open; "
             f"register it once, after its class: {registration(type(leaf))}"
         )
+
+
+def _holds_tensor(holder: Any) -> bool:
+    """Whether a tensor can be reached from an object by attributes, containers and sets."""
+    pending, seen = [holder], {id(holder)}
+    while pending and len(seen) < 10_000:
+        item = pending.pop()
+        inside = (
+            list(item) if isinstance(item, (set, frozenset)) else list(getattr(item, "__dict__", {}).values())
+        )
+        for part in pytree.tree_leaves(inside):
+            if isinstance(part, torch.Tensor):
+                return True
+            if id(part) not in seen and not isinstance(part, _PLAIN) and not callable(part):
+                seen.add(id(part))
+                pending.append(part)
+    return False
 
 
 def _constant_key(value: Any) -> Hashable:

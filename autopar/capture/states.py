@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .refusals import Untraceable
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -46,3 +48,32 @@ def find(module: nn.Module, path: str) -> Slot | None:
         if isinstance(entries.get(key), torch.Tensor):
             return Slot(path, entries, key)
     return None
+
+
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Every tensor that the modules hold, plain attributes included, each once."""
+    found: dict[int, torch.Tensor] = {}
+    for child in module.modules():
+        for owner in (child._parameters, child._buffers, vars(child)):
+            found.update({id(item): item for item in owner.values() if isinstance(item, torch.Tensor)})
+    return list(found.values())
+
+
+def store(held: list[tuple[Slot, torch.Tensor]]) -> None:
+    """Turn each assignment of a new tensor to a slot into a write to the tensor it held, which tracing can follow.
+
+    Raises Untraceable where the new tensor is of another shape or dtype, or none.
+    """
+    new = [(slot, tensor, slot.owner.get(slot.key)) for slot, tensor in held]
+    new = [(slot, tensor, item) for slot, tensor, item in new if item is not tensor]
+    for slot, tensor, item in new:
+        if not isinstance(item, torch.Tensor) or item.shape != tensor.shape or item.dtype != tensor.dtype:
+            raise Untraceable(
+                f"forward replaces {slot.path}, of {list(tensor.shape)} {tensor.dtype}, by what is not alike; "
+                "keep the shape and dtype of a buffer, or keep it outside the model"
+            )
+    with torch.no_grad():
+        # All are read before any is written: two buffers may have changed places.
+        for (slot, tensor, _), copy in zip(new, [item.clone() for _, _, item in new]):
+            tensor.copy_(copy)
+            slot.owner[slot.key] = tensor
