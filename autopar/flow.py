@@ -3,10 +3,15 @@
 The analysis is a forward pass that follows one axis through the cuts the tasks allow, then three passes
 that take back cuts with nothing to gain. It assigns at most one axis to a value; a task whose inputs disagree
 is cut the way that has the fewest bytes rejoined. Linear in tasks and cuts.
+
+A view may merge the batch with axes before it: (length, batch, width) to (length × batch, width). The rows
+of a part are then strided in the merged axis, `outer` blocks of them; tasks that treat each row alike, and the
+view that takes the axes apart again, go on in parts. (DTensor calls this a strided shard.)
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -17,11 +22,13 @@ from .graph import Argument, Cut, Graph, Task
 class Flow:
     """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to cut.
 
+    `outer` counts the blocks of values whose batch lies within a merged axis, where that is more than one.
     `work` weighs what is cut against what is rejoined, for comparing two flows.
     """
 
     rows: int
     axis: dict[str, int]
+    outer: dict[str, int]
     cuts: dict[str, Cut]
     work: int
 
@@ -30,6 +37,8 @@ def flow(graph: Graph, rows: int, first: int = 0) -> Flow:
     """Follow the inputs' axis of `rows` rows: axis `first` where it has that size, else the other of 0, 1."""
     return _Flow(graph, rows, first).run()
 
+
+_RESHAPES = frozenset({"aten.reshape.default", "aten.view.default"})
 
 _FLOPS_A_BYTE = 32
 """Operations that take as long as moving a byte between devices: enough to tell two axes of a batch apart."""
@@ -51,6 +60,7 @@ class _Flow:
         written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
         self.frozen = {value.name for value in graph.values if value.storage in written}
         self.axis: dict[str, int] = {}
+        self.outer: dict[str, int] = {}
         for name in graph.inputs:
             shape = graph.value[name].shape
             found = (axis for axis in (first, 1 - first) if axis < len(shape) and shape[axis] == rows)
@@ -65,7 +75,7 @@ class _Flow:
         self.trim_front()
         self.trim_back()
         self.drop_idle()
-        return Flow(self.rows, self.axis, self.cuts, self.work())
+        return Flow(self.rows, self.axis, self.outer, self.cuts, self.work())
 
     def bytes(self, name: str) -> int:
         return self.graph.value[name].bytes
@@ -77,9 +87,11 @@ class _Flow:
             if reached.isdisjoint(self.reads[task.name]):
                 continue
             reached.update(task.outputs)
-            cut = self.choose(task)
+            cut, outer = self.choose(task)
             if cut is not None:
                 self.cuts[task.name] = cut
+                if outer > 1:
+                    self.outer.update(dict.fromkeys(task.outputs, outer))
             for index, name in enumerate(task.outputs):
                 axis = cut.outputs[index] if cut is not None else self.guess(name)
                 if axis is not None:
@@ -96,23 +108,58 @@ class _Flow:
                 return axis
         return next((axis for axis, size in enumerate(shape) if (axis, size) in self.sizes), None)
 
-    def choose(self, task: Task) -> Cut | None:
-        """The cut with the fewest bytes rejoined, then the most bytes cut; None when none is worth it."""
+    def choose(self, task: Task) -> tuple[Cut | None, int]:
+        """The cut with the fewest bytes rejoined, then the most bytes cut; the blocks its outputs' rows lie in.
+
+        No cut when none is worth it.
+        """
         if task.random is not None or task.writes or task.home or task.colocate is not None:
-            return None
-        best: tuple[tuple[int, int], Cut] | None = None
+            return None, 1
+        best: tuple[tuple[int, int], Cut, int] | None = None
         for cut in task.cuts:
-            matched, joined, cost = False, 0, 0
+            joined, cost = 0, 0
+            blocks: set[int] = set()
+            other = False
             for name, axis in zip(self.reads[task.name], cut.inputs, strict=True):
                 own = self.axis.get(name)
                 if own is not None and own == axis:
-                    matched, cost = True, cost - self.bytes(name)
-                elif own is not None:
+                    blocks.add(self.outer.get(name, 1))
+                    cost -= self.bytes(name)
+                    continue
+                other = other or axis is not None
+                if own is not None:
                     joined += self.bytes(name)
+            if len(blocks) != 1 or (blocks != {1} and (other or not self.rowwise(task, cut))):
+                continue
             worth = task.flops > 0 or joined <= sum(map(self.bytes, task.outputs))
-            if matched and worth and (best is None or (joined, cost) < best[0]) and self.right(task, cut):
-                best = (joined, cost), cut
-        return best[1] if best else None
+            if worth and (best is None or (joined, cost) < best[0]) and self.right(task, cut):
+                best = (joined, cost), cut, blocks.pop()
+        return best[1:] if best else self.merged(task)
+
+    def rowwise(self, task: Task, cut: Cut) -> bool:
+        """Whether a cut leaves each row to itself, so that any rows may make up a part."""
+        pairs = (*zip(self.reads[task.name], cut.inputs), *zip(task.outputs, cut.outputs))
+        return len({self.graph.value[name].shape[axis] for name, axis in pairs if axis is not None}) == 1
+
+    def merged(self, task: Task) -> tuple[Cut | None, int]:
+        """The cut of a reshape that merges the batch with axes before it, or takes such axes apart.
+
+        In memory order the whole is (left, batch, right) before and after; only `left` is to be found again.
+        """
+        if task.target not in _RESHAPES or self.axis.get(self.reads[task.name][0]) is None:
+            return None, 1
+        (name,), (made,) = self.reads[task.name], task.outputs
+        axis, before, after = self.axis[name], self.graph.value[name].shape, self.graph.value[made].shape
+        if 0 in after:
+            return None, 1
+        left = math.prod(before[:axis]) * self.outer.get(name, 1)
+        for place in reversed(range(len(after))):
+            outer, rest = divmod(left, math.prod(after[:place]))
+            if outer and not rest and after[place] % (outer * self.rows) == 0:
+                scale = ((1, place),) if at(task.args, (1, place)) != -1 else ()
+                cut = Cut((axis,), (place,), scale)
+                return (cut, outer) if self.right(task, cut) else (None, 1)
+        return None, 1
 
     def right(self, task: Task, cut: Cut) -> bool:
         """Whether parts have whole numbers of rows everywhere, and of values that no task writes to."""
@@ -151,7 +198,7 @@ class _Flow:
             if task.name not in self.cuts:
                 continue
             given = self.cut_reads(task)
-            if task.free and parts.isdisjoint(given):
+            if task.free and parts.isdisjoint(given) and self.outer.keys().isdisjoint(task.outputs):
                 grows = sum(map(self.bytes, task.outputs)) > sum(map(self.bytes, given))
                 if not grows:
                     del self.cuts[task.name]
@@ -165,7 +212,7 @@ class _Flow:
             if task.name not in self.cuts:
                 continue
             given = self.cut_reads(task)
-            if task.free and wanted.isdisjoint(task.outputs):
+            if task.free and wanted.isdisjoint(task.outputs) and self.outer.keys().isdisjoint(given):
                 shrinks = sum(map(self.bytes, task.outputs)) < sum(map(self.bytes, given))
                 if not shrinks:
                     del self.cuts[task.name]

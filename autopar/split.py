@@ -186,11 +186,32 @@ class _Split:
     def whole(self, name: str) -> str:
         """The value in one piece, rejoined by the first who asks."""
         if name not in self.values:
-            axis = self.flow.axis[name]
-            parts = self.parts[name, axis]
-            self.values[name] = dataclasses.replace(self.graph.value[name], storage=name)
-            self.add(name, f"{name}#join", JOIN, (tuple(map(Ref, parts)), axis), name, free=False)
+            axis, value = self.flow.axis[name], self.graph.value[name]
+            parts, outer = self.parts[name, axis], self.flow.outer.get(name, 1)
+            if outer == 1:
+                self.values[name] = dataclasses.replace(value, storage=name)
+                self.add(name, f"{name}#join", JOIN, (tuple(map(Ref, parts)), axis), name, free=False)
+            else:
+                self.join_blocks(value, axis, outer, parts)
         return name
+
+    def join_blocks(self, value: Value, axis: int, outer: int, parts: tuple[str, ...]) -> None:
+        """Rejoin rows that lie in `outer` blocks of one axis: apart, joined, and merged again."""
+        joined = f"{value.name}#blocks"
+        for part in parts:
+            shape = _apart(self.values[part].shape, axis, outer)
+            blocks = f"{part}#blocks"
+            self.values[blocks] = dataclasses.replace(self.values[part], name=blocks, shape=shape)
+            self.add(blocks, blocks, _RESHAPE, (Ref(part), shape), value.name, free=True)
+        self.values[joined] = dataclasses.replace(
+            value, name=joined, shape=_apart(value.shape, axis, outer), storage=joined
+        )
+        refs = tuple(Ref(f"{part}#blocks") for part in parts)
+        self.add(joined, f"{value.name}#join", JOIN, (refs, axis + 1), value.name, free=False)
+        self.values[value.name] = dataclasses.replace(value, storage=joined)
+        self.add(
+            value.name, f"{value.name}#merge", _RESHAPE, (Ref(joined), value.shape), value.name, free=True
+        )
 
     def split(self, name: str, axis: int) -> tuple[str, ...]:
         """The parts of a value along an axis, taken from the whole by the first who asks."""
@@ -226,6 +247,13 @@ class _Split:
             for earlier in task.after
             for name in ([f"{earlier}#{index}" for index in parts] if earlier in cuts else [earlier])
         )
+
+
+_RESHAPE = "aten.reshape.default"
+
+
+def _apart(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
+    return (*shape[:axis], outer, shape[axis] // outer, *shape[axis + 1 :])
 
 
 def _share(amount: int, rows: int, batch: int) -> int:

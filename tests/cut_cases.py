@@ -173,6 +173,7 @@ SHAPE = [
     case(aten.roll.default, r(6, 4), [1]),
     case(aten.rot90.default, r(6, 4, 5), 1, [1, 2], axes=(0,)),
     case(aten.fliplr.default, r(6, 4), axes=(0,)),
+    case(aten.diff.default, r(6, 4), 1, -1, r(6, 1), axes=(0,)),
     case(aten.unfold.default, r(6, 8), 1, 4, 2, axes=(0,)),
     case(aten.glu.default, r(6, 4), -1, axes=(0,)),
     case(aten.slice_scatter.default, r(6, 4), r(6, 2), 1, 1, 3, axes=(0,)),

@@ -17,7 +17,7 @@ _UNTAGGED = (
     " special_sinc special_round special_log1p special_psi special_gammaln special_i0"
     " special_digamma special_xlogy"
     " special_gammainc special_gammaincc special_polygamma special_multigammaln"
-    " _prelu_kernel masked_fill where"
+    " _prelu_kernel masked_fill where __and__ __or__ __xor__ zero"
 )
 
 

@@ -196,7 +196,7 @@ def select(call: Call) -> Iterator[Way]:
     "glu",
     "slice_scatter",
 )
-@rule("select_scatter", "rot90", "fliplr", "flipud")
+@rule("select_scatter", "rot90", "fliplr", "flipud", "diff")
 def along(call: Call) -> Iterator[Way]:
     """Every axis but those the operator works along (all of it, when a slice takes all there is)."""
     rank = call.rank("self")
@@ -213,7 +213,8 @@ def along(call: Call) -> Iterator[Way]:
     for axis in range(rank):
         if axis not in busy:
             gone = axis_of(call["dim"], rank) if call.name == "aten::select_scatter" else rank
-            yield Way({"self": axis, "src": axis - (axis > gone)}, axis)
+            beside = dict.fromkeys(("prepend", "append"), axis)
+            yield Way({"self": axis, "src": axis - (axis > gone), **beside}, axis)
 
 
 def _takes_all(call: Call) -> bool:
