@@ -123,9 +123,9 @@ def _shortest(call: Callable[[], Any], device: str, budget_s: float) -> float:
     once = max(probe.best(call, device, 1), 1e-7)
     # Several calls between two looks at the clock: a queue fills, and the clock's own cost vanishes.
     together = max(1, min(100, int(TOGETHER_S / once)))
-    shortest = float("inf")
+    shortest = once
     samples = 0
-    while samples < 2 or (samples < 20 and time.perf_counter() - start < budget_s):
+    while samples < 3 or (samples < 20 and time.perf_counter() - start < budget_s):
         begin = time.perf_counter()
         for _ in range(together):
             call()
