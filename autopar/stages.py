@@ -88,7 +88,7 @@ def on_clock(plan: Plan) -> Plan:
     machine = plan.costed.machine
     if machine.clock != "declared" or machine.slow_down:
         return plan
-    return replace(plan, costed=with_slow_down(plan.costed, detect(["cpu"])))
+    return with_slow_down(plan, detect(["cpu"]))
 
 
 def rows_of(label: str) -> tuple[int, ...]:
