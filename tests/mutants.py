@@ -21,8 +21,12 @@ def mutants(program: Program) -> Iterator[tuple[str, tuple[str, int], Program]]:
             if isinstance(step, (Wait, Copy)):
                 yield f"delete {step}", (lane.name, position), with_steps(program, lane.name, rest)
             if isinstance(step, Free) and readers[step.buffer] - {lane.name}:
-                own = [at for at, other in enumerate(lane.steps[:position]) if step.buffer in touched(other)]
-                early = own[-1] + 1 if own else 0
+                own = [
+                    at
+                    for at, other in enumerate(lane.steps[:position])
+                    if shares(program, step.buffer, other)
+                ]
+                early = own[-1] + 1
                 crossed = lane.steps[early:position]
                 if any(isinstance(other, Wait) for other in crossed):
                     steps = lane.steps[:early] + (step,) + crossed + lane.steps[position + 1 :]
@@ -34,6 +38,12 @@ def touched(step: Step) -> tuple[str, ...]:
     if isinstance(step, Compute):
         return step.reads + step.writes
     return (step.src, step.dst) if isinstance(step, Copy) else ()
+
+
+def shares(program: Program, buffer: str, step: Step) -> bool:
+    """Whether a step reads or makes a buffer over the same storage."""
+    storage = program.buffer[buffer].storage
+    return any(program.buffer[name].storage == storage for name in touched(step))
 
 
 def with_steps(program: Program, name: str, steps: tuple[Step, ...]) -> Program:

@@ -18,18 +18,20 @@ def machine(lanes: int = 1, accelerators: int = 2, caps: Mapping[str, int] | Non
         Device(f"emulated:{index}", "emulated", memory_bytes=caps.get(f"emulated:{index}"))
         for index in range(accelerators)
     ]
-    links = [
-        Link(a.name, b.name, 1e-6, 1e9, None) for a in devices for b in devices if a is not b
-    ]
+    links = [Link(a.name, b.name, 1e-6, 1e9, None) for a in devices for b in devices if a is not b]
     return Machine(tuple(devices), tuple(links))
 
 
-def value(name: str, shape: tuple[int, ...] = (4, 4), storage: str = "", kind: str = "made", dtype: str = "float32") -> Value:
+def value(
+    name: str, shape: tuple[int, ...] = (4, 4), storage: str = "", kind: str = "made", dtype: str = "float32"
+) -> Value:
     """A value with the bytes its shape says."""
     count = 1
     for size in shape:
         count *= size
-    width = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1, "complex64": 8, "object": 0}[dtype]
+    width = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1, "complex64": 8, "object": 0}[
+        dtype
+    ]
     return Value(name, shape, dtype, count * width, storage or name, kind)  # type: ignore[arg-type]
 
 
@@ -45,11 +47,19 @@ def plan(
 ) -> Plan:
     """`where` gives the device (or lane) of each task, as a mapping or in graph order; copies go as soon as they can."""
     graph.check()
-    places = dict(where) if isinstance(where, Mapping) else {t.name: where[i % len(where)] for i, t in enumerate(graph.tasks)}
+    places = (
+        dict(where)
+        if isinstance(where, Mapping)
+        else {t.name: where[i % len(where)] for i, t in enumerate(graph.tasks)}
+    )
     seconds, workspace = seconds or {}, workspace or {}
     homes = tuple((name, home) for name in (*graph.inputs, *graph.state))
-    delivered = tuple((name, deliver) for name in graph.outputs) + tuple((made, home) for made, _ in graph.updates)
-    costs = tuple(TaskCost(t.name, (1.0,) * len(machine.devices), workspace.get(t.name, 0)) for t in graph.tasks)
+    delivered = tuple((name, deliver) for name in graph.outputs) + tuple(
+        (made, home) for made, _ in graph.updates
+    )
+    costs = tuple(
+        TaskCost(t.name, (1.0,) * len(machine.devices), workspace.get(t.name, 0)) for t in graph.tasks
+    )
     runs = tuple(_run(t, machine) for t in graph.tasks)
     costed = CostedGraph(graph, machine, costs, runs, homes, delivered)
     ready = {f"{name}@{home}": 0.0 for name in (*graph.inputs, *graph.state)}
@@ -62,7 +72,7 @@ def plan(
     def bring(name: str, src: str, device: str) -> float:
         if f"{name}@{device}" not in ready:
             lane = machine.copy_lane(src, device)
-            after = max((ended[t.name] for t in graph.tasks if t.name in ended and set(t.writes) & aliases[name]), default=0.0)
+            after = max((ended[t] for t, w in writers if t in ended and w & aliases[name]), default=0.0)
             able = max(ready[f"{name}@{src}"], after)
             start = max(able, free.get(lane, 0.0))
             end = start + seconds.get(f"copy {name}", 0.25)
@@ -70,7 +80,11 @@ def plan(
             ready[f"{name}@{device}"] = free[lane] = end
         return ready[f"{name}@{device}"]
 
-    aliases = {v.name: {w.name for w in graph.values if w.storage == v.storage} for v in graph.values}
+    writers = [(t.name, set(t.writes)) for t in graph.tasks if t.writes]
+    sharing: dict[str, set[str]] = {}
+    for v in graph.values:
+        sharing.setdefault(v.storage, set()).add(v.name)
+    aliases = {v.name: sharing[v.storage] for v in graph.values}
     made_on = dict(homes)
     for index, task in enumerate(graph.tasks):
         device = places[task.name].split("/")[0]
@@ -95,9 +109,17 @@ def plan(
     last = max([0.0, *ready.values()])
     key = lambda step: (step.start, step.end)  # noqa: E731
     return Plan(
-        costed, "naive", tuple(sorted(placed, key=key)), tuple(sorted(transfers, key=key)), tuple(resident), (), last
+        costed,
+        "naive",
+        tuple(sorted(placed, key=key)),
+        tuple(sorted(transfers, key=key)),
+        tuple(resident),
+        (),
+        last,
     )
 
 
 def _run(task: Task, machine: Machine) -> Run:
-    return Run(task.name, (task.name,), (1.0,) * len(machine.devices), 0.0, task.inputs, task.outputs, task.after)
+    return Run(
+        task.name, (task.name,), (1.0,) * len(machine.devices), 0.0, task.inputs, task.outputs, task.after
+    )

@@ -10,20 +10,27 @@ from autopar.graph import Graph, Ref, Task
 
 
 def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, window: int = 8) -> Graph:
-    """4 × 4 float tensors; each task reads among the last `window` values. `changes` adds in-place tasks."""
+    """4 × 4 tensors; each task reads among the last `window` values, what none reads is a result.
+
+    `changes` adds in-place tasks.
+    """
     values = [value("x", kind="input"), value("w", kind="state"), value("v", kind="state")]
     about = {v.name: v for v in values}
     names, made = ["x", "w", "v"], []
     orders = _Orders()
     for index in range(tasks):
-        kind = rng.choice(["one", "one", "two", "two", "mm", "view", "split", "both", *(["change"] * 2 * changes)])
+        kind = rng.choice(
+            ["one", "one", "two", "two", "mm", "view", "split", "both", *(["change"] * 2 * changes)]
+        )
         a, b = (rng.choice(names[-window:]) for _ in range(2))
         out, more = f"v{index}", f"v{index}b"
         mutable = [n for n in names[-window:] if about[about[n].storage].kind == "made"]
         if kind == "change" and not mutable:
             kind = "one"
         if kind == "one":
-            task = Task(f"t{index}", rng.choice(["aten.sin.default", "aten.tanh.default"]), (Ref(a),), (), (out,))
+            task = Task(
+                f"t{index}", rng.choice(["aten.sin.default", "aten.tanh.default"]), (Ref(a),), (), (out,)
+            )
             outs = [value(out)]
         elif kind in ("two", "mm"):
             target = "aten.mm.default" if kind == "mm" else rng.choice(["aten.add.Tensor", "aten.sub.Tensor"])
@@ -49,7 +56,9 @@ def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, windo
             about[v.name] = v
             if v.dtype == "float32":
                 names.append(v.name)
-    outputs = tuple(dict.fromkeys([names[-1], *(rng.choice(names) for _ in range(2))]))
+    read = {name for task in made for name in task.inputs}
+    ends = [v.name for v in values if v.name not in read and v.kind == "made"]
+    outputs = tuple(dict.fromkeys([*ends, *(rng.choice(names) for _ in range(2))]))
     state = ("w", "v")
     return Graph("random", tuple(values), tuple(made), ("x",), state, outputs).check()
 

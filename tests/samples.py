@@ -35,7 +35,9 @@ def mlp() -> Plan:
     for part in "01":
         rows = (0, 3) if part == "0" else (3, 6)
         shapes = {"p": (3, 4), "h": (3, 8), "r": (3, 8), "o": (3, 3)}
-        values += [value(key + part, shape, storage="x" if key == "p" else "") for key, shape in shapes.items()]
+        values += [
+            value(key + part, shape, storage="x" if key == "p" else "") for key, shape in shapes.items()
+        ]
         tasks += [
             op(f"part{part}", PART, (Ref("x"), 0, *rows), (f"p{part}",), free=True),
             op(f"first{part}", "aten.linear.default", R(f"p{part}", "w1"), (f"h{part}",)),
@@ -88,7 +90,14 @@ def fork(lanes: int = 1, caps: dict[str, int] | None = None) -> Plan:
             reads = R(f"s{turn}_", f"a{turn - 1}_{(arm + 1) % 4}_") if turn else R(f"s{turn}_", "x")
             tasks.append(op(name, "aten.add.Tensor" if arm % 2 else "aten.mul.Tensor", reads))
             where[name] = device
-        tasks.append(op(f"g{turn}", "aten.stack.default", (R(*(f"a{turn}_{arm}_" for arm in range(4))),), (f"g{turn}_",)))
+        tasks.append(
+            op(
+                f"g{turn}",
+                "aten.stack.default",
+                (R(*(f"a{turn}_{arm}_" for arm in range(4))),),
+                (f"g{turn}_",),
+            )
+        )
         tasks.append(op(f"m{turn}", "aten.mean.dim", (Ref(f"g{turn}_"), (0,))))
         where[f"g{turn}"] = where[f"m{turn}"] = ("cpu", "emulated:1")[turn % 2]
         last = f"m{turn}_"
@@ -124,7 +133,14 @@ def views(lanes: int = 1) -> Plan:
         op("q", "aten.add.Tensor", R("k_", "r_"), ("q",)),
         op("z", "aten.t.default", R("q"), ("z",), free=True),
     ]
-    where = {"xt": "emulated:0", "a": "emulated:0", "p": "emulated:1", "k": "emulated:0", "m": "cpu", "q": "emulated:1"}
+    where = {
+        "xt": "emulated:0",
+        "a": "emulated:0",
+        "p": "emulated:1",
+        "k": "emulated:0",
+        "m": "cpu",
+        "q": "emulated:1",
+    }
     where |= {"at": "emulated:0", "u": "emulated:0", "ut": "emulated:0", "z": "emulated:1"}
     if lanes > 1:
         order = ["xt", "a", "at", "u", "ut", "p", "k", "m", "q", "z"]
@@ -143,13 +159,28 @@ def changes() -> Plan:
         op("w0", "aten.add_.Tensor", R("a_", "x"), ("b",), after=("r0",), writes=("a_",), colocate="a"),
         op("r1", "aten.cos.default", R("a_"), after=("w0",)),
         op("far", "aten.cos.default", R("b"), after=("w0",)),
-        op("w1", "aten.mul_.Tensor", R("b", "x"), ("c",), after=("r1", "w0", "far"), writes=("b",), colocate="a"),
+        op(
+            "w1",
+            "aten.mul_.Tensor",
+            R("b", "x"),
+            ("c",),
+            after=("r1", "w0", "far"),
+            writes=("b",),
+            colocate="a",
+        ),
         op("r2", "aten.tanh.default", R("a_"), after=("w1",)),
         op("sum", "aten.add.Tensor", R("r0_", "r1_")),
         op("end", "aten.add.Tensor", R("sum_", "r2_")),
         op("all", "aten.add.Tensor", R("end_", "far_")),
     ]
-    where = {"far": "emulated:0", "all": "emulated:1", "end": "cpu/1", "sum": "cpu/0", "a": "cpu/0", "r0": "cpu/1"}
+    where = {
+        "far": "emulated:0",
+        "all": "emulated:1",
+        "end": "cpu/1",
+        "sum": "cpu/0",
+        "a": "cpu/0",
+        "r0": "cpu/1",
+    }
     where |= {"w0": "cpu/0", "r1": "cpu/1", "w1": "cpu/0", "r2": "cpu/1"}
     return plan(graph("changes", values, tasks, ("all_", "c")), machine(2), where)
 

@@ -68,7 +68,9 @@ class _Run:
                 self.live[buffer.storage] = self.live.get(buffer.storage, 0) + 1
         # Memory of the caller, which no free may touch, however a value came to share it.
         self.kept = {storage.data_ptr() for storage in storages.values()}
-        self.order = _order(seed, len(program.lanes), sum(len(lane.steps) for lane in program.lanes), self.random)
+        self.order = _order(
+            seed, len(program.lanes), sum(len(lane.steps) for lane in program.lanes), self.random
+        )
 
     @torch.no_grad()
     def run(self) -> tuple[list[Any], list[Any]]:
@@ -142,7 +144,9 @@ class _Run:
         if isinstance(old, torch.Tensor) and old.layout is torch.strided:
             storage = old.untyped_storage()
             results = (self.held.get(name) for name in (*self.program.outputs, *dict(self.program.updates)))
-            kept = {t.untyped_storage().data_ptr() for t in results if isinstance(t, torch.Tensor)} | self.kept
+            kept = {
+                t.untyped_storage().data_ptr() for t in results if isinstance(t, torch.Tensor)
+            } | self.kept
             if storage.data_ptr() not in kept:
                 self.poison(torch.empty(0, dtype=old.dtype).set_(storage))
 
@@ -175,7 +179,11 @@ def _cloned(value: Any, device: str, storages: dict[tuple[str, int], torch.Untyp
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return _copied(value)
     source = value.detach().untyped_storage()
-    storage = storages.setdefault((device, source.data_ptr()), source.clone()) if source.nbytes() else source.clone()
+    storage = (
+        storages.setdefault((device, source.data_ptr()), source.clone())
+        if source.nbytes()
+        else source.clone()
+    )
     blank = torch.empty(0, dtype=value.dtype)
     return blank.set_(storage, value.storage_offset(), value.shape, value.stride())
 

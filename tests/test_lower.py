@@ -1,0 +1,228 @@
+"""Programs from plans: right, the same answer, as few waits as can be, memory within its caps."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from fake_devices import run_fake
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from naive import machine, plan, value
+from randoms import random_graph, random_places
+from samples import R, every, fork, given, graph, op, same, sequential, towers
+from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
+
+from autopar.errors import MemoryCapError, PlanError
+from autopar.graph import Graph, Ref, Task
+from autopar.lower import lower
+from autopar.placement import place
+from autopar.programs import Compute, Copy, Free, Program, Record, Wait
+from autopar.runtime import adversary
+
+PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}
+
+
+def count(program: Program, kind: type) -> int:
+    return sum(isinstance(step, kind) for lane in program.lanes for step in lane.steps)
+
+
+@pytest.mark.parametrize("each", PLANS.values(), ids=PLANS)
+def test_samples(each) -> None:
+    """Every task once in the plan's order, every transfer a copy, no event without a wait, no device mixed."""
+    program, made = lower(each), each.costed.graph
+    assert program.check(made).redundant == ()
+    for lane in program.lanes:
+        ours = [step.task for step in lane.steps if isinstance(step, Compute)]
+        theirs = [p.run for p in each.orders[lane.name] if p in each.placed]
+        assert ours == theirs
+    assert count(program, Copy) == len(each.transfers)
+    events = {s.event for lane in program.lanes for s in lane.steps if isinstance(s, Record)}
+    assert events == {s.event for lane in program.lanes for s in lane.steps if isinstance(s, Wait)}
+    assert [program.buffer[name].value for name in program.outputs] == list(made.outputs)
+    fakes = run_fake(program, made)
+    assert {fake.device.type for fake in fakes.values()} == {"cpu"}
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(st.integers(0, 10**6))
+def test_random_graphs_anywhere(seed: int) -> None:
+    """Any graph on any devices with any caps: proved, nothing to spare, and right in bad orders."""
+    rng = random.Random(seed)
+    made = random_graph(rng, rng.randrange(2, 30), changes=rng.random() < 0.5)
+    lanes, accelerators = rng.randrange(1, 4), rng.randrange(0, 3)
+    free = machine(lanes, accelerators)
+    where = random_places(rng, made, [lane for device in free.devices for lane in device.compute_lanes])
+    seconds = {task.name: rng.choice([0.1, 1.0, 3.0]) for task in made.tasks}
+    workspace = {task.name: 64 for task in made.tasks if rng.random() < 0.1}
+    program = lower(plan(made, free, where, seconds=seconds, workspace=workspace))
+    report = program.check(made)
+    assert report.redundant == ()
+    tensors = given(made, seed)
+    right = sequential(made, tensors)
+    for order in range(4):
+        assert same(adversary.run(program, made, None, tensors, order), right)
+    for share in (0.9, 0.75, 0.6):
+        caps = {peak.device: int(peak.bytes * share) for peak in report.peaks if rng.random() < 0.8}
+        try:
+            capped = lower(
+                plan(made, machine(lanes, accelerators, caps), where, seconds=seconds, workspace=workspace)
+            )
+        except MemoryCapError:
+            continue
+        report = capped.check(made)
+        assert report.redundant == ()
+        assert all(peak.bytes <= peak.cap for peak in report.peaks if peak.cap is not None)
+        assert same(adversary.run(capped, made, None, tensors, seed), right)
+
+
+@pytest.mark.parametrize("policy", ["auto", "heft", "round_robin"])
+def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
+    """Plans of the real planner, with and without caps: what it takes to fit can be proved to fit."""
+    planned = 0
+    for seed in range(6):
+        made = random_graph(random.Random(seed), 20)
+        bare = plan(made, machine(2), ["cpu"]).costed
+        program = lower(place(bare, policy))
+        peaks = {peak.device: peak.bytes for peak in program.check(made).peaks}
+        for share in (0.9, 0.8):
+            caps = {device: int(nbytes * share) for device, nbytes in peaks.items()}
+            try:
+                capped = place(replace(bare, machine=machine(2, caps=caps)), policy)
+            except MemoryCapError:
+                continue
+            planned += 1
+            program = lower(capped)
+            assert program.check(made).redundant == ()
+            assert same(adversary.run(program, made, None, given(made), seed), sequential(made, given(made)))
+    assert planned
+
+
+def chain(tasks: int) -> Graph:
+    values = [value("x", kind="input"), *(value(f"v{i}") for i in range(tasks))]
+    made = [op(f"t{i}", "aten.sin.default", R(f"v{i - 1}" if i else "x"), (f"v{i}",)) for i in range(tasks)]
+    return graph("chain", values, made, (f"v{tasks - 1}",))
+
+
+def test_long_chain_is_neither_slow_nor_deep() -> None:
+    """10,000 tasks that change device each time; time is that of the processor, so that other load does not count."""
+    made = chain(10_000)
+    each = plan(made, machine(), ["cpu", "emulated:0", "emulated:1"])
+    start = time.process_time()
+    program = lower(each)
+    assert time.process_time() - start < 5
+    program.check(made)
+    assert count(program, Compute) == 10_000
+
+
+def test_one_lane_needs_no_events() -> None:
+    program = lower(plan(chain(20), machine(), ["cpu"]))
+    assert [lane.name for lane in program.lanes] == ["cpu/0"]
+    assert count(program, Wait) == count(program, Record) == count(program, Copy) == 0
+    steps = program.lanes[0].steps
+    for at, step in enumerate(steps):
+        if isinstance(step, Free):
+            assert step.buffer in steps[at - 1].reads, "freed right after its last reader"
+
+
+def test_waits_that_follow_from_others_are_not_made() -> None:
+    """r reads a and b, both from cpu/0: one wait, for the later of them, is enough; then c through cpu/1 covers both.
+
+    cpu/0: a  b
+    cpu/1:       c(b)
+    cpu/2:             r(a, b, c)
+    """
+    tasks = [op(name, "aten.sin.default", R("x")) for name in "ab"]
+    tasks += [op("c", "aten.sin.default", R("b_")), op("r", "aten.stack.default", (R("a_", "b_", "c_"),))]
+    made = graph("covered", [value("x", kind="input"), value("r_", (3, 4, 4))], tasks, ("r_",))
+    program = lower(plan(made, machine(3, 0), {"a": "cpu/0", "b": "cpu/0", "c": "cpu/1", "r": "cpu/2"}))
+    steps = program.lane["cpu/2"].steps
+    assert [type(step) for step in steps[:2]] == [Wait, Compute]
+    assert program.check(made).redundant == ()
+
+
+def test_storage_outlives_its_base_through_a_view() -> None:
+    """The base is freed when its own readers are over, its bytes come back with the last view of it."""
+    tasks = [
+        op("a", "aten.sin.default", R("x")),
+        op("v", "aten.t.default", R("a_"), ("v",), free=True),
+        op("b", "aten.cos.default", R("x")),
+        op("c", "aten.add.Tensor", R("v", "b_")),
+    ]
+    made = graph("view", [value("x", kind="input"), value("v", storage="a_")], tasks, ("c_",))
+    program = lower(plan(made, machine(), ["emulated:0"]))
+    peak = {peak.device: peak.bytes for peak in program.check(made).peaks}["emulated:0"]
+    assert program.buffer["v@emulated:0"].storage == "a_@emulated:0"
+    assert peak == 4 * 64, "x, a with its view, b, c"
+
+
+def test_caps_add_waits_only_where_they_bind() -> None:
+    free = lower(fork(2))
+    peaks = {peak.device: peak.bytes for peak in free.check().peaks}
+    roomy = lower(fork(2, peaks))
+    assert roomy.lanes == free.lanes
+    loose = {peak.device: peak.bytes for peak in lower(towers()).check().peaks}
+    tight = lower(towers({"emulated:0": loose["emulated:0"] - 64}))
+    assert count(tight, Wait) >= count(lower(towers()), Wait)
+    assert all(peak.bytes <= peak.cap for peak in tight.check().peaks if peak.cap is not None)
+
+
+def test_cap_too_small_says_what_would_fit() -> None:
+    with pytest.raises(
+        MemoryCapError, match=r"needs .* on emulated:0.* of the cap of .* raise it with memory="
+    ):
+        lower(towers({"emulated:0": 64 * 2}))
+    with pytest.raises(MemoryCapError, match=r"inputs and state on cpu take .* before anything runs"):
+        lower(towers({"cpu": 100}))
+
+
+def test_results_where_they_are_wanted() -> None:
+    """An input, a state value and an alias as results; one result twice; one that stays where it was made."""
+    tasks = [op("a", "aten.sin.default", R("x")), op("v", "aten.t.default", R("a_"), ("v",), free=True)]
+    values = [value("x", kind="input"), value("w", kind="state"), value("v", storage="a_")]
+    made = graph("results", values, tasks, ("x", "w", "v", "v", "a_"))
+    each = plan(made, machine(), ["emulated:0"])
+    program = lower(each)
+    program.check(made)
+    assert program.outputs == ("x@cpu", "w@cpu", "v@cpu", "v@cpu", "a_@cpu")
+    stay = replace(each.costed, deliver=(*each.costed.deliver[:4], ("a_", "")))
+    moves = tuple(t for t in each.transfers if t.value != "a_")
+    program = lower(replace(each, costed=stay, transfers=moves))
+    program.check(made)
+    assert program.outputs[-1] == "a_@emulated:0"
+    assert program.buffer["a_@emulated:0"].kind == "result"
+    tensors = given(made)
+    assert same(adversary.run(program, made, None, tensors, 1), sequential(made, tensors))
+
+
+def test_unused_outputs_are_freed_at_once() -> None:
+    task = Task("m", "aten.sort.default", (Ref("x"), 0), (), ("s", "i"), unpack=True)
+    values = [value("x", kind="input"), value("s"), value("i", dtype="int64")]
+    steps = lower(plan(graph("sort", values, [task], ("s",)), machine(), ["cpu"])).lanes[0].steps
+    assert steps[1:] == (Free("i@cpu"),)
+
+
+def test_broken_plans_are_refused() -> None:
+    each = fork()
+    first = each.transfers[0]
+    with pytest.raises(PlanError, match="which the plan never brings there; add a Transfer"):
+        lower(replace(each, transfers=each.transfers[1:]))
+    with pytest.raises(PlanError, match=r"makes .* twice"):
+        lower(replace(each, transfers=(*each.transfers, replace(first, start=first.start + 1))))
+    late = tuple(replace(p, start=99.0, end=100.0) if p.run == "s0" else p for p in each.placed)
+    with pytest.raises(PlanError, match="go round in a circle"):
+        lower(replace(each, placed=late))
+    to_cpu = tuple(t for t in towers().transfers if t.value != "t0_3_")
+    with pytest.raises(PlanError, match="never brings the result 't0_3_' to cpu"):
+        lower(replace(towers(), transfers=to_cpu))
+
+
+def test_torch_refuses_mixed_devices() -> None:
+    """The fake devices can say no."""
+    program = lower(PLANS["1 diamond"])
+    buffers = tuple(replace(b, device="cpu") if b.name == "c_@emulated:0" else b for b in program.buffers)
+    with pytest.raises(FakeTensorDeviceMismatchError):
+        run_fake(replace(program, buffers=buffers), PLANS["1 diamond"].costed.graph)
