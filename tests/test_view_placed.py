@@ -38,7 +38,9 @@ def texts(svg):
         wide += sum(5 + fonts.width(inner.text, float(inner.get("font-size"))) for inner in element)
         x = float(element.get("x")) - {"end": wide, "middle": wide / 2}.get(element.get("text-anchor"), 0)
         y = float(element.get("y"))
-        found.append((Rect(x + 0.5, y - size * 0.72, wide - 1, size * 0.72 - 0.5), "".join(element.itertext())))
+        found.append(
+            (Rect(x + 0.5, y - size * 0.72, wide - 1, size * 0.72 - 0.5), "".join(element.itertext()))
+        )
     return found
 
 
@@ -47,10 +49,7 @@ def overlapping(svg):
     root = ET.fromstring(svg)
     found = texts(svg)
     clashes = [
-        (one, other)
-        for index, (a, one) in enumerate(found)
-        for b, other in found[index + 1 :]
-        if a.meets(b)
+        (one, other) for index, (a, one) in enumerate(found) for b, other in found[index + 1 :] if a.meets(b)
     ]
     wide, high = float(root.get("width")), float(root.get("height"))
     return clashes + [
@@ -172,7 +171,9 @@ def test_a_step_may_be_late_by_its_slack(runs, seed, data):
     for share, longer in ((0.999, False), (1.5, True)):
         extra = found.slack[late] * share + (1e-3 if longer else 0)
         ends = {}
-        for index in sorted(range(len(found.steps)), key=lambda i: (found.steps[i].start, found.steps[i].end)):
+        for index in sorted(
+            range(len(found.steps)), key=lambda i: (found.steps[i].start, found.steps[i].end)
+        ):
             step = found.steps[index]
             shift = max((ends.get(w.step, found.steps[w.step].end) for w in found.waits[index]), default=0.0)
             start = max(step.start, shift)
@@ -226,7 +227,11 @@ def test_pictures_are_the_same_bytes_under_any_hash_seed(suffix):
     for seed in ("1", "2"):
         path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
-        seen.add(subprocess.run([sys.executable, "-c", code, suffix], env=env, capture_output=True, text=True, check=True).stdout)
+        seen.add(
+            subprocess.run(
+                [sys.executable, "-c", code, suffix], env=env, capture_output=True, text=True, check=True
+            ).stdout
+        )
     assert len(seen) == 1 and "False" in seen.pop()
 
 
@@ -253,7 +258,9 @@ def test_an_empty_plan_and_one_without_time_can_be_drawn(tmp_path):
 def test_names_that_markup_would_read_are_escaped(tmp_path):
     name = '</script><b a="1">&\x00\u2028'
     on = view_plans.machine(1)
-    plan = view_plans.build(name, [view_plans.Job(name, "emulated:0/0", 1e-3, ("x",), module=name, code=name)], on)
+    plan = view_plans.build(
+        name, [view_plans.Job(name, "emulated:0/0", 1e-3, ("x",), module=name, code=name)], on
+    )
     for suffix in ("html", "svg", "dot", "txt"):
         draw(plan, tmp_path / f"a.{suffix}")
     ET.fromstring((tmp_path / "a.svg").read_text())
@@ -268,7 +275,10 @@ def test_another_suffix_is_refused_with_those_there_are(tmp_path):
 
 def test_png_needs_cairosvg_and_says_how_to_get_it(tmp_path, monkeypatch):
     real = builtins.__import__
-    for raised, wanted in ((ImportError("no"), r"pip install 'autopar\[png\]'"), (OSError("no cairo"), "cairo library")):
+    for raised, wanted in (
+        (ImportError("no"), r"pip install 'autopar\[png\]'"),
+        (OSError("no cairo"), "cairo library"),
+    ):
 
         def fake(name, *rest, raised=raised, **more):
             if name == "cairosvg":
@@ -315,6 +325,10 @@ def test_shortened_text_fits(text, room, bold):
 def test_a_wait_for_the_bus_is_drawn_from_ready_to_start():
     plan = view_plans.mlp()
     layout = lay_out(plan)
-    queued = {t.value for t in plan.transfers if isinstance(t, Transfer) and t.start - t.ready > 0.05 * plan.makespan}
+    queued = {
+        t.value
+        for t in plan.transfers
+        if isinstance(t, Transfer) and t.start - t.ready > 0.05 * plan.makespan
+    }
     shown = {a.transfers[0].value for a in layout.arrows if a.ready_y is not None}
     assert queued and queued <= shown

@@ -24,8 +24,9 @@ def test_the_report_hides_nothing(make):
     text = explain(plan, timeline, measured_single=plan.makespan * 2, notes=["A note of the caller."])
     device, alone = plan.best_single
     for wanted in (
-        seconds(alone), f"all on {device}", seconds(plan.lower_bound), seconds(plan.makespan), seconds(timeline.makespan),
-        size(plan.moved), seconds(plan.makespan * 2), "A note of the caller.", "critical path", plan.costed.machine.label,
+        seconds(alone), f"all on {device}", seconds(plan.lower_bound), seconds(plan.makespan),
+        seconds(timeline.makespan), size(plan.moved), seconds(plan.makespan * 2), "A note of the caller.",
+        "critical path", plan.costed.machine.label,
     ):  # fmt: skip
         assert wanted in text
     for memory in plan.memory:
@@ -79,7 +80,9 @@ def test_the_chart_names_each_run_of_a_small_plan():
 def test_dot_names_every_run_and_dependency(make):
     plan = make()
     text = dot_text(plan)
-    edges = [(value, run.name) for run in plan.costed.runs for value in run.reads if value in plan.costed.producer]
+    edges = [
+        (value, run.name) for run in plan.costed.runs for value in run.reads if value in plan.costed.producer
+    ]
     assert len(re.findall(r"^  \".*\" -> \"", text, re.M)) == len(edges)
     for placed in plan.placed:
         assert f'"{placed.run}"' in text

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 import view_plans
@@ -27,7 +28,9 @@ def nested(events):
     for event in events:
         if event["ph"] == "X":
             start = round(event["ts"] * 1000)
-            threads.setdefault((event["pid"], event["tid"]), []).append((start, start + round(event["dur"] * 1000)))
+            threads.setdefault((event["pid"], event["tid"]), []).append(
+                (start, start + round(event["dur"] * 1000))
+            )
     for spans in threads.values():
         stack = []
         for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -47,7 +50,9 @@ def test_spans_are_strictly_nested_and_all_there(make):
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == len(timeline.spans) + len(timeline.predicted.spans)
     assert sum(e["dur"] for e in spans) == pytest.approx(
-        sum(s.seconds for side in (timeline, timeline.predicted) for s in side.spans) * 1e6, rel=1e-3, abs=len(spans) * 1e-3
+        sum(s.seconds for side in (timeline, timeline.predicted) for s in side.spans) * 1e6,
+        rel=1e-3,
+        abs=len(spans) * 1e-3,
     )
 
 
@@ -61,7 +66,17 @@ def test_any_spans_of_a_lane_are_nested(seed):
         end = start + draw.choice((0.0, 1e-9, draw.random()))
         spans.append(Span("cpu/0", "cpu", "compute", f"r{index}", start, end))
         if draw.random() < 0.5:
-            spans.append(Span("cpu/0", "cpu", "compute", f"t{index}", start, end + draw.choice((0, 1e-7)), run=f"r{index}"))
+            spans.append(
+                Span(
+                    "cpu/0",
+                    "cpu",
+                    "compute",
+                    f"t{index}",
+                    start,
+                    end + draw.choice((0, 1e-7)),
+                    run=f"r{index}",
+                )
+            )
     timeline = Timeline("t", ("cpu/0",), tuple(spans), 3.0)
     events = trace(timeline)["traceEvents"]
     assert nested(events)
@@ -75,8 +90,14 @@ def test_devices_are_processes_and_lanes_are_threads():
     assert data["otherData"]["label"] == timeline.label
     names = {e["pid"]: e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"}
     assert len(names) == 6 and all("EMULATED" in name for name in names.values())
-    assert sum("predicted" in name for name in names.values()) == sum("measured" in name for name in names.values()) == 3
-    order = {e["pid"]: e["args"]["sort_index"] for e in data["traceEvents"] if e["name"] == "process_sort_index"}
+    assert (
+        sum("predicted" in name for name in names.values())
+        == sum("measured" in name for name in names.values())
+        == 3
+    )
+    order = {
+        e["pid"]: e["args"]["sort_index"] for e in data["traceEvents"] if e["name"] == "process_sort_index"
+    }
     assert len(set(order.values())) == 6
     threads = [(e["pid"], e["tid"]) for e in data["traceEvents"] if e["name"] == "thread_name"]
     assert len(threads) == len(set(threads)) == 2 * len(timeline.lanes)
@@ -145,7 +166,11 @@ def test_the_page_of_a_timeline_fetches_nothing(tmp_path):
 def test_an_empty_timeline_and_one_of_no_length_can_be_drawn(tmp_path):
     nothing = Timeline("nothing", ("cpu/0",), (), 0.0)
     instant = Timeline(
-        "instant", ("cpu/0",), (Span("cpu/0", "cpu", "compute", "a", 0.0, 0.0),), 0.0, (Memory("cpu", ((0.0, 5), (0.0, 0))),)
+        "instant",
+        ("cpu/0",),
+        (Span("cpu/0", "cpu", "compute", "a", 0.0, 0.0),),
+        0.0,
+        (Memory("cpu", ((0.0, 5), (0.0, 0))),),
     )
     for timeline in (nothing, instant):
         for suffix in ("json", "json.gz", "svg", "html"):
@@ -184,5 +209,5 @@ def test_the_path_of_a_timeline_ends_with_it_and_never_goes_back(make):
     timeline = make().timeline()
     path = happened(timeline)
     assert path[-1].end == pytest.approx(max(span.end for span in timeline.spans))
-    for one, other in zip(path, path[1:]):
+    for one, other in pairwise(path):
         assert one.end <= other.start + 3e-3 * timeline.makespan

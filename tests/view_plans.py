@@ -37,7 +37,9 @@ def machine(
         links.append(Link("cpu", other.name, latency, rate, "bus down"))
         links.append(Link(other.name, "cpu", latency, rate, "bus up"))
         if peers:
-            links += [Link(other.name, to.name, latency, rate, "bus peer") for to in others if to is not other]
+            links += [
+                Link(other.name, to.name, latency, rate, "bus peer") for to in others if to is not other
+            ]
     return Machine((cpu, *others), tuple(links), **more)
 
 
@@ -75,14 +77,17 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
         values.append(Value(job.name, (job.bytes // 4,), "float32", job.bytes, job.name))
         tasks.append(
             Task(job.name, job.target, tuple(map(Ref, job.reads)), outputs=(job.name,), module=job.module,
-                 source=f"model.py:{10 + len(tasks) % 80}", code=job.code or f"{job.name} = self.{job.module}(h)")
+                 source=f"model.py:{10 + len(tasks) % 80}",
+                 code=job.code or f"{job.name} = self.{job.module}(h)")
         )  # fmt: skip
         seconds = tuple(job.seconds * (8 if d.name == "cpu" and device != "cpu" else 1) for d in on.devices)
         runs.append(Run(job.name, (job.name,), seconds, 5e-6, job.reads, (job.name,)))
         costs.append(TaskCost(job.name, seconds))
         placed.append(Placed(job.name, device, job.lane, start, end))
         choices = tuple(
-            Choice(d.name, arrives if d.name == device else start, before, end if d.name == device else start + s)
+            Choice(
+                d.name, arrives if d.name == device else start, before, end if d.name == device else start + s
+            )
             for d, s in zip(on.devices, seconds)
         )
         reasons.append(Reason(job.name, f"It would finish first on {device}.", choices))
@@ -91,16 +96,19 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
         bring(value, "cpu")
     made = sum(job.seconds for job in jobs)
     makespan = max((step.end for step in (*placed, *transfers)), default=0.0)
-    graph = Graph(name, tuple(values), tuple(tasks), tuple(v for v, _ in inputs), tuple(v for v, _ in state), outputs)
+    graph = Graph(
+        name, tuple(values), tuple(tasks), tuple(v for v, _ in inputs), tuple(v for v, _ in state), outputs
+    )
     costed = CostedGraph(
         graph.check(), on, tuple(costs), tuple(runs), tuple(home.items()), tuple((v, "cpu") for v in outputs)
     )
     accelerators = max(1, len(on.devices) - 1)
     singles = tuple((d.name, made * (8 if d.name == "cpu" else 1)) for d in on.devices)
     plan = Plan(
-        costed, policy, tuple(sorted(placed, key=lambda p: p.start)), tuple(sorted(transfers, key=lambda t: t.start)),
-        (), (), makespan, made / accelerators * 0.9, singles,
-        (Candidate(policy, "2 parts", makespan, "chosen"), Candidate("round_robin", "2 parts", makespan * 1.4),
+        costed, policy, tuple(sorted(placed, key=lambda p: p.start)),
+        tuple(sorted(transfers, key=lambda t: t.start)), (), (), makespan, made / accelerators * 0.9, singles,
+        (Candidate(policy, "2 parts", makespan, "chosen"),
+         Candidate("round_robin", "2 parts", makespan * 1.4),
          Candidate("single cuda:9", "", None, "does not fit: needs 20 GB of 16 GB")),
         tuple(reasons),
     )  # fmt: skip
@@ -134,16 +142,46 @@ def mlp(**more):
             Job(f"fc1.{part}", d, 5e-4, (f"split.{part}",), 51_000, "net.fc1"),
             Job(f"fc2.{part}", d, 3.5e-4, (f"fc1.{part}",), 32_000, "net.fc2"),
             Job(f"loss.{part}", d, 2.5e-4, (f"fc2.{part}",), 32_000, "loss"),
-            Job(f"fc2_grad.{part}", d, 6e-4, (f"loss.{part}", f"fc1.{part}"), 164_000, "net.fc2", target="fc2_backward"),
-            Job(f"fc1_grad.{part}", d, 1.15e-3, (f"fc2_grad.{part}",), 329_000, "net.fc1", target="fc1_backward"),
+            Job(
+                f"fc2_grad.{part}",
+                d,
+                6e-4,
+                (f"loss.{part}", f"fc1.{part}"),
+                164_000,
+                "net.fc2",
+                target="fc2_backward",
+            ),
+            Job(
+                f"fc1_grad.{part}",
+                d,
+                1.15e-3,
+                (f"fc2_grad.{part}",),
+                329_000,
+                "net.fc1",
+                target="fc1_backward",
+            ),
         ]
     for layer in ("fc2", "fc1"):
         jobs += [
-            Job(f"{layer}_sum", "cpu/0", 1.5e-4, (f"{layer}_grad.0", f"{layer}_grad.1"), 164_000, f"net.{layer}"),
+            Job(
+                f"{layer}_sum",
+                "cpu/0",
+                1.5e-4,
+                (f"{layer}_grad.0", f"{layer}_grad.1"),
+                164_000,
+                f"net.{layer}",
+            ),
             Job(f"{layer}_update", "cpu/0", 1.5e-4, (f"{layer}_sum",), 164_000, f"net.{layer}"),
         ]
     jobs += [
-        Job(f"{layer}_new.{part}", f"{on.devices[part + 1].name}/0", 5e-5, (f"{layer}_update",), 16, f"net.{layer}")
+        Job(
+            f"{layer}_new.{part}",
+            f"{on.devices[part + 1].name}/0",
+            5e-5,
+            (f"{layer}_update",),
+            16,
+            f"net.{layer}",
+        )
         for layer in ("fc2", "fc1")
         for part in (0, 1)
     ]
@@ -158,7 +196,16 @@ def towers():
         last = "x"
         for layer in range(4):
             name = f"{tower}_{layer}"
-            jobs.append(Job(name, f"cuda:{index}/0", (3 + layer + index) * 1e-3, (last,), 4_000_000, f"{tower}.layers.{layer}"))
+            jobs.append(
+                Job(
+                    name,
+                    f"cuda:{index}/0",
+                    (3 + layer + index) * 1e-3,
+                    (last,),
+                    4_000_000,
+                    f"{tower}.layers.{layer}",
+                )
+            )
             last = name
     jobs.append(Job("concat", "cuda:0/0", 4e-4, ("image_3", "text_3"), 800_000, "join"))
     jobs.append(Job("head", "cuda:0/0", 2e-3, ("concat",), 40_000, "head"))
@@ -169,8 +216,8 @@ def transformer(layers=12, unit=1e-4):
     """A chain of equal blocks over two accelerators, cut in the middle; about 17 runs a block."""
     on = machine(kind="cuda", rate=1e10)
     jobs = [Job("embed", "cuda:0/0", unit * 3, ("x",), 800_000, "embed")]
-    ops = ("ln_1", "attn.q", "attn.k", "attn.v", "attn.scores", "attn.softmax", "attn.mix", "attn.out", "add_1",
-           "ln_2", "mlp.up", "mlp.gelu", "mlp.down", "add_2")  # fmt: skip
+    ops = ("ln_1", "attn.q", "attn.k", "attn.v", "attn.scores", "attn.softmax", "attn.mix", "attn.out",
+           "add_1",            "ln_2", "mlp.up", "mlp.gelu", "mlp.down", "add_2")  # fmt: skip
     last = "embed"
     for layer in range(layers):
         lane = f"cuda:{0 if layer < layers // 2 else 1}/0"
@@ -220,15 +267,30 @@ def measured(plan, seed=1):
     for span in plan.timeline().spans:
         start, end = span.start * shift, span.end * shift - span.seconds * draw.random() * 0.05
         ready = None if span.ready is None else span.ready * shift
-        spans.append(Span(**{**{f: getattr(span, f) for f in span.__slots__}, "start": start, "end": end, "ready": ready}))
+        spans.append(
+            Span(
+                **{
+                    **{f: getattr(span, f) for f in span.__slots__},
+                    "start": start,
+                    "end": end,
+                    "ready": ready,
+                }
+            )
+        )
         if span.kind == "compute" and span.seconds:
             middle = (start + end) / 2
-            spans.append(Span(span.lane, span.device, "compute", f"{span.name}.a", start, middle, run=span.name))
-            spans.append(Span(span.lane, span.device, "compute", f"{span.name}.b", middle, end, run=span.name))
+            spans.append(
+                Span(span.lane, span.device, "compute", f"{span.name}.a", start, middle, run=span.name)
+            )
+            spans.append(
+                Span(span.lane, span.device, "compute", f"{span.name}.b", middle, end, run=span.name)
+            )
     spans.sort(key=lambda span: (span.start, span.lane))
     base = plan.timeline()
     memory = tuple(Memory(m.device, tuple((t * shift, b) for t, b in m.steps), m.cap) for m in base.memory)
-    return Timeline(base.title, base.lanes, tuple(spans), base.makespan * shift, memory, base.label, 0.01, base)
+    return Timeline(
+        base.title, base.lanes, tuple(spans), base.makespan * shift, memory, base.label, 0.01, base
+    )
 
 
 ALL = {

@@ -1,4 +1,5 @@
-"""Which column each device and lane gets: an order in which transfers join neighbours, widths by what is used."""
+"""Which column each device and lane gets: an order in which transfers join neighbours, widths by what is
+used."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _MOST_TRIED = 6
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) for those that compute; `used` when anything happens."""
+    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) for those that compute; `used` when
+    anything happens."""
 
     device: str
     x: float
@@ -31,7 +33,8 @@ class Column:
 
 
 def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: float) -> dict[str, Column]:
-    """The columns of all devices from `left` on, in the order they are drawn, stretched towards `room` in all."""
+    """The columns of all devices from `left` on, in the order they are drawn, stretched towards `room`
+    in all."""
     machine = plan.costed.machine
     look = shades((device.name, device.kind == "cpu") for device in machine.devices)
     touched = {device for t in plan.transfers for device in (t.src, t.dst)} | {
@@ -42,7 +45,7 @@ def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: f
     wide, gap = (176.0, 156.0) if many else (206.0, 176.0)
     found: dict[str, Column] = {}
     lanes = {name: [lane for lane in machine.device[name].compute_lanes if lane in cards] for name in order}
-    each = {name: wide if len(lanes[name]) < 2 else 142.0 for name in order}
+    each = {name: (140.0, wide)[len(lanes[name])] if len(lanes[name]) < 2 else 142.0 for name in order}
     widths = {name: each[name] * max(1, len(lanes[name])) if name in touched else 128.0 for name in order}
     gaps = [gap if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
     stretch = min(1.35, max(1.0, room / (sum(widths.values()) + sum(gaps))))
@@ -56,7 +59,8 @@ def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: f
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
-    """Devices so that transfers skip as few columns as can be; then the CPU in the middle of the accelerators."""
+    """Devices so that transfers skip as few columns as can be; then the CPU in the middle of the
+    accelerators."""
     machine = plan.costed.machine
     cpus = [device.name for device in machine.devices if device.kind == "cpu"]
     others = [device.name for device in machine.devices if device.kind != "cpu"]

@@ -1,8 +1,9 @@
 """What each step of a plan waited for, the critical path, and the slack of the rest.
 
-A step is a `Placed` run or a `Transfer`. It waits for the data it reads, for the step before it in its lane, and, a
-transfer, for the one before it on the wire. Critical path and slack as in the critical path method (Kelley and
-Walker, Critical-path planning and scheduling, 1959), on the plan with its lane orders kept. Linear in the waits.
+A step is a `Placed` run or a `Transfer`. It waits for the data it reads, for the step before it in its
+lane, and, a transfer, for the one before it on the wire. Critical path and slack as in the critical path
+method (Kelley and Walker, Critical-path planning and scheduling, 1959), on the plan with its lane orders
+kept. Linear in the waits.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class Wait:
 class Critical:
     """The waits of a plan.
 
-    `steps` are all runs and transfers by start. For step `i`: `waits[i]` is everything it waited for, `last[i]` what
-    ended last of that (None: nothing), `slack[i]` the seconds it could end later without the plan getting longer.
-    `path` are the step numbers from the start of the call to its end, each having waited for the one before.
+    `steps` are all runs and transfers by start. For step `i`: `waits[i]` is everything it waited for,
+    `last[i]` what ended last of that (None: nothing), `slack[i]` the seconds it could end later without
+    the plan getting longer. `path` are the step numbers from the start of the call to its end, each
+    having waited for the one before.
     """
 
     steps: tuple[Step, ...]
@@ -128,7 +130,8 @@ def _path(steps: tuple[Step, ...], last: tuple[Wait | None, ...]) -> tuple[int, 
 
 
 def _slack(steps: tuple[Step, ...], waits: tuple[tuple[Wait, ...], ...]) -> tuple[float, ...]:
-    """Slack by a backward pass in reverse topological order; steps of no length may share a start, so not by start."""
+    """Slack by a backward pass in reverse topological order; steps of no length may share a start, so
+    not by start."""
     successors: list[list[int]] = [[] for _ in steps]
     open_successors = [0] * len(steps)
     for index, found in enumerate(waits):

@@ -41,7 +41,8 @@ def dot_text(plan: Plan) -> str:
             width = ", penwidth=3" if placed.run in hot else ""
             color = INK if placed.run in hot else shade.hue
             lines.append(
-                f'    {_quote(placed.run)} [label={_quote(label)}, fillcolor="{shade.fill}", color="{color}"{width}];'
+                f"    {_quote(placed.run)} [label={_quote(label)}, "
+                f'fillcolor="{shade.fill}", color="{color}"{width}];'
             )
         lines.append("  }")
     for placed in plan.placed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
+from itertools import pairwise
 
 from ..timeline import Span, Timeline
 
@@ -104,7 +105,7 @@ def _levels(busy: dict[str, list[Interval]], lanes: list[str]) -> list[tuple[flo
 
 
 def _at_least(levels: list[tuple[float, int]], count: int) -> list[Interval]:
-    return union((when, after) for (when, level), (after, _) in zip(levels, levels[1:]) if level >= count)
+    return union((when, after) for (when, level), (after, _) in pairwise(levels) if level >= count)
 
 
 def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:

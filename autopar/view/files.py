@@ -14,7 +14,8 @@ _TIMELINE_KINDS = (".json", ".json.gz", ".svg", ".html", ".png")
 
 
 def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = None) -> None:
-    """Write the placed graph as `.html` `.svg` `.png` `.dot` or `.txt`; a measured `timeline` adds what it measured.
+    """Write the placed graph as `.html` `.svg` `.png` `.dot` or `.txt`; a measured `timeline` adds what it
+    measured.
 
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
@@ -39,7 +40,8 @@ def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = N
 
 
 def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Write a timeline for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg` `.html` `.png`).
+    """Write a timeline for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`
+    `.html` `.png`).
 
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """

@@ -1,7 +1,8 @@
-"""Runs as cards: one each while there are few, else equal repeated blocks as one stacked card and short runs merged
-into their module, so that a picture of any plan has a bounded number of boxes.
+"""Runs as cards: one each while there are few, else equal repeated blocks as one stacked card and short
+runs merged into their module, so that a picture of any plan has a bounded number of boxes.
 
-A card keeps the true times of what it holds: it begins with its first run, ends with its last, and `busy` is the sum.
+A card keeps the true times of what it holds: it begins with its first run, ends with its last, and
+`busy` is the sum.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Copy:
 class Card:
     """A box: the `runs` of one lane between `start` and `end`, at work for `busy` seconds of that.
 
-    `copies` are the repeated blocks when it is a stack; `module` what the runs share; `deep` marks backward work.
+    `copies` are the repeated blocks when it is a stack; `module` what the runs share; `deep` marks
+    backward work.
     """
 
     lane: str
@@ -91,7 +93,8 @@ def _join(cards: list[Card]) -> Card:
 
 
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
-    """Join neighbours that are each shorter than `short` and not further apart; `strict`: only within one block."""
+    """Join neighbours that are each shorter than `short` and not further apart; `strict`: only within
+    one block."""
     done: list[Card] = []
     group: list[Card] = []
     for card in cards:
@@ -128,7 +131,8 @@ def _block(module: str) -> tuple[str, int] | None:
 
 
 def _stack(cards: list[Card]) -> list[Card]:
-    """Fold each row of three or more equal numbered blocks that follow one another in this lane into one card."""
+    """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
+    card."""
     groups: list[tuple[tuple[str, int] | None, list[Card]]] = []
     for card in cards:
         block = _block(card.module)

@@ -6,9 +6,11 @@ from ..timeline import Span, Timeline
 
 
 def happened(timeline: Timeline) -> list[Span]:
-    """The critical path of what happened, walked back from the last end through what ended last before each start.
+    """The critical path of what happened, walked back from the last end through what ended last before each
+    start.
 
-    A timeline holds no dependencies, so this takes the latest end on any lane that each step can have waited for.
+    A timeline holds no dependencies, so this takes the latest end on any lane that each step can have
+    waited for.
     """
     spans = sorted(
         (s for s in timeline.spans if not s.run and s.end > s.start), key=lambda s: (s.end, s.start)

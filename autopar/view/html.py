@@ -10,7 +10,7 @@ from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from .facts import level_at
 from .layout import MARGIN, PANEL, Arrow, Box, Layout, lay_out
-from .names import module_of, value_name
+from .names import module_of, slow_down, value_name
 from .page import page
 from .palette import QUIET
 from .placed import placed_picture
@@ -73,7 +73,8 @@ def box_card(layout: Layout, box: Box, measured: dict[str, float]) -> Facts:
             facts["parts"].append([f"and {len(places) - _MOST_RUNS} shorter ones", ""])
     got = [measured[run] for run in card.runs if run in measured]
     if got:
-        rows.append(["measured", seconds(sum(got))])
+        clock = "" if slow_down(plan) == 1 else f" (clock × {slow_down(plan):g})"
+        rows.append(["measured", seconds(sum(got)) + clock])
     sends = sum(
         t.bytes
         for t in plan.transfers

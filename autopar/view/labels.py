@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ..tables import percent, seconds, size
 from . import fonts
@@ -144,7 +145,7 @@ def _corridor(layout: Layout, arrow: Arrow, *, at_target: bool) -> tuple[float, 
     """The gap between columns that the arrow enters last, or leaves by first."""
     x = arrow.x2 if at_target else arrow.x1
     order = sorted(layout.columns.values(), key=lambda column: column.x)
-    for one, other in zip(order, order[1:]):
+    for one, other in pairwise(order):
         if one.right == x and (arrow.x1 > arrow.x2) == at_target:
             return one.right, other.x
         if other.x == x and (arrow.x2 > arrow.x1) == at_target:
@@ -168,27 +169,27 @@ def _gap_places(gap: Gap) -> Iterator[list[Label]]:
     x, middle, room = gap.x + gap.w / 2, gap.y + gap.h / 2, gap.w - 14
     last = gap.cause == "done"
     time = seconds(gap.end - gap.start)
-    head = f"{'idle to the end' if last else 'idle'} {time}"
-    if fonts.width(head, 12) > room:
-        head = time
+    heads = ([f"idle to the end {time}"] if last else []) + [f"idle {time}", time]
+    head = next((text for text in heads if fonts.width(text, 12) <= room), "")
     cause = "" if last else gap.cause
     if fonts.width(cause, 12) > room:
         cause = fonts.fit(cause.removeprefix("waits for "), room, 12)
     places = (0.0, -0.2, 0.2, -0.34, 0.34)
-    if gap.h >= 44 and cause:
+    if gap.h >= 44 and cause and head:
         for share in places:
             y = middle + gap.h * share
             yield [
                 Label(x, y - 3, head, 12, QUIET, anchor="middle"),
                 Label(x, y + 12, cause, 12, QUIET, anchor="middle"),
             ]
-    if gap.h >= 24:
+    if gap.h >= 24 and head:
         for share in places:
             yield [Label(x, middle + gap.h * share + 4, head, 11.5, QUIET, anchor="middle")]
 
 
 def brackets(layout: Layout) -> list[tuple[float, float, list[Label]]]:
-    """The critical path down the left margin: (top, bottom, labels) of each stretch that is tall enough to be seen."""
+    """The critical path down the left margin: (top, bottom, labels) of each stretch that is tall enough
+    to be seen."""
     found = []
     x = LEFT - 78
     for part in stretches(layout.plan, layout.found):

@@ -73,7 +73,8 @@ class Gap:
 
 @dataclass
 class Layout:
-    """A placed graph ready to be drawn. `second` are pixels per second below `top`; `room` is what is taken."""
+    """A placed graph ready to be drawn. `second` are pixels per second below `top`; `room` is what is
+    taken."""
 
     plan: Plan
     found: Critical
@@ -104,7 +105,8 @@ class Layout:
 
 
 def lay_out(plan: Plan) -> Layout:
-    """Everything at its place: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible scale."""
+    """Everything at its place: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible
+    scale."""
     found = critical(plan)
     cards = fold(plan)
     places = columns(plan, cards, LEFT, WIDTH - MARGIN - PANEL - 44 - LEFT)
@@ -245,7 +247,8 @@ def _take(layout: Layout) -> None:
 
 
 def ticks(span: float, height: float, apart: float = 64.0) -> tuple[list[float], str, float]:
-    """Round moments about `apart` pixels from one another, the unit their labels are in, and seconds of that unit."""
+    """Round moments about `apart` pixels from one another, the unit their labels are in, and seconds of
+    that unit."""
     unit, scale = next(
         (u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)) if span >= s or u == "ns"
     )

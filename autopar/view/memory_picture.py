@@ -27,7 +27,8 @@ def memory_row(
     y: float,
     end: float,
 ) -> None:
-    """Draw the curve of `memory` from `y` down; `planned` is the predicted one, drawn as a thin line over it."""
+    """Draw the curve of `memory` from `y` down; `planned` is the predicted one, drawn as a thin line
+    over it."""
     left, right, x_of = LEFT, RIGHT, axis.x
     cap = memory.cap
     close = cap is not None and memory.peak >= 0.35 * cap

@@ -20,7 +20,8 @@ class Stretch:
 
 
 def stretches(plan: Plan, found: Critical) -> list[Stretch]:
-    """The critical path as stretches: consecutive runs of one lane are one, gaps of over 0.1 % are named waits."""
+    """The critical path as stretches: consecutive runs of one lane are one, gaps of over 0.1 % are named
+    waits."""
     parts: list[Stretch] = []
     runs: list[Placed] = []
     small = plan.makespan * 1e-3
@@ -88,3 +89,23 @@ def alternative(plan: Plan) -> Candidate | None:
     """The best candidate that uses several devices, None when there is no feasible one."""
     others = [c for c in plan.candidates if c.makespan is not None and not c.policy.startswith("single")]
     return min(others, key=lambda c: (c.makespan, c.policy), default=None)
+
+
+def faster(gain: float) -> str:
+    """How a plan compares with one device whose time is `gain` times as long."""
+    if gain >= 1.005:
+        return f"{gain:.2f} × faster than one device"
+    return "as fast as one device" if gain > 0.995 else f"{(1 / gain - 1) * 100:.0f} % slower than one device"
+
+
+def change(share: float) -> str:
+    """A relative change as a signed whole percentage: `+5 %`, `0 %`, `−3 %`."""
+    rounded = round(share * 100)
+    return f"{'+' if rounded > 0 else '−' if rounded < 0 else ''}{abs(rounded)} %"
+
+
+def slow_down(plan: Plan) -> float:
+    """By how much a measured call of this plan is stretched: 1 unless the machine's clock is a declared
+    one."""
+    machine = plan.costed.machine
+    return machine.slow_down if machine.clock == "declared" else 1.0

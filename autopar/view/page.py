@@ -14,9 +14,11 @@ svg text{white-space:pre}
 text[font-weight=bold]{font-weight:650}
 [data-card]{cursor:default;outline:none}
 [data-card].on>line{stroke-width:3}
-#card{position:absolute;display:none;box-sizing:border-box;background:#fff;border:1.2px solid #DDE1E8;border-radius:8px;
+#card{position:absolute;display:none;box-sizing:border-box;background:#fff;
+border:1.2px solid #DDE1E8;border-radius:8px;
 box-shadow:0 6px 24px rgba(27,34,48,.16);padding:16px 18px;pointer-events:none;z-index:2;line-height:1.5}
-#card h2{margin:0 0 8px;font-size:15px;font-weight:650;overflow-wrap:anywhere;display:flex;justify-content:space-between;gap:12px}
+#card h2{margin:0 0 8px;font-size:15px;font-weight:650;overflow-wrap:anywhere;
+display:flex;justify-content:space-between;gap:12px}
 #card h2 span{font-size:13px;white-space:nowrap}
 #card dl{margin:0;display:grid;grid-template-columns:84px 1fr;gap:1px 8px}
 #card dt{color:#5A6475}
@@ -41,12 +43,15 @@ var data=JSON.parse(holder.textContent),now=null;
 var ring=document.createElementNS("http://www.w3.org/2000/svg","rect"),svg=document.querySelector("svg");
 ring.setAttribute("fill","none");ring.setAttribute("stroke-width","3");ring.setAttribute("stroke-opacity",".45");ring.setAttribute("rx","5");
 ring.style.pointerEvents="none";svg.appendChild(ring);
-function add(parent,tag,text,name){var e=document.createElement(tag);if(text)e.textContent=text;if(name)e.className=name;parent.appendChild(e);return e}
+function add(parent,tag,text,name){
+var e=document.createElement(tag);if(text)e.textContent=text;if(name)e.className=name;
+parent.appendChild(e);return e}
 function fill(f){
 card.textContent="";
 var h=add(card,"h2",f.title);var d=add(h,"span",f.device);d.style.color=f.text;
 var dl=add(card,"dl");
-f.rows.forEach(function(r){add(dl,"dt",r[0]);add(dl,"dd",r[1],/^(module|source|code|tasks|tensor|reads|makes)$/.test(r[0])?"code":"")});
+f.rows.forEach(function(r){
+add(dl,"dt",r[0]);add(dl,"dd",r[1],/^(module|source|code|tasks|tensor|reads|makes)$/.test(r[0])?"code":"")});
 if(f.parts){add(card,"h3","Longest inside");var p=add(card,"dl");p.style.gridTemplateColumns="1fr auto";
 f.parts.forEach(function(r){add(p,"dd",r[0],"code");add(p,"dd",r[1])})}
 if(f.why){var t=add(card,"h3","Why here?");add(t,"em",f.why.text);

@@ -19,7 +19,8 @@ BAR_PALE = "#DDE1E8"
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """The look of one device: full `hue`, `fill` of a box, `deep` fill of a backward one, `text` on white, `pattern`."""
+    """The look of one device: full `hue`, `fill` of a box, `deep` fill of a backward one, `text` on
+    white, `pattern`."""
 
     hue: str
     fill: str
@@ -39,8 +40,8 @@ _PATTERNS = ("slash", "backslash", "cross", "level", "upright")
 
 
 def shades(devices: Iterable[tuple[str, bool]]) -> dict[str, Shade]:
-    """A shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green, rose, sky,
-    then the same hues with new patterns."""
+    """A shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green,
+    rose, sky, then the same hues with new patterns."""
     found, index = {}, 0
     for name, cpu in devices:
         if cpu:

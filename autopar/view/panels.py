@@ -1,4 +1,5 @@
-"""What stands around the lanes of a placed graph: title, header strip, legend, and the panels on the right."""
+"""What stands around the lanes of a placed graph: title, header strip, legend, and the panels on the
+right."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from . import fonts
 from .facts import device_busy
 from .fold import Card
 from .layout import MARGIN, Layout, tick_text, ticks
-from .names import alternative, module_of
+from .names import alternative, module_of, slow_down
 from .palette import BAR, BAR_PALE, BRACKET, GRID, INK, LANE, QUIET, WAIT, WAIT_FILL
 from .svg import Svg
 
@@ -53,7 +54,9 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
     x = MARGIN + 20
     x = figure(svg, x, *split_unit(seconds(plan.makespan)), "predicted")
     if timeline:
-        x = figure(svg, x, *split_unit(seconds(timeline.makespan)), "measured")
+        slow = slow_down(plan)
+        what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
+        x = figure(svg, x, *split_unit(seconds(timeline.makespan)), what)
     if plan.lower_bound:
         x = figure(svg, x, *split_unit(seconds(plan.lower_bound)), f"lower bound (gap {percent(plan.gap)})")
     single = plan.best_single
@@ -198,12 +201,14 @@ def candidates(svg: Svg, plan: Plan, x: float, y: float, w: float) -> float:
     most = max((c.makespan or 0.0 for c in shown), default=0.0) or 1.0
     top = y + 40
     for index, candidate in enumerate(shown):
-        name = candidate.policy + (f", {candidate.split}" if candidate.split else "")
-        svg.text(x + 18, top + 17, fonts.fit(name, 142, 12, not index), 12, bold=not index)
-        bar, long = x + 168, w - 168 - 18 - 72
+        name = ", ".join(filter(None, (candidate.policy, candidate.split)))
+        if fonts.width(name, 12, not index) > 158:
+            name = ", ".join(filter(None, (candidate.policy, candidate.split.partition(":")[0])))
+        svg.text(x + 18, top + 17, fonts.fit(name, 158, 12, not index), 12, bold=not index)
+        bar, long = x + 184, w - 184 - 18 - 72
         if candidate.makespan is None:
             svg.text(
-                bar, top + 17, fonts.fit(candidate.note or "not feasible", w - 168 - 18, 11.5), 11.5, QUIET
+                bar, top + 17, fonts.fit(candidate.note or "not feasible", w - 184 - 18, 11.5), 11.5, QUIET
             )
         else:
             svg.rect(
@@ -257,7 +262,8 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     choices = sorted(reason.choices, key=lambda c: (c.device != placed.device, c.end is None, c.end or 0.0))[
         :6
     ]
-    height = 96.0 + 26 * len(choices) + 24
+    lines = fonts.wrap(reason.text, w - 36, 12, 3)
+    height = 104.0 + 16 * len(lines) + 26 * len(choices) + 24
     panel(svg, x, y, w, height)
     shade = layout.columns[placed.device].shade
     tag = fonts.width(placed.device, 13, True) + 28
@@ -268,14 +274,14 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     source = plan.costed.graph.task[plan.costed.run[placed.run].tasks[0]].source
     svg.text(x + 18, y + 48, fonts.fit(" · ".join(filter(None, (module, source))), w - 36, 11.5), 11.5, QUIET)
     svg.text(x + 18, y + 74, "Why here?", 13, bold=True)
-    after = x + 18 + fonts.width("Why here?", 13, True) + 10
-    svg.text(after, y + 74, fonts.fit(reason.text, x + w - 18 - after, 12), 12)
+    for index, line in enumerate(lines):
+        svg.text(x + 18, y + 93 + 16 * index, line, 12, QUIET)
     low = min(min(c.arrives, c.free) for c in choices)
     high = max([c.end for c in choices if c.end is not None], default=low)
     bar, long = x + 108, w - 108 - 18 - 132
     scale = long / (high - low) if high > low else 0.0
     own = next((c.end for c in choices if c.device == placed.device), None)
-    top = y + 86
+    top = y + 94 + 16 * len(lines)
     for choice in choices:
         here = choice.device == placed.device
         look = layout.columns[choice.device].shade

@@ -1,4 +1,5 @@
-"""The placed graph as SVG: columns are devices, time runs down, slopes are transfers, one black thread is critical."""
+"""The placed graph as SVG: columns are devices, time runs down, slopes are transfers, one black thread
+is critical."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
 
 
 def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
-    """The picture of a layout. Boxes and arrows are groups with `data-card`, which the page's cards hang on."""
+    """The picture of a layout. Boxes and arrows are groups with `data-card`, which the page's cards hang
+    on."""
     plan = layout.plan
     side = max(layout.right + 44, WIDTH - MARGIN - PANEL)
     svg = Svg(side + PANEL + MARGIN, 0, f"placed graph of {plan.costed.graph.name}")
@@ -78,7 +80,8 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
             anchor=label.anchor,
             halo=label.halo,
         )
-    notes = "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it · "
+    notes = "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · "
+    notes += "gap: how far above it · "
     notes += "busy: share of the predicted time a device computes · moved: bytes between devices in one call"
     svg.text(MARGIN, svg.height - 22, fonts.fit(notes, svg.width - 2 * MARGIN, 12), 12, QUIET)
     return svg

@@ -20,6 +20,7 @@ def png_bytes(svg: str, scale: float = 2.0) -> bytes:
     except OSError as error:
         raise AutoparError(
             "a .png picture needs the cairo library, which cairosvg cannot find on this system; "
-            "install it (Debian: apt install libcairo2, macOS: brew install cairo), or write .svg or .html instead"
+            "install it (Debian: apt install libcairo2, macOS: brew install cairo), "
+            "or write .svg or .html instead"
         ) from error
     return bytes(cairosvg.svg2png(bytestring=svg.encode(), output_width=None, scale=scale))

@@ -9,7 +9,7 @@ from ..tables import percent, seconds, size, table
 from ..timeline import Timeline
 from .critical import Critical, critical
 from .facts import device_busy
-from .names import alternative, stretches
+from .names import alternative, change, faster, slow_down, stretches
 
 _MOST_REASONS = 12
 _MOST_STRETCHES = 12
@@ -21,15 +21,17 @@ def explain(
     measured_single: float | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """The report on a plan: baseline, bound, prediction, measurement, bytes moved, devices, candidates, path, reasons.
+    """The report on a plan: baseline, bound, prediction, measurement, bytes moved, devices, candidates,
+    path, reasons.
 
-    `timeline` is a measured call; `measured_single` the measured seconds of the best single device; `notes` are
-    sentences of the caller's own, put under the head.
+    `timeline` is a measured call; `measured_single` the measured seconds of the best single device;
+    `notes` are sentences of the caller's own, put under the head.
     """
     costed, machine = plan.costed, plan.costed.machine
     found = critical(plan)
     split = costed.graph.split or "batch not split"
-    head = f"{costed.graph.name}: {len(costed.graph.tasks)} tasks in {len(plan.placed)} runs, policy {plan.policy}, {split}"
+    count = f"{len(costed.graph.tasks)} tasks in {len(plan.placed)} runs"
+    head = f"{costed.graph.name}: {count}, policy {plan.policy}, {split}"
     blocks = [
         "\n".join([head, *([f"[{machine.label}]"] if machine.label else []), *notes]),
         _numbers(plan, timeline, measured_single),
@@ -57,13 +59,15 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
             ("lower bound", seconds(plan.lower_bound), "no plan of this graph on this machine is shorter")
         )
     gap = f"gap to the bound {percent(plan.gap)}" if plan.lower_bound else ""
-    gain = f"{single[1] / plan.makespan:.2f} × faster than one device" if single and plan.makespan else ""
+    gain = faster(single[1] / plan.makespan) if single and plan.makespan else ""
     rows.append(("predicted", seconds(plan.makespan), "; ".join(filter(None, (gap, gain)))))
     if timeline:
-        error = timeline.makespan / plan.makespan - 1 if plan.makespan else 0.0
-        note = f"{error * 100:+.0f} % against predicted"
+        expected = plan.makespan * slow_down(plan)
+        note = f"{change(timeline.makespan / expected - 1)} against predicted" if expected else ""
+        if slow_down(plan) != 1:
+            note += f" × {slow_down(plan):g}, by which its clock is slowed"
         if measured_single and timeline.makespan:
-            note += f"; {measured_single / timeline.makespan:.2f} × faster than one device, measured"
+            note += f"; {faster(measured_single / timeline.makespan)}, measured"
         if timeline.late:
             note += f"; emulated work up to {percent(timeline.late)} late"
         rows.append(("measured", seconds(timeline.makespan), note))
@@ -123,13 +127,13 @@ def _candidates(plan: Plan) -> str:
         if candidate.makespan is None:
             rows.append((candidate.policy, candidate.split, "-", "-", candidate.note or "not feasible"))
             continue
-        change = candidate.makespan / plan.makespan - 1 if plan.makespan else 0.0
+        share = candidate.makespan / plan.makespan - 1 if plan.makespan else 0.0
         rows.append(
             (
                 candidate.policy,
                 candidate.split,
                 seconds(candidate.makespan),
-                f"{change * 100:+.0f} %",
+                change(share),
                 candidate.note,
             )
         )
@@ -144,12 +148,14 @@ def _single(plan: Plan) -> str:
     if other is None:
         return f"Everything is on {device}; no other candidate was feasible."
     lost = (other.makespan or 0.0) - plan.makespan
-    share = f" ({lost / plan.makespan * 100:+.1f} %)" if plan.makespan else ""
+    if lost <= 1e-6 * plan.makespan:
+        return f"Everything is on {device}: no plan over several devices was found that takes less."
     how = f"{other.policy}, {other.split}" if other.split else other.policy
-    text = f"Everything is on {device}: the best plan over several devices ({how}) would take {seconds(other.makespan or 0.0)}"
-    if lost <= 0:
-        return text + ", no longer than this one."
-    return text + f", {seconds(lost)} more{share}, so splitting does not pay."
+    return (
+        f"Everything is on {device}: the best plan over several devices ({how}) would take "
+        f"{seconds(other.makespan or 0.0)}, {seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %), "
+        "so splitting does not pay."
+    )
 
 
 def _path(plan: Plan, found: Critical) -> str:
@@ -157,7 +163,8 @@ def _path(plan: Plan, found: Critical) -> str:
     waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
     shares = f"{percent(found.compute_s / total)} compute, {percent(found.transfer_s / total)} transfer"
     lines = [
-        f"critical path: {shares}, {percent(waits / total)} waiting; nothing on it can be late without the end being late"
+        f"critical path: {shares}, {percent(waits / total)} waiting; "
+        "nothing on it can be late without the end being late"
     ]
     parts = stretches(plan, found)
     rows = [("from", "to", "where", "what")]
@@ -194,7 +201,7 @@ def _reasons(plan: Plan, found: Critical) -> str:
     if len(rows) == 1:
         return "no reasons were kept"
     more = f"why each run is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
-    return more + "\n" + table(rows, right=(2, 3), widest=64)
+    return more + "\n" + table(rows, right=(2, 3), widest=96)
 
 
 def _next_best(placed: Placed, reason: Reason) -> str:

@@ -1,6 +1,8 @@
-"""A writer of SVG: shapes and text with rounded coordinates and escaped strings, so that equal pictures are equal bytes.
+"""A writer of SVG: shapes and text with rounded coordinates and escaped strings, so that equal pictures are
+equal bytes.
 
-Patterns are drawn as plain lines and not as `<pattern>`, which looks the same in every viewer and printer.
+Patterns are drawn as plain lines and not as `<pattern>`, which looks the same in every viewer and
+printer.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class Svg:
         halo: bool = False,
         mono: bool = False,
     ) -> None:
-        """Text whose baseline is at `y`; `halo` paints a white edge under it so that lines behind do not touch it."""
+        """Text whose baseline is at `y`; `halo` paints a white edge under it so that lines behind do not
+        touch it."""
         if not text:
             return
         common = _attributes(
@@ -155,7 +158,8 @@ class Svg:
     def __str__(self) -> str:
         w, h = number(self.width), number(self.height)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
+            'role="img" '
             f'font-family="{escape(fonts.FAMILY)}" style="font-variant-numeric:tabular-nums">'
             f"<title>{escape(self.title)}</title>"
             f'<rect width="{w}" height="{h}" fill="#FFFFFF"/>' + "\n".join(self.parts) + "</svg>\n"

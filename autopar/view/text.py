@@ -14,8 +14,8 @@ _AXIS = 10
 def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
     """A swim-lane chart of at most `wide` columns and about `rows` lines; `┃` marks the critical path.
 
-    A line stands for one slice of time. A box shows the run that fills most of the slice, with `+2` when it hides
-    more; transfers are listed at the line in which they begin.
+    A line stands for one slice of time. A box shows the run that fills most of the slice, with `+2` when
+    it hides more; transfers are listed at the line in which they begin.
     """
     machine = plan.costed.machine
     title = f"{plan.costed.graph.name} by {plan.policy}" + (f"  [{machine.label}]" if machine.label else "")

@@ -12,7 +12,8 @@ from .svg import Point
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the thread through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`, drawn dotted."""
+    """A part of the thread through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`,
+    drawn dotted."""
 
     kind: str
     points: tuple[Point, ...]

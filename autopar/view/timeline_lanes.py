@@ -1,4 +1,5 @@
-"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times beside them."""
+"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times
+beside them."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ def _bar(svg: Svg, block: Block, shade: Shade, y: float, h: float, hot: set[int]
 
 
 def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
-    """The name inside its bar where it fits, else to the right where that is free; returns its right edge there."""
+    """The name inside its bar where it fits, else to the right where that is free; returns its right
+    edge there."""
     x, w, held = block
     span = held[0]
     text = fonts.fit(span.name, w - 8, 11.5, True) if len(held) == 1 else ""

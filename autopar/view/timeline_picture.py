@@ -9,6 +9,7 @@ from .facts import busy_shares, device_busy, length, overlaps, shared, top_spans
 from .happened import happened
 from .layout import MARGIN, WIDTH, tick_text, ticks
 from .memory_picture import MEMORY_HIGH, memory_row
+from .names import change
 from .palette import GRID, INK, LANE, QUIET, WAIT, WAIT_FILL, shades
 from .panels import figure, split_unit, strip, title
 from .svg import Svg
@@ -39,7 +40,8 @@ def timeline_svg(timeline: Timeline) -> str:
     bottom = _memories(svg, timeline, axis, bottom)
     _axis(svg, axis, bottom, 176.0)
     _ends(svg, timeline, axis, bottom)
-    notes = "autopar · busy: share of the whole call · overlap: share of the lane's busy time during which another lane computes"
+    notes = "autopar · busy: share of the whole call · "
+    notes += "overlap: share of the lane's busy time during which another lane computes"
     svg.text(MARGIN, bottom + 48, notes, 12, QUIET)
     svg.height = bottom + 70
     return str(svg)
@@ -55,7 +57,7 @@ def _figures(svg: Svg, timeline: Timeline) -> None:
         x = figure(svg, x, *split_unit(seconds(timeline.makespan)), "measured")
         if predicted.makespan:
             error = timeline.makespan / predicted.makespan - 1
-            x = figure(svg, x, f"{error * 100:+.0f}", "%", "measured over predicted")
+            x = figure(svg, x, *split_unit(change(error)), "measured over predicted")
     busy = [share for device, share in device_busy(timeline).items() if device.split(":")[0] != "cpu"]
     if busy:
         x = figure(svg, x, *split_unit(percent(sum(busy) / len(busy))), "accelerators busy, mean")
@@ -147,7 +149,7 @@ def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
 def _bar(svg: Svg, x: float, middle: float, share: float, color: str) -> None:
     svg.rect(x, middle - 5, 56, 10, rx="2", fill=GRID)
     svg.rect(x, middle - 5, 56 * min(1.0, share), 10, rx="2", fill=color)
-    svg.text(x + 98, middle + 4, percent(share), 12, anchor="end")
+    svg.text(x + 96, middle + 4, percent(share), 12, anchor="end")
 
 
 def _axis(svg: Svg, axis: Axis, bottom: float, top: float) -> None:
@@ -162,7 +164,9 @@ def _axis(svg: Svg, axis: Axis, bottom: float, top: float) -> None:
 
 
 def _ends(svg: Svg, timeline: Timeline, axis: Axis, bottom: float) -> None:
-    sides = [(timeline.makespan, "measured" if timeline.predicted else "end", None)]
+    sides: list[tuple[float, str, str | None]] = [
+        (timeline.makespan, "measured" if timeline.predicted else "end", None)
+    ]
     if timeline.predicted:
         sides.insert(0, (timeline.predicted.makespan, "predicted", "3 3"))
     for when, what, dash in sides:

@@ -1,7 +1,8 @@
 """A timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-One process for each device and one thread for each lane; a prediction beside a measurement has processes of its
-own, next to those it predicts. Spans of a thread are strictly nested: what only overlaps gets a second track.
+One process for each device and one thread for each lane; a prediction beside a measurement has processes
+of its own, next to those it predicts. Spans of a thread are strictly nested: what only overlaps gets a
+second track.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _LANES = {"in": "copy in", "out": "copy out"}
 
 
 def trace_bytes(timeline: Timeline, *, compress: bool) -> bytes:
-    """The trace as JSON, gzipped without a clock time in it when `compress`, so that equal timelines are equal bytes."""
+    """The trace as JSON, gzipped without a clock time in it when `compress`, so that equal timelines are
+    equal bytes."""
     text = json.dumps(trace(timeline), ensure_ascii=False, separators=(",", ":")) + "\n"
     data = text.encode()
     return gzip.compress(data, 9, mtime=0) if compress else data
@@ -94,7 +96,8 @@ def _slice(span: Span, pid: int, tid: int, start: int, end: int) -> Event:
 
 
 def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
-    """The spans of a lane on as few tracks as keep each strictly nested; a task that outlasts its run is clipped to it."""
+    """The spans of a lane on as few tracks as keep each strictly nested; a task that outlasts its run is
+    clipped to it."""
     tracks: list[list[tuple[int, int, Span]]] = [[]]
     stacks: list[list[tuple[int, str]]] = [[]]
     ordered = sorted(spans, key=lambda span: (_ns(span.start), -_ns(span.end), bool(span.run)))
@@ -118,7 +121,8 @@ def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
 def _flows(
     events: list[Event], timeline: Timeline, pid: dict[str, int], at: dict[int, tuple[int, int]], offset: int
 ) -> None:
-    """Arrows from the work that made a value to its copy, and from the copy to the first work after it arrived."""
+    """Arrows from the work that made a value to its copy, and from the copy to the first work after it
+    arrived."""
     work: dict[str, list[Span]] = {}
     for span in timeline.spans:
         if span.kind == "compute" and not span.run:
