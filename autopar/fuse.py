@@ -1,7 +1,8 @@
 """Fuse tasks too short to be worth placing into runs.
 
 Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only
-predecessor, so one pass over the tasks in order decides all fusions, in time linear in tasks and edges.
+predecessor, so one pass over the tasks in order decides these fusions, in time linear in tasks and edges;
+a second fuses what has the same neighbours.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def fuse(
     if shortest_s > 0:
         for number in range(len(graph.tasks)):
             pieces.place(number)
+        pieces.join_siblings()
     return _runs(graph, machine, by_task, pieces.root)
 
 
@@ -105,6 +107,34 @@ class _Pieces:
             if self._worth(run, current, task):
                 self._merge(run, current, task)
                 current = run
+
+    def join_siblings(self) -> None:
+        """Fuse short runs that have the same runs before and after them: nothing can come between."""
+        before: dict[int, set[int]] = {self.root(task): set() for task in range(len(self.parent))}
+        after: dict[int, set[int]] = {run: set() for run in before}
+        for task, earlier in enumerate(self.before):
+            run = self.root(task)
+            for p in earlier:
+                if self.root(p) != run:
+                    before[run].add(self.root(p))
+                    after[self.root(p)].add(run)
+        growing: dict[tuple[object, ...], int] = {}
+        for run, earlier_runs in before.items():
+            if self.kind[run] is None or self.total[run] >= self.shortest_s:
+                continue
+            key = (self.kind[run], frozenset(earlier_runs), frozenset(after[run]))
+            first = growing.setdefault(key, run)
+            if first == run:
+                continue
+            heaviest = max(self.heaviest[first], self.heaviest[run])
+            if self.total[first] + self.total[run] - heaviest > self.shortest_s:
+                growing[key] = run
+                continue
+            self.parent[run] = first
+            self.total[first] += self.total[run]
+            self.heaviest[first] = heaviest
+            if self.total[first] >= self.shortest_s:
+                del growing[key]
 
     def _between(self, run: int, task: int) -> list[str]:
         return [

@@ -111,6 +111,13 @@ def test_fusing_leaves_wide_graphs_wide():
     assert len(fork_join(8, seconds=40 * US, shortest_s=SHORTEST_S).runs) >= 4
 
 
+# x → fork → 1000 tasks of 1 µs → join: nothing is worth a hand-off of its own
+def test_short_siblings_are_fused_with_each_other():
+    c = fork_join(1000, seconds=US, shortest_s=SHORTEST_S)
+    assert 10 <= len(c.runs) <= 30
+    assert sum(len(run.tasks) for run in c.runs) == 1002
+
+
 # a0 → a1 ─┐
 #           sum      sum is short and reads both: neither tower may wait for the other because of it
 # b0 → b1 ─┘

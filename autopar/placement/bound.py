@@ -10,6 +10,7 @@ ROUNDS = 40
 """Rounds of the multiplicative-weights search for good prices, fewer on large graphs: any prices give a valid
 bound."""
 STEPS = 100_000
+"""Runs priced in all, which is what makes the rounds fewer."""
 
 
 def lower_bound(problem: Problem) -> float:
