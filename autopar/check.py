@@ -1,9 +1,9 @@
 """Proof that a program is right in every order its lanes may run in, without torch and without running it.
 
-Happened-before comes from vector clocks (`clocks`); what must have happened before what is listed by `demands`. What is
-proved: every read follows its write; a buffer is freed once, in the lane that allocated its storage, after its last
-reader on every lane; nothing leaks; no wait can deadlock; each step's buffers are on its device; the results are made;
-the memory cap of each device holds (`footprint`).
+Happened-before comes from vector clocks (`clocks`); what must have happened before what is listed by
+`demands`. What is proved: every read follows its write; a buffer is freed once, in the lane that allocated
+its storage, after its last reader on every lane; nothing leaks; no wait can deadlock; each step's buffers are
+on its device; the results are made; the memory cap of each device holds (`footprint`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from .tables import size
 class Report:
     """What was proved: `peaks` bounds the bytes of each device in every order the lanes may run in.
 
-    `redundant` names, by (lane, step number), each wait, record and copy whose single removal breaks nothing that was
-    asked for; without a graph nothing is known of `Task.after`, so waits that are there for it are among them.
+    `redundant` names, by (lane, step number), each wait, record and copy whose single removal breaks nothing
+    that was asked for; without a graph nothing is known of `Task.after`, so waits that are there for it are
+    among them.
     """
 
     program: Program = field(repr=False)
@@ -52,10 +53,12 @@ class Report:
 
 
 def check(program: Program, graph: Graph | None = None) -> Report:
-    """Prove `program` right, or raise ProgramError naming lane, step number, task, buffer and what is missing.
+    """Prove `program` right, or raise ProgramError naming lane, step number, task, buffer and what is
+    missing.
 
-    With `graph` also that it computes that graph: each task once, on its own inputs, and after what `Task.after` and
-    in-place writes ask for. Linear in steps times lanes, but for `Report.redundant`, which is found when asked for.
+    With `graph` also that it computes that graph: each task once, on its own inputs, and after what
+    `Task.after` and in-place writes ask for. Linear in steps times lanes, but for `Report.redundant`, which
+    is found when asked for.
     """
     _events(program)
     wanted = demands(program)
@@ -73,8 +76,8 @@ def check(program: Program, graph: Graph | None = None) -> Report:
         if peak.cap is not None and peak.bytes > peak.cap:
             when = f"when {_where(program, peak.at)} runs" if peak.at else "before anything runs"
             raise ProgramError(
-                f"{peak.device} may hold {size(peak.bytes)} {when}, {size(peak.bytes - peak.cap)} over its cap of "
-                f"{size(peak.cap)}; something there must wait for a free, or the cap must be {peak.bytes}"
+                f"{peak.device} may hold {size(peak.bytes)} {when}, {size(peak.bytes - peak.cap)} over its "
+                f"cap of {size(peak.cap)}; something there must wait for a free, or the cap be {peak.bytes}"
             )
     return Report(program, peaks, tuple(wanted), history)
 
@@ -111,9 +114,12 @@ def _events(program: Program) -> None:
         for position, step in enumerate(lane.steps):
             if isinstance(step, Record):
                 if step.event in recorded:
-                    first = describe(program, recorded[step.event])
+                    first, second = (
+                        describe(program, recorded[step.event]),
+                        describe(program, (index, position)),
+                    )
                     raise ProgramError(
-                        f"event {step.event!r} is recorded twice, by {first} and by {describe(program, (index, position))}"
+                        f"event {step.event!r} is recorded twice, by {first} and {second}; name each apart"
                     )
                 recorded[step.event] = (index, position)
     for index, lane in enumerate(program.lanes):
@@ -141,7 +147,10 @@ def _deadlock(program: Program, stuck: Stuck) -> str:
         lane = recorder[step.event]
     circle = seen[seen.index(lane) :]
     steps = ", then ".join(describe(program, (index, at[index])) for index in circle)
-    return f"the program can never end, its lanes wait for each other: {steps}, whose event comes after the first of them"
+    return (
+        f"the program can never end, its lanes wait for each other: {steps}, whose event comes after the "
+        "first of them; record one of these events earlier or take the wait away"
+    )
 
 
 def _race(program: Program, demand: Demand, history: History) -> str:
@@ -150,8 +159,8 @@ def _race(program: Program, demand: Demand, history: History) -> str:
         return f"{later} {demand.why}, but runs before {earlier}"
     source, target = program.lanes[demand.earlier[0]].name, program.lanes[demand.later[0]].name
     return (
-        f"{later} {demand.why}, but nothing makes it follow {earlier}; record an event in lane {source} after that step "
-        f"and wait for it in lane {target} before this one"
+        f"{later} {demand.why}, but nothing makes it follow {earlier}; record an event in lane {source} "
+        f"after that step and wait for it in lane {target} before this one"
     )
 
 
@@ -187,7 +196,9 @@ class _Search:
         return all(peak.cap is None or peak.bytes <= peak.cap for peak in peaks)
 
     def missed_near(self, lane: int, position: int) -> bool:
-        """Whether a step soon after it in its lane would miss it, were all other lanes to know what they do now."""
+        """Whether a step soon after it in its lane would miss it, were all other lanes to know what they do
+        now.
+        """
         clocks, steps = self.history.clocks, self.program.lanes[lane].steps
         clock = clocks[lane][position]
         for later in range(position + 1, min(position + self.NEAR, len(steps))):

@@ -1,8 +1,8 @@
 """Vector clocks over lanes: who is known to have happened before whom.
 
-A step is (lane, position). The clock of a lane says, for every lane, how many of its steps are known to have ended
-before the lane's next step starts; a wait takes in the clock of the step it waits for (Fidge 1988, Mattern 1989).
-Step b happens after step a = (r, q) exactly when the clock of b says more than q for r.
+A step is (lane, position). The clock of a lane says, for every lane, how many of its steps are known to have
+ended before the lane's next step starts; a wait takes in the clock of the step it waits for (Fidge 1988,
+Mattern 1989). Step b happens after step a = (r, q) exactly when the clock of b says more than q for r.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def needed(
 ) -> list[tuple[int, int]]:
     """The fewest (lane, position) to wait for so that every one of `wanted` (lane → position) has happened.
 
-    `clock` is what is known already, `clocks[lane][position]` that of each step. Happened-before is a partial order,
-    so its maximal elements are enough and each of them is needed.
+    `clock` is what is known already, `clocks[lane][position]` that of each step. Happened-before is a partial
+    order, so its maximal elements are enough and each of them is needed.
     """
     missing = [(lane, position) for lane, position in wanted.items() if clock[lane] <= position]
     if len(missing) < 2:

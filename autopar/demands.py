@@ -1,7 +1,7 @@
 """What a program must keep: each pair of steps of which one has to follow the other, and why.
 
-`demands` asks what the program alone can tell and refuses what no order can mend: a buffer on the wrong device, made
-twice, never made, freed twice, never freed. `matches` asks what the graph adds.
+`demands` asks what the program alone can tell and refuses what no order can mend: a buffer on the wrong
+device, made twice, never made, freed twice, never freed. `matches` asks what the graph adds.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[D
     return found + [Demand(at, use.freed, f"frees {buffer.name}") for at in (use.made, *use.read)]
 
 
-# What the graph adds -------------------------------------------------------------------------------------------------
+# What the graph adds
+# -------------------------------------------------------------------------------------------------
 
 
 def matches(program: Program, graph: Graph) -> list[Demand]:

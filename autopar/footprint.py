@@ -1,9 +1,10 @@
 """How many bytes a program may hold at once on each device, whatever order its lanes run in.
 
-Every byte is given back by the lane that allocated it, so what a lane holds is a function of its position alone. While
-a step runs, another lane is somewhere between the last of its steps known to be over and the first that must wait for
-this step; it holds at most the most of that window. The sum over lanes bounds the device. With two allocating lanes
-(an accelerator's compute and copy-in) every position in the window can be met, so the bound is exact.
+Every byte is given back by the lane that allocated it, so what a lane holds is a function of its position
+alone. While a step runs, another lane is somewhere between the last of its steps known to be over and the
+first that must wait for this step; it holds at most the most of that window. The sum over lanes bounds the
+device. With two allocating lanes (an accelerator's compute and copy-in) every position in the window can be
+met, so the bound is exact.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from .programs import Compute, Copy, Free, Program
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most `bytes` a device may hold, when step `index` of `lane` runs (None: before any); `cap` None is no limit."""
+    """The most `bytes` a device may hold, met while step `at` (lane, number) runs; None is before any step.
+
+    `cap` None is no limit.
+    """
 
     device: str
     bytes: int

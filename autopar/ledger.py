@@ -1,9 +1,9 @@
 """What a capped device may hold while a program is being written.
 
-Every byte is given back by the lane that allocated it, so what a lane holds depends only on how far it has come. Take
-the allocations in the order they are written. Of the buffers alive at any moment, the one written last was allowed
-for knowing all others as alive, because none of them is freed for sure before it. So where `bound` held at each
-allocation, no order the lanes may run in breaks the cap.
+Every byte is given back by the lane that allocated it, so what a lane holds depends only on how far it has
+come. Take the allocations in the order they are written. Of the buffers alive at any moment, the one written
+last was allowed for knowing all others as alive, because none of them is freed for sure before it. So where
+`bound` held at each allocation, no order the lanes may run in breaks the cap.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class _Point:
 class Ledger:
     """Bytes of one device under a cap: `base` always there, the rest by lane and position.
 
-    `strict` keeps every allocation's bound up to date with what is written after it, so that `footprint`, which does
-    not know the order of writing, finds the same bounds.
+    `strict` keeps every allocation's bound up to date with what is written after it, so that `footprint`,
+    which does not know the order of writing, finds the same bounds.
     """
 
     def __init__(self, device: str, cap: int, base: int, lanes: int, strict: bool):
         self.device, self.cap, self.base, self.strict = device, cap, base, strict
         self.levels: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]
-        # For each lane the allocations that no later one of the lane tops: the first of them from a position on is
-        # the most the lane holds from there on.
+        # For each lane the allocations that no later one of the lane tops: the first of them from a position
+        # on is the most the lane holds from there on.
         self.tops: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]
         self.points: list[list[_Point]] = [[] for _ in range(lanes)]
 
@@ -89,7 +89,9 @@ class Ledger:
         return -best[2], best[3]
 
     def crossed(self, lane: int, clock: Clock, nbytes: int) -> dict[int, int]:
-        """Where other lanes allocated with no room for `nbytes` more in `lane` beside; the last place in each."""
+        """Where other lanes allocated with no room for `nbytes` more in `lane` beside; the last place in
+        each.
+        """
         during = self.level(lane) + nbytes
         return {
             other: point.position

@@ -1,10 +1,11 @@
-"""From a plan to its program: flat steps for each lane, and between lanes the fewest waits that keep them right.
+"""From a plan to its program: flat steps for each lane, and between lanes the fewest waits that keep them
+right.
 
-Steps are written in the plan's predicted order, which respects every dependency, each to the end of its lane. What a
-step must follow on another lane, and its lane is not known to have followed already (`clocks`), becomes a `Wait` here
-and a `Record` there: a transitive reduction, made on the fly. A buffer is freed in the lane that allocated its
-storage, at the first point where that lane is known to follow the last reader; no wait is added for it before the
-lane's end, unless the memory cap of the device asks for one (`ledger`).
+Steps are written in the plan's predicted order, which respects every dependency, each to the end of its lane.
+What a step must follow on another lane, and its lane is not known to have followed already (`clocks`),
+becomes a `Wait` here and a `Record` there: a transitive reduction, made on the fly. A buffer is freed in the
+lane that allocated its storage, at the first point where that lane is known to follow the last reader; no
+wait is added for it before the lane's end, unless the memory cap of the device asks for one (`ledger`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from .tables import size
 def lower(plan: Plan) -> Program:
     """The program of a plan: results where `plan.costed.deliver` says, memory caps those of the machine.
 
-    PlanError when the plan's lanes cannot follow each other or a value never reaches its reader; MemoryCapError when
-    a cap does not hold in the plan's order whatever waits for what.
+    PlanError when the plan's lanes cannot follow each other or a value never reaches its reader;
+    MemoryCapError when a cap does not hold in the plan's order whatever waits for what.
     """
     first = _Lowering(plan, frozenset())
     program = first.program()
-    # With two allocating lanes the proof is exact. With more it looks at each pair of lanes for itself, so it may see
-    # more than can ever be; only then is the costly bookkeeping worth it that leaves it nothing to see.
+    # With two allocating lanes the proof is exact. With more it looks at each pair of lanes for itself, so it
+    # may see more than can ever be; only then is the costly bookkeeping worth it that leaves it nothing to
+    # see.
     if any(ledger.allocators > 2 for ledger in first.ledgers.values()):
         over = frozenset(p.device for p in footprint(program) if p.cap is not None and p.bytes > p.cap)
         if over:
@@ -40,14 +42,17 @@ def lower(plan: Plan) -> Program:
 
 
 class _Tape:
-    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane, position)."""
+    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane,
+    position).
+    """
 
     def __init__(self, index: int, name: str, device: str, lanes: int):
         self.index, self.name, self.device = index, name, device
         self.steps: list[Step | tuple[int, int]] = []
         self.clock: Clock = (0,) * lanes
         self.clocks: list[Clock] = []
-        # Buffers to free here, by the lane and position of a reader not known to be over, first position first.
+        # Buffers to free here, by the lane and position of a reader not known to be over, first position
+        # first.
         self.pending: dict[int, list[tuple[int, str]]] = {}
 
     def append(self, step: Step | tuple[int, int]) -> int:
@@ -228,7 +233,7 @@ class _Lowering:
     def step(
         self, tape: _Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
     ) -> int:
-        """Write a step after all of `wanted`, once its `new` bytes to stay and its `scratch` are sure to fit."""
+        """Write a step after all of `wanted`, once `new` bytes to stay and `scratch` are sure to fit."""
         ledger = self.ledgers.get(device)
         if ledger is None or not new + scratch:
             self.wait(tape, wanted)
@@ -254,7 +259,7 @@ class _Lowering:
                 self.free(tape, name)
 
     def settle(self, tape: _Tape, names: Iterable[str]) -> None:
-        """Account for the step just written, which touches `names`; free those that nobody touches after it."""
+        """Account for the step just written, which touches `names`; free those nobody touches after it."""
         position = len(tape.steps) - 1
         over = []
         for name in dict.fromkeys(names):
@@ -277,7 +282,9 @@ class _Lowering:
         return lane != tape.index and tape.clock[lane] <= position
 
     def owner(self, name: str) -> _Tape:
-        """The lane that frees a buffer: the one that allocated its storage, or made it over storage of the caller."""
+        """The lane that frees a buffer: the one that allocated its storage, or made it over storage of the
+        caller.
+        """
         root = self.buffers[name].storage
         return self.tapes[self.writer[root if root in self.writer else name][0]]
 
@@ -297,7 +304,9 @@ class _Lowering:
     def room(
         self, tape: _Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
-        """`wanted`, and what must be waited for besides so that `nbytes` more fit, whatever the other lanes do."""
+        """`wanted`, and what must be waited for besides so that `nbytes` more fit, whatever the other lanes
+        do.
+        """
         while True:
             clock = self.after(tape, wanted)
             short = ledger.alive() - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
@@ -306,11 +315,13 @@ class _Lowering:
             if not self.reclaim(tape, ledger.device):
                 what = f"the copy {step.dst}" if isinstance(step, Copy) else self.graph.task[step.task].where
                 raise MemoryCapError(
-                    f"{what} needs {size(nbytes)} on {ledger.device}, where {size(max(nbytes - short, 0))} of the cap "
-                    f"of {size(ledger.cap)} are free in the plan's order; raise it with memory="
-                    f"{{{ledger.device!r}: {ledger.cap + short}}}, pin something to another device or split the batch"
+                    f"{what} needs {size(nbytes)} on {ledger.device}, where {size(max(nbytes - short, 0))} "
+                    f"of the cap of {size(ledger.cap)} are free in the plan's order; raise it with memory="
+                    f"{{{ledger.device!r}: {ledger.cap + short}}}, pin something to another device or split "
+                    "the batch"
                 )
-        # What is short from here on is freed already, but in lanes this one does not know to have come so far.
+        # What is short from here on is freed already, but in lanes this one does not know to have come so
+        # far.
         more = dict(wanted)
         while (short := self.short(tape, ledger, nbytes, clock)) > 0:
             lane, position = ledger.behind(tape.index, clock, short)
@@ -355,7 +366,9 @@ class _Lowering:
         return ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
 
     def reclaim(self, tape: _Tape, device: str) -> bool:
-        """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if none."""
+        """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if
+        none.
+        """
         for owner in [tape, *(other for other in self.tapes if other is not tape)]:
             names = [
                 (self.writer[name], name)

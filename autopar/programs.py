@@ -1,7 +1,8 @@
-"""Exactly which steps: `Program`, flat lists of `Compute`, `Copy`, `Record`, `Wait` and `Free`, one list a lane.
+"""Exactly which steps: `Program`, flat lists of `Compute`, `Copy`, `Record`, `Wait` and `Free`, one list a
+lane.
 
-A buffer is one value on one device, named `value@device`. A lane executes its steps in order; between lanes only
-`Record` and `Wait` order anything. `lower` makes a program from a plan, `check` proves it right.
+A buffer is one value on one device, named `value@device`. A lane executes its steps in order; between lanes
+only `Record` and `Wait` order anything. `lower` makes a program from a plan, `check` proves it right.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Wait:
 class Free:
     """Give up a buffer: in the lane that allocated its storage, after the last reader on any lane.
 
-    The memory is given back when the last buffer of the storage is freed. A buffer that shares the storage of a given
-    or resident one is freed in the lane that made it.
+    The memory is given back when the last buffer of the storage is freed. A buffer that shares the storage of
+    a given or resident one is freed in the lane that made it.
     """
 
     buffer: str
@@ -74,8 +75,9 @@ Kind: TypeAlias = Literal["given", "resident", "made", "result"]
 class Buffer:
     """One value on one device. `storage` is the buffer whose memory it shares (itself when none).
 
-    `kind`: `given` is there before the call (an input, or state at its home), `resident` is a copy of state kept from
-    call to call, `made` is allocated and freed by steps, `result` is allocated by a step and handed to the caller.
+    `kind`: `given` is there before the call (an input, or state at its home), `resident` is a copy of state
+    kept from call to call, `made` is allocated and freed by steps, `result` is allocated by a step and handed
+    to the caller.
     """
 
     name: str
@@ -97,10 +99,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps for each lane that has any, the buffers they name, memory caps, and which buffers are the results.
+    """Steps for each lane that has any, the buffers they name, memory caps, and which buffers are the
+    results.
 
-    `outputs` are buffer names in the order of the graph's outputs, `updates` (buffer, input or state value) pairs to
-    be written back once every lane is done. `workspace` is (task, scratch bytes). `caps` is (device, bytes).
+    `outputs` are buffer names in the order of the graph's outputs, `updates` (buffer, input or state value)
+    pairs to be written back once every lane is done. `workspace` is (task, scratch bytes). `caps` is (device,
+    bytes).
     """
 
     name: str
@@ -122,7 +126,9 @@ class Program:
         return {lane.name: lane for lane in self.lanes}
 
     def check(self, graph: Graph | None = None) -> Report:
-        """Prove that no order the lanes may run in is wrong; ProgramError names the step that is. See `check.check`."""
+        """Prove that no order the lanes may run in is wrong; ProgramError names the step that is. See
+        `check.check`.
+        """
         from .check import check
 
         return check(self, graph)
@@ -143,7 +149,8 @@ class Program:
 
     @staticmethod
     def parse(text: str) -> Program:
-        """The program that `str` printed as `text`, equal to it; lines that start with `#` and empty lines are skipped.
+        """The program that `str` printed as `text`, equal to it; lines that start with `#` and empty lines
+        are skipped.
 
         ProgramError names the line that cannot be read. Whether the program is right is for `check` to say.
         """
@@ -193,7 +200,7 @@ def _word(text: str) -> str:
 
 
 def _aligned(rows: list[list[str]], indent: str = "") -> list[str]:
-    """Rows with their first three cells in columns; what follows differs too much in width to gain from it."""
+    """Rows with their first three cells in columns; the rest differs too much in width to gain from it."""
     widths = [max((len(row[column]) for row in rows if len(row) > column), default=0) for column in range(3)]
     return [
         indent
@@ -221,7 +228,8 @@ class _Reader:
 
     def rows(self) -> Iterator[tuple[list[str], list[bool]]]:
         """The words of each line that has any, and which of them were quoted."""
-        for self.number, line in enumerate(self.lines, 1):
+        for number, line in enumerate(self.lines, 1):
+            self.number = number
             raw = _TOKEN.findall(line)
             if raw and not raw[0].startswith("#"):
                 try:
@@ -301,5 +309,6 @@ class _Reader:
             case ["free", buffer]:
                 return Free(buffer)
         raise self.wrong(
-            "expected 'compute TASK : READS -> WRITES', 'copy SRC -> DST', 'record EVENT', 'wait EVENT' or 'free BUFFER'"
+            "expected 'compute TASK : READS -> WRITES', 'copy SRC -> DST', 'record EVENT', 'wait EVENT' "
+            "or 'free BUFFER'"
         )

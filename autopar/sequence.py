@@ -14,7 +14,8 @@ _At: TypeAlias = tuple[int, int]
 
 
 def mutators(plan: Plan) -> Callable[[str, str], list[str]]:
-    """Function of (value, device): the tasks that change the value in place before its first reader on the device.
+    """Function of (value, device): the tasks that change the value in place before its first reader on the
+    device.
 
     A copy for that device must not be older than they are. Without a reader there, all that change it.
     """
@@ -39,10 +40,11 @@ def mutators(plan: Plan) -> Callable[[str, str], list[str]]:
 def sequence(
     plan: Plan, there: Collection[str], results: Collection[str], before: Callable[[str, str], list[str]]
 ) -> Iterator[tuple[int, Item]]:
-    """(index of the lane in `plan.orders`, run or transfer), each after what it reads and its lane's earlier ones.
+    """(index of the lane in `plan.orders`, run or transfer), each after what it reads and its lane's earlier
+    ones.
 
-    `there` are the buffers that exist before the call, `results` those that must be made. PlanError when a value is
-    never brought to where it is read, brought twice, or when lanes wait for each other.
+    `there` are the buffers that exist before the call, `results` those that must be made. PlanError when a
+    value is never brought to where it is read, brought twice, or when lanes wait for each other.
     """
     costed, graph = plan.costed, plan.costed.graph
     lanes = [(name.rsplit("/", 1)[0], items) for name, items in plan.orders.items()]
@@ -115,8 +117,8 @@ def sequence(
         item = lanes[lane][1][position]
         what = item.run if isinstance(item, Placed) else f"the transfer of {item.value}"
         raise PlanError(
-            f"the orders of the plan's lanes go round in a circle: {what!r} in {item.lane} and {len(waiting) - 1} "
-            "more wait for each other; each must come after what it reads"
+            f"the orders of the plan's lanes go round in a circle: {what!r} in {item.lane} and "
+            f"{len(waiting) - 1} more wait for each other; each must come after what it reads"
         )
 
 

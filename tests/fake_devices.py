@@ -1,4 +1,6 @@
-"""A second opinion on placement: the program's tasks on fake tensors of fake devices, which torch refuses to mix."""
+"""A second opinion on placement: the program's tasks on fake tensors of fake devices, which torch refuses to
+mix.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from autopar.runtime import bind
 def run_fake(
     program: Program, graph: Graph, calls: Mapping[str, Callable[..., Any]] | None = None
 ) -> dict[str, Any]:
-    """Every step on fake tensors: the CPU as it is, the accelerators as cuda:0, cuda:1 … in order of their lanes.
+    """Every step on fake tensors: the CPU as it is, the accelerators as cuda:0, cuda:1 … in order of their
+    lanes.
 
     Returns the results by buffer name. What torch raises where a task mixes devices comes through.
     """

@@ -1,4 +1,6 @@
-"""Programs with one step gone or moved: each wait and copy deleted, each free of a shared buffer moved too early."""
+"""Programs with one step gone or moved: each wait and copy deleted, each free of a shared buffer moved too
+early.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Plans without a planner: every task its own run, any placement, naive times. For tests of what comes after a plan."""
+"""Plans without a planner: every task its own run, any placement, naive times. For tests of what comes after
+a plan.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def plan(
     deliver: str = "cpu",
     workspace: Mapping[str, int] | None = None,
 ) -> Plan:
-    """`where` gives the device (or lane) of each task, as a mapping or in graph order; copies go as soon as they can."""
+    """`where` gives the device (or lane) of each task, as a mapping or in graph order; copies go as soon as
+    they can.
+    """
     graph.check()
     places = (
         dict(where)

@@ -1,4 +1,4 @@
-"""Random graphs of real operators: element-wise, matrix products, views, several outputs, changes in place."""
+"""Random graphs of real operators: element-wise, products, views, several outputs, changes in place."""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ def fork(lanes: int = 1, caps: dict[str, int] | None = None) -> Plan:
 
 
 def views(lanes: int = 1) -> Plan:
-    """Views of a value, of a view, of an input and of a copy, read far from where their storage was allocated."""
+    """Views of a value, of a view, of an input and of a copy, read far from where their storage was
+    allocated.
+    """
     values = [
         value("x", kind="input"),
         value("xt", storage="x"),

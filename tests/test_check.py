@@ -59,31 +59,58 @@ WRONG = {
         r"\(copy x@cpu -> x@gpu\); record an event in lane gpu/in",
     ),
     "freed before read": (
-        [("  wait e3\n", ""), ("  wait e2\n  copy", "  wait e2\n  copy")],
-        r"step 3 of lane gpu/0 \(free y@gpu\) frees y@gpu, but nothing makes it follow step 1 of lane gpu/out",
+        [("  wait e3\n", "")],
+        r"step 3 of lane gpu/0 \(free y@gpu\) frees y@gpu, but nothing makes it follow step 1 of lane gpu/o",
     ),
     "freed too early in its own lane": (
-        [("  compute f : x@gpu -> y@gpu\n", "  free y@gpu\n  compute f : x@gpu -> y@gpu\n"), ("  wait e3\n  free y@gpu\n", "")],
+        [
+            ("  compute f : x@gpu -> y@gpu\n", "  free y@gpu\n  compute f : x@gpu -> y@gpu\n"),
+            ("  wait e3\n  free y@gpu\n", ""),
+        ],
         r"\(free y@gpu\) frees y@gpu, but runs before step 2 of lane gpu/0 \(task 'f'\)",
     ),
-    "double free": ([("  free x@gpu\n", "  free x@gpu\n  free x@gpu\n")], "x@gpu is freed twice; step 3 of lane gpu/in"),
+    "double free": (
+        [("  free x@gpu\n", "  free x@gpu\n  free x@gpu\n")],
+        "x@gpu is freed twice; step 3 of lane gpu/in",
+    ),
     "leak": ([("  free x@gpu\n", "")], "buffer x@gpu, made by step 0 of lane gpu/in, is never freed"),
     "freed elsewhere": (
         [("  free x@gpu\n", ""), ("  free y@gpu\n", "  free y@gpu\n  free x@gpu\n")],
         "frees buffer x@gpu, whose storage lane gpu/in allocated; free it there",
     ),
-    "frees the caller's": ([("  free x@gpu\n", "  free x@cpu\n")], "x@cpu is given, which a program never frees"),
-    "frees a result": ([("record e3\n", "record e3\n  free y@cpu\n")], "y@cpu is result, which a program never frees"),
+    "frees the caller's": (
+        [("  free x@gpu\n", "  free x@cpu\n")],
+        "x@cpu is given, which a program never frees",
+    ),
+    "frees a result": (
+        [("record e3\n", "record e3\n  free y@cpu\n")],
+        "y@cpu is result, which a program never frees",
+    ),
     "deadlock": (
         [("  copy x@cpu -> x@gpu\n", "  wait e2\n  copy x@cpu -> x@gpu\n")],
         r"can never end.*: step 0 of lane gpu/0 \(wait e1\), then step 0 of lane gpu/in \(wait e2\)",
     ),
-    "waits for itself": ([("  wait e1\n", "  wait e2\n")], r"can never end.*step 0 of lane gpu/0 \(wait e2\)"),
-    "no such event": ([("  record e1\n", "")], r"step 0 of lane gpu/0 \(wait e1\) waits for an event that no lane"),
+    "waits for itself": (
+        [("  wait e1\n", "  wait e2\n")],
+        r"can never end.*step 0 of lane gpu/0 \(wait e2\)",
+    ),
+    "no such event": (
+        [("  record e1\n", "")],
+        r"step 0 of lane gpu/0 \(wait e1\) waits for an event that no lane",
+    ),
     "recorded twice": ([("record e3\n", "record e3\n  record e1\n")], "event 'e1' is recorded twice"),
-    "no copy": ([("  copy x@cpu -> x@gpu\n", "")], r"\(task 'f'\): it reads buffer x@gpu, which no step makes; a copy"),
-    "wrong device": ([("f : x@gpu", "f : x@cpu")], "it runs on gpu, but buffer x@cpu is on cpu; copy it first"),
-    "wrong lane": ([("lane gpu/in gpu", "lane gpu/1 gpu")], "copy x@cpu -> x@gpu belongs in lane gpu/in or cpu/out"),
+    "no copy": (
+        [("  copy x@cpu -> x@gpu\n", "")],
+        r"\(task 'f'\): it reads buffer x@gpu, which no step makes; a copy",
+    ),
+    "wrong device": (
+        [("f : x@gpu", "f : x@cpu")],
+        "it runs on gpu, but buffer x@cpu is on cpu; copy it first",
+    ),
+    "wrong lane": (
+        [("lane gpu/in gpu", "lane gpu/1 gpu")],
+        "copy x@cpu -> x@gpu belongs in lane gpu/in or cpu/out",
+    ),
     "copy within a device": ([("copy x@cpu -> x@gpu", "copy y@gpu -> x@gpu")], "are on one device"),
     "copy of another": ([("copy x@cpu -> x@gpu", "copy y@cpu -> x@gpu")], "a copy of 'y' cannot be 'x'"),
     "made twice": (
@@ -94,7 +121,10 @@ WRONG = {
         [("  record e2\n", "  compute f : x@gpu ->\n  record e2\n")],
         "task 'f' has run before; each runs once",
     ),
-    "writes the caller's": ([("copy y@gpu -> y@cpu", "copy x@gpu -> x@cpu")], "x@cpu is given: it is there before"),
+    "writes the caller's": (
+        [("copy y@gpu -> y@cpu", "copy x@gpu -> x@cpu")],
+        "x@cpu is given: it is there before",
+    ),
     "result not made": (
         [("  copy y@gpu -> y@cpu\n", "")],
         "no step makes buffer y@cpu of kind result",
@@ -112,10 +142,16 @@ WRONG = {
     ),
     "scratch": ([("output", "cap gpu 130\nworkspace f 8\noutput")], "gpu may hold 136 B"),
     "storage of nobody": ([("y@gpu y gpu made 64", "y@gpu y gpu made 64 in z@gpu")], "which is no buffer"),
-    "storage elsewhere": ([("y@gpu y gpu made 64", "y@gpu y gpu made 64 in x@cpu")], "cannot share storage with x@cpu"),
-    "copy of a view": ([("x@gpu x gpu made 64", "x@gpu x gpu made 64 in y@gpu")], "x@gpu is a copy, so it cannot share"),
+    "storage elsewhere": (
+        [("y@gpu y gpu made 64", "y@gpu y gpu made 64 in x@cpu")],
+        "cannot share storage with x@cpu",
+    ),
+    "copy of a view": (
+        [("x@gpu x gpu made 64", "x@gpu x gpu made 64 in y@gpu")],
+        "x@gpu is a copy, so it cannot share",
+    ),
     "two of a name": ([("buffer x@gpu", "buffer x@cpu")], "two buffers share a name"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("edits", "message"), WRONG.values(), ids=WRONG)
@@ -129,7 +165,9 @@ def test_wrong_programs_are_named(edits: list[tuple[str, str]], message: str) ->
 
 
 def test_a_view_read_after_its_base_is_freed_is_right() -> None:
-    """Bytes come back with the last buffer of a storage, so a view may outlive its base, not the other way round."""
+    """Bytes come back with the last buffer of a storage, so a view may outlive its base, not the other way
+    round.
+    """
     text = """autopar program 1 view
 output y@cpu
 buffer x@cpu x cpu given 64

@@ -1,8 +1,8 @@
 """Every step that keeps a program right is needed, is known to be needed, and is missed in a real run.
 
-The check must flag a program with a wait or copy deleted or a free moved too early, unless it had named that step
-redundant before; and since a check that flags everything would pass that, an adversary must find a wrong answer
-where it flags, and none where it does not.
+The check must flag a program with a wait or copy deleted or a free moved too early, unless it had named that
+step redundant before; and since a check that flags everything would pass that, an adversary must find a wrong
+answer where it flags, and none where it does not.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def test_every_deletion_is_flagged_and_the_adversary_finds_it() -> None:
 
 
 def test_random_programs_too() -> None:
-    """The same for random graphs of views, several outputs and changes in place, scattered over lanes, some capped."""
+    """The same for random graphs of views, several outputs and changes in place, scattered over lanes, some
+    capped.
+    """
     found = missed = 0
     for seed in range(14):
         rng = random.Random(seed)
@@ -99,7 +101,9 @@ def test_random_programs_too() -> None:
 
 
 def padded(program: Program) -> Iterator[tuple[Program, tuple[str, int]]]:
-    """The program with one wait more that nothing needs, at each place where an event can be waited for a second time."""
+    """The program with one wait more that nothing needs, at each place where an event can be waited for a
+    second time.
+    """
     for lane in program.lanes:
         for position, step in enumerate(lane.steps):
             if isinstance(step, Wait):

@@ -32,7 +32,7 @@ def count(program: Program, kind: type) -> int:
 
 @pytest.mark.parametrize("each", PLANS.values(), ids=PLANS)
 def test_samples(each) -> None:
-    """Every task once in the plan's order, every transfer a copy, no event without a wait, no device mixed."""
+    """Every task in the plan's order, every transfer a copy, no event without a wait, no device mixed."""
     program, made = lower(each), each.costed.graph
     assert program.check(made).redundant == ()
     for lane in program.lanes:
@@ -108,7 +108,9 @@ def chain(tasks: int) -> Graph:
 
 
 def test_long_chain_is_neither_slow_nor_deep() -> None:
-    """10,000 tasks that change device each time; time is that of the processor, so that other load does not count."""
+    """10,000 tasks that change device each time; time is that of the processor, so that other load does not
+    count.
+    """
     made = chain(10_000)
     each = plan(made, machine(), ["cpu", "emulated:0", "emulated:1"])
     start = time.process_time()
@@ -129,7 +131,8 @@ def test_one_lane_needs_no_events() -> None:
 
 
 def test_waits_that_follow_from_others_are_not_made() -> None:
-    """r reads a and b, both from cpu/0: one wait, for the later of them, is enough; then c through cpu/1 covers both.
+    """r reads a and b, both from cpu/0: one wait, for the later of them, is enough; then c through cpu/1
+    covers both.
 
     cpu/0: a  b
     cpu/1:       c(b)

@@ -1,4 +1,4 @@
-"""The text form of a program: what is printed is read back as it was, and what cannot be read names its line."""
+"""The text form of a program: what is printed is read back; what cannot be read names its line."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_bad_text_names_its_line(line: str, message: str) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="the text is empty"):
         Program.parse("\n# nothing\n")
-    with pytest.raises(ProgramError, match="line 1 .* expected 'autopar program 1' and a name"):
+    with pytest.raises(ProgramError, match=r"line 1 .* expected 'autopar program 1' and a name"):
         Program.parse("autopar plan 1 x")
     (tmp_path / "p").write_bytes(b"\x80\x04\x95")
     with pytest.raises(ProgramError, match="is not text"):

@@ -1,9 +1,10 @@
 """The worst order a program permits, on real numbers: a backend for tests alone.
 
-Ready steps run one at a time in a seeded order that looks for trouble: lanes with random priorities that change at
-random points (probabilistic concurrency testing; Burckhardt et al., ASPLOS 2010), one lane starved for as long as
-anything else can run, or a random walk. What is not written yet, and what is freed, reads as poison: NaN, the largest
-integer, noise for bool. A missing wait thus becomes a wrong answer. All devices are the CPU; a copy is a clone.
+Ready steps run one at a time in a seeded order that looks for trouble: lanes with random priorities that
+change at random points (probabilistic concurrency testing; Burckhardt et al., ASPLOS 2010), one lane starved
+for as long as anything else can run, or a random walk. What is not written yet, and what is freed, reads as
+poison: NaN, the largest integer, noise for bool. A missing wait thus becomes a wrong answer. All devices are
+the CPU; a copy is a clone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from . import bind
 
 
 class Violation(AutoparError):
-    """A step that could not be done in this order: an operator choked on poison, a cap broke, or no lane could go on."""
+    """A step that could not be done in this order: an operator choked on poison, a cap broke, or no lane
+    could go on.
+    """
 
 
 def run(
@@ -33,9 +36,9 @@ def run(
 ) -> tuple[list[Any], list[Any]]:
     """Outputs and updates of one run, in the order of `program.outputs` and `program.updates`.
 
-    `given` has a tensor for each input and state, by value name or by buffer name; they are cloned first, storages
-    shared between them stay shared. Right programs give the same for every seed, and what one device would give.
-    Raises Violation.
+    `given` has a tensor for each input and state, by value name or by buffer name; they are cloned first,
+    storages shared between them stay shared. Right programs give the same for every seed, and what one device
+    would give. Raises Violation.
     """
     return _Run(program, graph, calls or {}, given, seed).run()
 
