@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -67,23 +67,29 @@ class _Source:
         return self.text
 
 
+Lines: TypeAlias = Sequence[str]
+
+
+def _nothing(step: Step) -> tuple[Lines, Lines]:
+    return (), ()
+
+
 @dataclass(frozen=True)
 class Style:
     """How the steps of a lane are written.
 
-    `wait` and `record` give the lines of an event (index of it), `copy` the expression that copies the source
-    expression into a buffer, `compute` the seconds a task must last on a declared clock (None: as long as it lasts).
-    `recorded` adds a call to the recorder round every compute and copy.
+    `wait` and `record` give the lines of an event, `copy` the expression that copies the expression it is given,
+    `around` what stands before and after a compute or copy. `recorded` adds calls of the lane's recorder. `first`
+    and `last` begin and end the lane.
     """
 
-    wait: Callable[[str], Sequence[str]]
-    record: Callable[[str], Sequence[str]]
+    wait: Callable[[str], Lines]
+    record: Callable[[str], Lines]
     copy: Callable[[Copy, str], str]
-    compute: Callable[[str], float] | None = None
-    transfer: Callable[[Copy], str] | None = None
+    around: Callable[[Step], tuple[Lines, Lines]] = _nothing
     recorded: bool = False
-    first: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
+    first: Lines = ()
+    last: Lines = ()
 
 
 class _Writer:
@@ -146,7 +152,7 @@ class _Writer:
     def compute(self, step: Compute, index: int) -> None:
         task = self.graph.task[step.task]
         function = self.call(task)
-        plain = not task.target.startswith("call:") and not _is_user(function)
+        plain = not _is_user(function)
         values = {self.program.buffer[name].value: name for name in step.reads}
         arguments = [self.expression(argument, values, plain) for argument in task.args]
         odd = [(name, value) for name, value in task.kwargs if keyword.iskeyword(name)]
@@ -163,28 +169,28 @@ class _Writer:
             text = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}"
         elif targets and targets != ["_"]:
             text = f"{targets[0]} = {text}"
-        if self.style.recorded:
-            self.line(f"r.begin({index})", index)
-        self.line(f"{text}  # {' '.join(task.where.split())}", index)
+        text = f"{text}  # {' '.join(task.where.split())}"
+        self.work(step, index, text, [name for name in targets if name != "_"])
         if task.unpack and "_" in targets:
             self.line("del _", index)
-        if self.style.compute is not None:
-            self.line(f"c.compute({self.style.compute(step.task)!r})", index)
-        if self.style.recorded:
-            self.line(f"r.end({index}, {', '.join(name for name in targets if name != '_')})", index)
 
     def copy(self, step: Copy, index: int) -> None:
         source = self.read(step.src)
-        if self.style.transfer is not None:
-            self.line(self.style.transfer(step), index)
+        made = self.make(step.dst)
+        text = f"{made} = {self.style.copy(step, source)}  # {step.src} to {step.dst}"
+        self.work(step, index, text, [made])
+
+    def work(self, step: Step, index: int, text: str, made: Sequence[str]) -> None:
+        before, after = self.style.around(step)
+        for line in before:
+            self.line(line, index)
         if self.style.recorded:
             self.line(f"r.begin({index})", index)
-        made = self.make(step.dst)
-        self.line(f"{made} = {self.style.copy(step, source)}  # {step.src} to {step.dst}", index)
-        if self.style.transfer is not None:
-            self.line("c.copied()", index)
+        self.line(text, index)
+        for line in after:
+            self.line(line, index)
         if self.style.recorded:
-            self.line(f"r.end({index}, {made})", index)
+            self.line(f"r.end({', '.join((str(index), *made))})", index)
 
     def drop(self, buffers: Sequence[str], index: int) -> None:
         gone = []
@@ -229,8 +235,6 @@ def lane_code(
     """The code of one lane, whose tensors are on `device`; `call` gives the callable of a task. Linear in its steps."""
     writer = _Writer(program, graph, lane, layout, device, style, call)
     writer.line("def lane(s, d):", -1)
-    if style.compute is not None or style.transfer is not None:
-        writer.line(f"c = d.clock({lane.name!r})", -1)
     if style.recorded:
         writer.line(f"r = d.recorder({lane.name!r})", -1)
     for text in style.first:

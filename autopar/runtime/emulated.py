@@ -26,6 +26,7 @@ class Clock:
         self.makespan, self.slow_down = makespan, slow_down
         self.events: dict[str, float] = {}
         self.wires: dict[str, float] = {}
+        self.host = 0.0
         self.lock = threading.Lock()
         self.behind = 0.0
         self.ratio = 1.0
@@ -33,7 +34,7 @@ class Clock:
 
     @property
     def late(self) -> float:
-        """Worst time behind the model as a share of the modelled makespan; 0 when within the tolerance of a sleep."""
+        """Worst time behind the model as a share of the modelled makespan."""
         return self.behind / self.makespan if self.makespan > 0 else 0.0
 
     @property
@@ -60,6 +61,15 @@ class LaneClock:
     def record(self, event: str) -> None:
         """The event happens now."""
         self.clock.events[event] = self.now
+
+    def dispatch(self, seconds: float) -> None:
+        """A run is started by the one host, which starts no other for `seconds`; it waits for its turn."""
+        clock = self.clock
+        with clock.lock:
+            start = max(self.now, clock.host)
+            clock.host = start + seconds
+        if start > self.now:
+            self._until(start)
 
     def compute(self, seconds: float) -> None:
         """What was computed since the last call lasts `seconds`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..graph import Graph
-from ..programs import Compute, Copy, Free, Program, Step
+from ..programs import Compute, Copy, Free, Program, Record, Step, Wait
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def makes(step: Step) -> tuple[str, ...]:
     return step.writes if isinstance(step, Compute) else (step.dst,) if isinstance(step, Copy) else ()
 
 
-def events(program: Program, kind: type) -> Iterator[tuple[str, str]]:
-    """(event, lane) of each step of `kind`, which is Record or Wait."""
+def events(program: Program, kind: type[Record] | type[Wait]) -> Iterator[tuple[str, str]]:
+    """(event, lane) of each step of `kind`."""
     for lane in program.lanes:
         for step in lane.steps:
-            if isinstance(step, kind):
-                yield step.event, lane.name  # type: ignore[attr-defined]
+            if isinstance(step, Record | Wait) and isinstance(step, kind):
+                yield step.event, lane.name

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch
 from ..errors import RunError
 from ..graph import Task
 from ..plans import Plan
-from ..programs import Compute, Copy, Program
+from ..programs import Compute, Copy, Program, Step
 from ..timeline import Timeline
 from . import accelerator, ambient, bind
 from .accelerator import AcceleratorLane
@@ -173,28 +174,35 @@ class Executor:
                 recorded=recorded, first=backend.first, last=backend.last,
             )  # fmt: skip
             if self._declared:
-                style = self._on_clock(style)
+                style = self._on_clock(style, lane.name)
             self._codes[lane.name, recorded] = lane_code(
                 self._program, self._graph, lane, self._layout, backend.device, style, self._callables
             )
         return self._codes[lane.name, recorded]
 
-    def _on_clock(self, style: Style) -> Style:
-        durations = task_seconds(self._plan)
-        machine, buffers = self._machine, self._program.buffer
+    def _on_clock(self, style: Style, lane: str) -> Style:
+        durations, buffers = task_seconds(self._plan), self._program.buffer
+        costed, machine = self._plan.costed, self._machine
+        starts = {run.tasks[0]: run.dispatch_s * machine.slow_down for run in costed.runs}
 
-        def transfer(step: Copy) -> str:
+        def around(step: Step) -> tuple[Sequence[str], Sequence[str]]:
+            if isinstance(step, Compute):
+                host = starts.get(step.task, 0.0)
+                return [f"c.dispatch({host!r})"] if host else (), [f"c.compute({durations[step.task]!r})"]
+            assert isinstance(step, Copy)
             source, made = buffers[step.src], buffers[step.dst]
             route = machine.route(source.device, made.device)
             wires = tuple(sorted({link.wire for link in route if link.wire is not None}))
-            return f"c.reserve({wires!r}, {sum(link.seconds(made.bytes) for link in route) * machine.slow_down!r})"
+            lasts = sum(link.seconds(made.bytes) for link in route) * machine.slow_down
+            return [f"c.reserve({wires!r}, {lasts!r})"], ["c.copied()"]
 
-        return Style(
+        return replace(
+            style,
             wait=lambda event: [*style.wait(event), f"c.wait({event!r})"],
             record=lambda event: [f"c.record({event!r})", *style.record(event)],
-            copy=style.copy, compute=durations.__getitem__, transfer=transfer,
-            recorded=style.recorded, first=style.first, last=style.last,
-        )  # fmt: skip
+            around=around,
+            first=[f"c = d.clock({lane!r})", *style.first],
+        )
 
     @property
     def _callables(self) -> Callable[[Task], Callable[..., Any]]:
@@ -362,7 +370,7 @@ class Executor:
         with torch.no_grad():
             for slot, position, state in self._updates:
                 target = inputs[position] if position is not None else state[0][state[1]] if state else None
-                if target is not slots[slot]:
+                if target is not None and target is not slots[slot]:
                     target.copy_(slots[slot])
 
     def _interrupted(self) -> None:
