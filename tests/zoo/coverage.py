@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 PATH = Path(__file__).parents[2] / "docs" / "coverage.md"
-ROUTES = ("task by task", "cpu", "round robin", "adversarial")
+ROUTES = ("task by task", "cpu", "round robin", "adversarial", "batch in two")
 
 HEAD = """\
 # What is covered
@@ -21,9 +21,10 @@ twice; answers, parameters, buffers and arguments are held against eager after e
 (NaN to NaN), a number the largest max|Δ| ÷ max|reference| of a tensor, anything else what went wrong.
 
 - task by task: the captured graph, one task after the other
-- cpu: planned, checked and executed on one CPU lane
+- cpu: `autopar.compile` on one CPU lane, its own check against eager included
 - round robin: a CPU and two emulated accelerators, each task on the next device: the nastiest placement
 - adversarial: the same program, its steps in seeded adversarial order, memory poisoned and reused at once
+- batch in two: round robin with the batch cut into two parts, where it can be
 """
 
 
@@ -50,9 +51,11 @@ def write(rows: Iterable[Row], path: Path = PATH) -> None:
     names = ["model", "family", "tasks", "captured by", *ROUTES, "remark"]
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
-    equal = sum(all(row.verdicts.get(route) == "exact" for route in ROUTES) for row in rows)
+    equal = sum(all(row.verdicts.get(route) == "exact" for route in ROUTES[:-1]) for row in rows)
     refused = sum(not row.how for row in rows)
-    total = f"{len(rows)} models: {equal} exact on every route, {refused} refused.\n"
+    total = (
+        f"{len(rows)} models: {equal} exact on every route that keeps the batch whole, {refused} refused.\n"
+    )
     path.write_text("\n".join([HEAD, where(), "", total, *lines, ""]))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import autopar
 from autopar.capture import Captured, capture
 from autopar.lower import lower
 from autopar.machine import Device, Link, Machine
@@ -108,9 +109,9 @@ class Subject:
         self.restore()
         return calls(lambda: self.captured.rebuild(once()), self.model, self.args, self.kwargs)
 
-    def program(self, policy: str, *names: str) -> tuple[Plan, Program]:
-        """The model planned without a split on the devices `names`, lowered and checked."""
-        options = Options(policy=policy, split=None, check="never")
+    def program(self, policy: str, *names: str, parts: int | None = None) -> tuple[Plan, Program]:
+        """The model planned on the devices `names`, its batch in `parts` or whole, lowered and checked."""
+        options = Options(policy=policy, split=parts, check="never")
         plan = plan_captured(self.captured, machine(*names), options, self.inputs())
         program = lower(plan)
         program.check(plan.costed.graph)
@@ -132,9 +133,21 @@ def interpreted(subject: Subject) -> list[Any]:
     return subject.calls(once)
 
 
-def executed(subject: Subject, policy: str, *names: str) -> list[Any]:
-    """By the runtime, on real lanes."""
-    executor = Executor(subject.captured, *subject.program(policy, *names))
+def compiled(subject: Subject) -> list[Any]:
+    """By the face, captured anew and checked against eager at the first call, on one CPU lane."""
+    fast = autopar.compile(subject.model, machine("cpu"), split=None)
+    try:
+        subject.restore()
+        return calls(
+            lambda: fast(*subject.args, **subject.kwargs), subject.model, subject.args, subject.kwargs
+        )
+    finally:
+        fast.close()
+
+
+def executed(subject: Subject, parts: int | None = None) -> list[Any]:
+    """By the runtime on real lanes, round robin over three devices."""
+    executor = Executor(subject.captured, *subject.program("round_robin", *NAMES, parts=parts))
     try:
         return subject.calls(lambda: executor(subject.inputs()))
     finally:
@@ -147,7 +160,8 @@ def adversarial(subject: Subject, seed: int) -> list[Any]:
     graph = plan.costed.graph
 
     def once() -> list[Any]:
-        answers = adversary.run(program, graph, subject.captured.calls, subject.live(), seed)
-        return list(answers)
+        outputs, updates = adversary.run(program, graph, subject.captured.calls, subject.live(), seed)
+        subject.write({target: made for (_, target), made in zip(program.updates, updates)})
+        return outputs
 
     return subject.calls(once)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.errors import AutoparError, CaptureError
+from autopar.errors import AutoparError, CaptureError, PlanError
 
 from . import coverage, routes
 from .compare import difference, largest
@@ -55,13 +55,19 @@ def show(entry: Entry) -> Row:
     row.how, row.tasks = subject.captured.how, len(subject.captured.graph.tasks)
     ways: dict[str, Callable[[], Any]] = {
         "task by task": lambda: routes.interpreted(subject),
-        "cpu": lambda: routes.executed(subject, "single", "cpu"),
-        "round robin": lambda: routes.executed(subject, "round_robin", *routes.NAMES),
+        "cpu": lambda: routes.compiled(subject),
+        "round robin": lambda: routes.executed(subject),
         "adversarial": lambda: [routes.adversarial(subject, seed) for seed in SEEDS],
+        "batch in two": lambda: routes.executed(subject, parts=2),
     }
     for name, way in ways.items():
         try:
             answer = way()
+        except PlanError as error:
+            if name == "batch in two" and "cannot be cut" in str(error):
+                continue
+            row.verdicts[name] = f"PlanError: {error}"
+            continue
         except (AutoparError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             row.verdicts[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             continue
