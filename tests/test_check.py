@@ -138,7 +138,7 @@ WRONG = {
     ),
     "cap": (
         [("output", "cap gpu 127\noutput")],
-        r"gpu may hold 128 B when step 1 of lane gpu/0 \(task 'f'\) runs.*the cap must be 128",
+        r"gpu may hold 128 B when step 1 of lane gpu/0 \(task 'f'\) runs.*or the cap be 128",
     ),
     "scratch": ([("output", "cap gpu 130\nworkspace f 8\noutput")], "gpu may hold 136 B"),
     "storage of nobody": ([("y@gpu y gpu made 64", "y@gpu y gpu made 64 in z@gpu")], "which is no buffer"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_devices import run_fake
@@ -118,6 +122,38 @@ def test_long_chain_is_neither_slow_nor_deep() -> None:
     assert time.process_time() - start < 5
     program.check(made)
     assert count(program, Compute) == 10_000
+
+
+HASHED = """
+import random, sys
+from naive import machine, plan
+from randoms import random_graph, random_places
+from autopar.lower import lower
+rng = random.Random(3)
+made = random_graph(rng, 40, changes=True)
+on = machine(2, 2, {"emulated:0": 64 * 14, "cpu": 64 * 40})
+lanes = [lane for device in on.devices for lane in device.compute_lanes]
+program = lower(plan(made, on, random_places(rng, made, lanes)))
+program.check(made)
+assert "torch" not in sys.modules
+print(program)
+"""
+
+
+def test_same_text_under_any_hash_seed_and_without_torch() -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", HASHED],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(texts) == 1
+    assert Program.parse(texts.pop()).lanes
 
 
 def test_one_lane_needs_no_events() -> None:
