@@ -5,8 +5,8 @@ that take back cuts with nothing to gain. It assigns at most one axis to a value
 is cut the way that has the fewest bytes rejoined. Linear in tasks and cuts.
 
 A view may merge the batch with axes before it: (length, batch, width) to (length × batch, width). The rows
-of a part are then strided in the merged axis, `outer` blocks of them; tasks that treat each row alike, and the
-view that takes the axes apart again, go on in parts. (DTensor calls this a strided shard.)
+of a part are then strided in the merged axis, `outer` blocks of them; tasks that treat each row alike, and
+the view that takes the axes apart again, go on in parts. (DTensor calls this a strided shard.)
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class _Flow:
         return next((axis for axis, size in enumerate(shape) if (axis, size) in self.sizes), None)
 
     def choose(self, task: Task) -> tuple[Cut | None, int]:
-        """The cut with the fewest bytes rejoined, then the most bytes cut; the blocks its outputs' rows lie in.
+        """The cut with the fewest bytes rejoined, then the most bytes cut; None when none is worth it.
 
-        No cut when none is worth it.
+        With it, the number of blocks in which the rows of its outputs lie.
         """
         if task.random is not None or task.writes or task.home or task.colocate is not None:
             return None, 1

@@ -64,7 +64,8 @@ def batch_of(graph: Graph) -> int | None:
 
 def _best(graph: Graph, rows: int) -> Flow:
     """The flow of the first axis, or that of the second where it cuts more work."""
-    return max((flow(graph, rows, first) for first in (0, 1)), key=_rating)
+    both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
+    return max((flow(graph, rows, first) for first in ((0, 1) if both else (0,))), key=_rating)
 
 
 def _rating(found: Flow) -> tuple[bool, int]:
