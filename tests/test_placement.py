@@ -236,6 +236,9 @@ def test_reasons_are_true_of_the_plan(policy):
         first = min((c.end, c.device != own.device) for c in reason.choices if c.end is not None)
         assert ("ends first" in reason.text) <= (first[0] == own.end)
     assert any("ends first" in reason.text for reason in plan.reasons)
+    tried = min(candidate.makespan for candidate in plan.candidates if candidate.makespan is not None)
+    if plan.makespan > tried * (1 + 1e-9):
+        assert not any("no plan that was tried is shorter" in reason.text for reason in plan.reasons)
 
 
 def test_a_plan_survives_the_disk(tmp_path: Path):

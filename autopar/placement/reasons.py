@@ -15,13 +15,15 @@ NEGLIGIBLE = 1e-9
 """Seconds that are no reason for anything."""
 
 
-def reasons(problem: Problem, timing: Timing, policy: str, others: str = "") -> tuple[Reason, ...]:
+def reasons(
+    problem: Problem, timing: Timing, policy: str, *, shortest: bool, others: str = ""
+) -> tuple[Reason, ...]:
     """A reason for each run, in graph order.
 
     Each `Choice` holds the rest of the plan as it is: when the run's inputs would be on that device (those
     already brought there when they arrive, others by their own transfer on an idle wire), when a queue of it
-    is idle from then on, and the end that follows. `others` says what the race found when all runs are on one
-    device.
+    is idle from then on, and the end that follows. `shortest`: nothing that was tried is shorter. `others`
+    says what the race found when all runs are on one device.
     """
     placed = {step.run: step for step in timing.placed}
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
@@ -37,7 +39,9 @@ def reasons(problem: Problem, timing: Timing, policy: str, others: str = "") -> 
         choices = tuple(_choice(problem, r, d, placed, there, idle) for d in range(len(problem.devices)))
         found.append(
             Reason(
-                name, _sentence(problem, r, placed[name], choices, policy, others, len(used) == 1), choices
+                name,
+                _sentence(problem, r, placed[name], choices, policy, shortest, others, len(used) == 1),
+                choices,
             )
         )
     return tuple(found)
@@ -90,7 +94,14 @@ def _choice(
 
 
 def _sentence(
-    problem: Problem, r: int, own: Placed, choices: Sequence[Choice], policy: str, others: str, alone: bool
+    problem: Problem,
+    r: int,
+    own: Placed,
+    choices: Sequence[Choice],
+    policy: str,
+    shortest: bool,
+    others: str,
+    alone: bool,
 ) -> str:
     if len(problem.allowed[r]) == 1:
         task = problem.costed.graph.task[problem.costed.runs[r].tasks[0]]
@@ -107,17 +118,19 @@ def _sentence(
     else:
         together = ""
     ends = {choice.device: choice.end for choice in choices if choice.end is not None}
-    rival, end = min(
-        ((device, end) for device, end in ends.items() if device != own.device), key=lambda pair: pair[1]
-    )
+    rivals = [(device, end) for device, end in ends.items() if device != own.device]
+    if not rivals:
+        return (
+            f"It can only be on {own.device}: no link brings its inputs to another device that could run it."
+        )
+    rival, end = min(rivals, key=lambda pair: pair[1])
     if end > own.end + NEGLIGIBLE:
         text = f"It ends first on {own.device}, {seconds(end - own.end)} before it would on {rival}."
     elif end >= own.end - NEGLIGIBLE:
         text = f"It would end no sooner on {rival}."
-    elif policy == "round_robin":
-        text = (
-            f"It was dealt to {own.device} in turn; on {rival} it would end {seconds(own.end - end)} sooner."
-        )
+    elif not shortest:
+        sooner = seconds(own.end - end)
+        text = f"The policy {policy} put it on {own.device}; on {rival} it would itself end {sooner} sooner."
     else:
         text = (
             f"On {rival} it would itself end {seconds(own.end - end)} sooner, but no plan that was tried is "

@@ -15,7 +15,7 @@ from .bound import lower_bound
 from .fill import fill
 from .heft import heft, list_schedule, lookahead
 from .improve import improve
-from .race import Entry, Race
+from .race import SHORTER, Entry, Race
 from .rank import urgent_first
 from .reasons import reasons
 from .round_robin import round_robin
@@ -184,6 +184,7 @@ def _plan(race: Race, chosen: Entry, bound: float, alone: dict[int, list[Entry]]
         fitting = [entry.makespan for entry in alone[d] if not entry.over]
         singles.append((device, min(fitting) if fitting and is_single(problem, d) else None))
     several = [entry.makespan for entry in race.entries if not entry.over and len(set(entry.play.device)) > 1]
+    shortest = all(entry.over or entry.makespan >= found.makespan * (1 - SHORTER) for entry in race.entries)
     others = ""
     if several:
         times = seconds(min(several)), seconds(found.makespan)
@@ -199,5 +200,5 @@ def _plan(race: Race, chosen: Entry, bound: float, alone: dict[int, list[Entry]]
         lower_bound=min(bound, found.makespan),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=reasons(problem, found, chosen.schedule.policy, others),
+        reasons=reasons(problem, found, chosen.schedule.policy, shortest=shortest, others=others),
     )
