@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from .locations import Locations
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
+_ISLAND = "autopar::island"
 _CHANGES = ("dtype", "layout", "memory_format")
 _STRIDELESS = {
     _aten.view.default: _aten.reshape.default,
@@ -35,11 +36,13 @@ _ASSERTS = frozenset({
 class Conversion:
     """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read `graph`."""
 
-    def __init__(self, name: str, locations: Locations) -> None:
+    def __init__(self, name: str, locations: Locations, calls: Mapping[str, Any] | None = None) -> None:
         self.name = name
+        self.calls = calls or {}
         self.locations = locations
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
+        self.fakes: dict[str, Any] = {}
         self.made: dict[Any, Argument] = {}
         self.twins: dict[Any, Argument] = {}
         self.random: str | None = None
@@ -49,6 +52,7 @@ class Conversion:
         name = self.free(name)
         self.made[node] = Ref(name)
         self.values[name] = self.value(node, name, node.meta["val"], name, kind, path)
+        self.fakes[name] = node.meta["val"]
         return name
 
     def same(self, node: Node, name: str) -> None:
@@ -78,6 +82,9 @@ class Conversion:
         if target is _aten._to_copy.default and not any(node.kwargs.get(key) is not None for key in _CHANGES):
             self.made[node] = self.made[node.args[0]]
             return
+        if target._schema.name == _ISLAND:
+            self.island(node)
+            return
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
         alias, changed, output = shared(target), written(target), node.meta.get("val")
@@ -92,9 +99,10 @@ class Conversion:
         for index, item in enumerate(output if unpack else (output,) if output is not None else ()):
             name = self.free(f"{node.name}.{index}" if unpack else node.name)
             self.values[name] = self.value(node, name, item, base or name)
+            self.fakes[name] = item
             outputs.append(name)
         module, source, code = self.locations.find(node)
-        fake_args, fake_kwargs = _fakes(node.args), _fakes(node.kwargs)
+        fake_args, fake_kwargs = self.stand_in(node.args), self.stand_in(node.kwargs)
         random = draws(target, fake_args, fake_kwargs)
         task = Task(
             name=node.name,
@@ -112,14 +120,54 @@ class Conversion:
             source=source,
             code=code,
         )
+        reads = len(task.inputs)
         ways = cuts(target, fake_args, fake_kwargs, output)
-        self.tasks.append(dataclasses.replace(task, cuts=ways) if ways else task)
+        self.tasks.append(
+            dataclasses.replace(task, cuts=tuple(way for way in ways if len(way.inputs) == reads)) if ways else task
+        )
         if random:
             self.random = node.name
         found: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
         self.made[node] = found
         if key is not None:
             self.twins[key] = found
+
+    def island(self, node: Node) -> None:
+        """Convert the call of a module that is kept whole; it runs at home, where its own tensors are."""
+        key, given = node.args
+        outputs = []
+        for index, item in enumerate(node.meta["val"]):
+            name = self.free(f"{node.name}.{index}")
+            self.values[name] = self.value(node, name, item, name)
+            self.fakes[name] = item
+            outputs.append(name)
+        random = self.calls[str(key)].random
+        self.tasks.append(
+            Task(
+                name=node.name,
+                target=str(key),
+                args=self.argument(node, given),  # type: ignore[arg-type]
+                outputs=tuple(outputs),
+                unpack=True,
+                after=(self.random,) if random and self.random else (),
+                random="default" if random else None,
+                home=True,
+                module=self.calls[str(key)].path,
+                source=self.locations.find(node)[1],
+                code=self.locations.find(node)[2],
+            )
+        )
+        if random:
+            self.random = node.name
+        self.made[node] = tuple(map(Ref, outputs))
+
+    def stand_in(self, item: Any) -> Any:
+        """Arguments with the fake tensor of a value in its place: one object for each value, whoever names it."""
+
+        def fake(argument: Argument) -> Any:
+            return self.fakes[argument.value] if isinstance(argument, Ref) else tuple(map(fake, argument))  # type: ignore[arg-type]
+
+        return torch.fx.node.map_arg(item, lambda node: fake(self.made[node]))
 
     def arguments(self, node: Node) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
         """A call's arguments in the graph's terms, without those that say nothing."""
@@ -227,7 +275,7 @@ def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
 def effect(node: Node) -> bool:
     """Whether a call does more than make its outputs: writes in place, or draws random numbers."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(
-        written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
+        node.target._schema.name == _ISLAND or written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
     )
 
 

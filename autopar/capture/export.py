@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -18,6 +19,9 @@ from .private import quiet
 from .refusals import Untraceable
 from .states import Slot, find, slots
 
+if TYPE_CHECKING:
+    from .islands import Islands
+
 _MUTATIONS = {
     OutputKind.BUFFER_MUTATION,
     OutputKind.USER_INPUT_MUTATION,
@@ -25,18 +29,19 @@ _MUTATIONS = {
 }
 
 
-def export(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
+def export(call: Call, name: str, paths: tuple[str, ...], islands: Islands | None = None) -> Captured:
     """Capture through `torch.export.export(strict=False)` and an empty decomposition table.
 
     The table keeps linear, conv, layer_norm and attention whole, makes in-place operators functional, and hands
     changes of buffers and inputs out as outputs. Raises CaptureError, or whatever export raises.
     """
-    with quiet():
+    calls = islands.calls if islands else {}
+    with quiet(), islands.traced() if islands else contextlib.nullcontext():
         before = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
         returned = call.returned
         locations = Locations(before.graph_module)
         program = before.run_decompositions({})
-    conversion = Conversion(name, locations)
+    conversion = Conversion(name, locations, calls)
     placed = Placeholders(conversion, program, call, paths)
     *_, end = program.graph.nodes
     results = list(zip(program.graph_signature.output_specs, end.args[0]))
@@ -80,12 +85,12 @@ def export(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
     return Captured(
         graph.check(),
         {value: (slot.owner, slot.key) for value, slot in state.items()},
-        {},
+        dict(calls),
         call.arguments.flatten,
         returned.rebuild,
         "export",
         call.home,
-        returned.grads,
+        call.grads(len(outputs)) if calls else returned.grads,
         same,
     )
 

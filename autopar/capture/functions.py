@@ -62,6 +62,11 @@ class Call(nn.Module):
             return tensor.device
         return torch.get_default_device()
 
+    def grads(self, count: int) -> tuple[bool, ...]:
+        """For so many outputs whether each may require grad, where no trace can tell."""
+        tensors = (*self.arguments.tensors, *self.model.parameters())
+        return (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors),) * count
+
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.arguments.join(tensors)
         held = [(slot, slot.tensor) for slot in slots(self.model)]

@@ -39,10 +39,9 @@ def opaque(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
         module=name,
     )
     graph = Graph(name, (*inputs, answer), (task,), tuple(value.name for value in inputs), (), (answer.name,))
-    grads = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (*arguments.tensors, *call.model.parameters())
+    return Captured(
+        graph.check(), {}, {CALL: run}, arguments.flatten, _answer, "opaque", call.home, call.grads(1)
     )
-    return Captured(graph.check(), {}, {CALL: run}, arguments.flatten, _answer, "opaque", call.home, (grads,))
 
 
 def _answer(values: list[Any]) -> Any:

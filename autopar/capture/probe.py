@@ -1,12 +1,18 @@
-"""One eager run of the call that leaves no trace, for what only a real run can tell."""
+"""What only a run can tell: whether the model works without autopar, and which module was running when it failed."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..errors import CaptureError
 from .functions import Call
-from .refusals import place
+from .refusals import Untraceable, place
 from .states import tensors_of
 
 
@@ -29,3 +35,33 @@ def probe(call: Call, name: str) -> None:
             for tensor, copy in saved:
                 if tensor.shape == copy.shape:
                     tensor.copy_(copy)
+
+
+@contextlib.contextmanager
+def follow(model: nn.Module) -> Iterator[list[str]]:
+    """The paths of the modules that run, outermost first; after an exception, of those it was raised in."""
+    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    running: list[str] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if id(module) in paths:
+            running.append(paths[id(module)])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if id(module) in paths:
+            running.pop()
+
+    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        yield running
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def culprits(error: Exception, running: list[str]) -> list[str]:
+    """Paths of the modules that an error came from, innermost first, the root left out."""
+    if isinstance(error, Untraceable):
+        steps = error.module.split(".") if error.module else []
+        return [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
+    return [path for path in reversed(running) if path]

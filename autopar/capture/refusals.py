@@ -9,7 +9,11 @@ from .locations import foreign, short
 
 
 class Untraceable(CaptureError):
-    """One route cannot take this call; another may."""
+    """One route cannot take this call; another may. `module` is the path of the module that is in the way."""
+
+    def __init__(self, text: str, module: str = "") -> None:
+        super().__init__(text)
+        self.module = module
 
 
 _ADVICE = (

@@ -16,13 +16,14 @@ from .captured import Captured
 from .export import export
 from .functions import Call
 from .opaque import opaque
-from .probe import probe
+from .probe import culprits, follow, probe
 from .refusals import Untraceable, explain
 from .states import slots
 from .signature import names, refuse_hidden, take_apart
 from .untouched import Attributes, untouched
 
 _LOCK = threading.RLock()
+_ATTEMPTS = 8
 _LOG = logging.getLogger("autopar")
 
 
@@ -62,12 +63,59 @@ def capture(
 
 def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> Captured:
     """The first route that takes the call."""
-    try:
-        return export(call, name, paths)
-    except Exception as error:
-        if isinstance(error, CaptureError) and not isinstance(error, Untraceable):
-            raise
-        probe(call, name)
-        notes.append(f"runs as one task, not traced: {explain(name, error)}")
-        _LOG.warning("%s", notes[-1])
-        return opaque(call, name, paths)
+    reasons: list[str] = []
+    with follow(call.model) as stack:
+        try:
+            return export(call, name, paths)
+        except Exception as error:
+            _final(error)
+            reasons.append(explain(name, error))
+            culprit = culprits(error, stack)
+    probe(call, name)
+    captured = _with_islands(call, name, paths, culprit, reasons)
+    if captured is None:
+        notes.append(f"runs as one task, not traced: {reasons[0]}")
+        captured = opaque(call, name, paths)
+    else:
+        kept = ", ".join(dict.fromkeys(island.path for island in captured.calls.values()))
+        notes.append(f"{kept} run as written, not traced: {reasons[0]}")
+    _LOG.warning("%s", notes[-1])
+    return captured
+
+
+def _with_islands(
+    call: Call, name: str, paths: tuple[str, ...], culprit: list[str], reasons: list[str]
+) -> Captured | None:
+    """Export with the modules in the way kept whole, from the innermost outwards; None when only the root is left."""
+    from .islands import Islands
+
+    kept: list[str] = []
+    for _ in range(_ATTEMPTS):
+        if not culprit:
+            return None
+        kind = type(call.model.get_submodule(culprit[0]))
+        kept += [path for path, module in call.model.named_modules() if type(module) is kind and path]
+        kept = [path for path in dict.fromkeys(kept) if not any(path.startswith(f"{outer}.") for outer in kept)]
+        islands = Islands(call.model, tuple(kept))
+        try:
+            with islands.watched():
+                probe(call, name)
+        except Untraceable as error:
+            reasons.append(str(error))
+            kept, culprit = [path for path in kept if path != culprit[0]], culprit[1:]
+            continue
+        with follow(call.model) as stack:
+            try:
+                return export(call, name, paths, islands)
+            except Exception as error:
+                _final(error)
+                reasons.append(explain(name, error))
+                found = culprits(error, stack)
+                culprit = [path for path in found if path not in kept]
+    return None
+
+
+def _final(error: Exception) -> None:
+    """Raise again what no other route can help."""
+    if isinstance(error, CaptureError) and not isinstance(error, Untraceable):
+        raise error
