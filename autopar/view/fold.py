@@ -7,6 +7,7 @@ A card keeps the true times of what it holds: it begins with its first run, ends
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,6 +19,10 @@ BUDGET = 150
 _PLAIN = 60
 _EQUAL = 0.25
 _DENSE = 0.75
+
+
+Block = tuple[str, int]
+"""A numbered module: `model.layers.3` is (`model.layers`, 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Card:
     runs: tuple[str, ...]
     copies: tuple[Copy, ...] = ()
     deep: bool = False
+    block: Block | None = None
 
 
 def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
@@ -72,11 +78,19 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
 def _card(plan: Plan, placed: Placed) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.run[placed.run].tasks]
     deep = any("backward" in f"{task.target} {task.origin}" for task in tasks)
-    module = module_of(plan, placed.run)
-    busy = placed.end - placed.start
-    runs = (placed.run,)
+    # A run may reach into the next block: it counts as of the block most of its tasks are in.
+    blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
     return Card(
-        placed.lane, placed.device, placed.run, module, placed.start, placed.end, busy, runs, deep=deep
+        placed.lane,
+        placed.device,
+        placed.run,
+        module_of(plan, placed.run),
+        placed.start,
+        placed.end,
+        placed.end - placed.start,
+        (placed.run,),
+        deep=deep,
+        block=max(blocks, key=lambda block: blocks[block], default=None),
     )
 
 
@@ -85,11 +99,22 @@ def _join(cards: list[Card]) -> Card:
         return cards[0]
     module = common_module([card.module for card in cards])
     runs = tuple(run for card in cards for run in card.runs)
-    title = module or f"{runs[0]} … {runs[-1]}"
     busy = sum(card.busy for card in cards)
     deep = sum(card.busy for card in cards if card.deep) > busy / 2
-    first, last = cards[0], max(cards, key=lambda card: card.end)
-    return Card(first.lane, first.device, title, module, first.start, last.end, busy, runs, deep=deep)
+    first, end = cards[0], max(card.end for card in cards)
+    block = first.block if all(card.block == first.block for card in cards) else None
+    title = _title(cards, module) or f"{runs[0]} … {runs[-1]}"
+    return Card(first.lane, first.device, title, module, first.start, end, busy, runs, deep=deep, block=block)
+
+
+def _title(cards: list[Card], module: str) -> str:
+    """What the blocks of joined cards are called, `layers 3 … 5`, else the module they share."""
+    blocks = [card.block for card in cards]
+    known = [block for block in blocks if block]
+    if len(known) < len(blocks) or len({path for path, _ in known}) != 1 or _block(module):
+        return module
+    path, low, high = known[0][0], min(index for _, index in known), max(index for _, index in known)
+    return f"{path}.{low}" if low == high else f"{path.rpartition('.')[2]} {low} … {high}"
 
 
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
@@ -103,8 +128,8 @@ def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
             and max(card.end - card.start, group[0].end - group[0].start) < short
             and card.start - group[-1].end <= short
             and not (card.copies or group[0].copies)
-            and (not strict or _kin(group[0].module, card.module))
-            and (card.end - group[0].start <= 6 * short or (strict and _block(card.module) is not None))
+            and (not strict or _kin(group[0], card))
+            and (card.end - group[0].start <= 6 * short or (strict and card.block is not None))
         )
         if not joins:
             if group:
@@ -114,15 +139,15 @@ def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
     return [*done, _join(group)] if group else done
 
 
-def _kin(one: str, other: str) -> bool:
-    """Whether two modules lie in one numbered block, or, outside of such, below one parent."""
-    if not one or not other or _block(one) != _block(other):
-        return False
-    return _block(one) is not None or bool(common_module([one, other]))
+def _kin(one: Card, other: Card) -> bool:
+    """Whether two cards lie in one numbered block, or, outside of such, below one module."""
+    if one.block or other.block:
+        return one.block == other.block
+    return bool(common_module([one.module, other.module]))
 
 
-def _block(module: str) -> tuple[str, int] | None:
-    """(path, index) of the outermost numbered module: `model.layers.3.attn` is (`model.layers`, 3)."""
+def _block(module: str) -> Block | None:
+    """The outermost numbered module of a path: `model.layers.3.attn` is in (`model.layers`, 3)."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdecimal() and position:
@@ -133,9 +158,9 @@ def _block(module: str) -> tuple[str, int] | None:
 def _stack(cards: list[Card]) -> list[Card]:
     """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
     card."""
-    groups: list[tuple[tuple[str, int] | None, list[Card]]] = []
+    groups: list[tuple[Block | None, list[Card]]] = []
     for card in cards:
-        block = _block(card.module)
+        block = card.block
         if groups and block and groups[-1][0] == block:
             groups[-1][1].append(card)
         else:
@@ -155,15 +180,15 @@ def _stack(cards: list[Card]) -> list[Card]:
     return done
 
 
-def _follows(one: tuple[str, int] | None, other: tuple[str, int] | None) -> bool:
+def _follows(one: Block | None, other: Block | None) -> bool:
     return one is not None and other is not None and one[0] == other[0] and abs(one[1] - other[1]) == 1
 
 
-def _stack_row(row: list[tuple[tuple[str, int] | None, list[Card]]]) -> list[Card]:
+def _stack_row(row: list[tuple[Block | None, list[Card]]]) -> list[Card]:
     """Equal blocks of a row as stacks; a block unlike the middle one stays open between them."""
     usual = median(sum(card.busy for card in held) for _, held in row)
     done: list[Card] = []
-    equal: list[tuple[tuple[str, int], list[Card]]] = []
+    equal: list[tuple[Block, list[Card]]] = []
 
     def flush() -> None:
         if len(equal) >= 3 or (len(equal) == 2 and any(card.copies for card in done)):
@@ -183,7 +208,7 @@ def _stack_row(row: list[tuple[tuple[str, int] | None, list[Card]]]) -> list[Car
     return done
 
 
-def _stacked(row: list[tuple[tuple[str, int], list[Card]]]) -> Card:
+def _stacked(row: list[tuple[Block, list[Card]]]) -> Card:
     copies = []
     for (path, index), held in row:
         whole = _join(held)

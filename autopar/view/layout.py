@@ -231,6 +231,7 @@ def _device(step: Placed | Transfer) -> str:
 
 
 def _take(layout: Layout) -> None:
+    layout.room.take_line((0.0, layout.bottom), (layout.right, layout.bottom))
     for arrow in layout.arrows:
         layout.room.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2))
         if len(arrow.transfers) > 1:

@@ -57,9 +57,14 @@ f.parts.forEach(function(r){add(p,"dd",r[0],"code");add(p,"dd",r[1])})}
 if(f.why){var t=add(card,"h3","Why here?");add(t,"em",f.why.text);
 f.why.bars.forEach(function(b){var row=add(card,"div","","bar");add(row,"b",b.device);
 if(b.note){add(row,"span",b.note,"note");return}
-var i=add(row,"i"),a=b.at,u=add(i,"u");u.style.cssText="left:0;top:5px;height:4px;background:#5A6475;width:"+a[0]+"%";
-u=add(i,"u");u.style.cssText="top:6px;height:0;border-radius:0;border-top:2px dotted #B34700;left:"+a[0]+"%;width:"+(a[1]-a[0])+"%";
-u=add(i,"u");u.style.cssText="background:"+b.hue+";left:"+a[1]+"%;width:max(1px,"+(a[2]-a[1])+"%);opacity:"+(b.more=="chosen"?1:.45);
+var i=add(row,"i"),a=b.at,u=add(i,"u");
+u.style.cssText="left:0;top:5px;height:4px;background:#5A6475;width:"+a[0]+"%";
+u=add(i,"u");
+u.style.cssText="top:6px;height:0;border-radius:0;border-top:2px dotted #B34700;left:"+a[0]+"%;"+
+"width:"+(a[1]-a[0])+"%";
+u=add(i,"u");
+u.style.cssText="background:"+b.hue+";left:"+a[1]+"%;width:max(1px,"+(a[2]-a[1])+"%);"+
+"opacity:"+(b.more=="chosen"?1:.45);
 add(row,"s",b.end);add(row,"s",b.more)})}
 }
 function show(g){

@@ -14,6 +14,8 @@ from .names import alternative, module_of, slow_down
 from .palette import BAR, BAR_PALE, BRACKET, GRID, INK, LANE, QUIET, WAIT, WAIT_FILL
 from .svg import Svg
 
+_MOST_ROWS = 6
+
 
 def title(svg: Svg, text: str, under: str, label: str) -> None:
     """The title, a line under it, and the badge that says what the figures are."""
@@ -332,34 +334,38 @@ def repeats(svg: Svg, layout: Layout, x: float, y: float, w: float) -> float:
     cards = stacks(layout)
     if not cards:
         return y
-    paths = list(dict.fromkeys(card.module for card in cards))[:3]
-    tops = {path: [card for card in cards if card.module == path] for path in paths}
-    height = 44.0 + sum(112 for _ in paths)
+    paths = list(dict.fromkeys(card.module for card in cards))[:2]
+    held = {path: [card for card in cards if card.module == path] for path in paths}
+    rows = {path: min(len(group), _MOST_ROWS) for path, group in held.items()}
+    height = 44.0 + sum(88 + 28 * count for count in rows.values())
     panel(svg, x, y, w, height)
     svg.text(x + 18, y + 27, "Repeated blocks fold into one", 13, bold=True)
     top = y + 42
     for path in paths:
-        held = tops[path]
-        copies = [(copy, card) for card in held for copy in card.copies]
-        copies.sort(key=lambda pair: (pair[0].start, pair[1].lane))
-        total = sum(copy.busy for copy, _ in copies)
-        svg.text(x + 18, top + 14, fonts.fit(path, w - 150, 12, True), 12, bold=True)
-        svg.text(x + w - 18, top + 14, f"× {len(copies)}, {seconds(total)} in all", 12, QUIET, anchor="end")
-        cell = min(22.0, (w - 36) / len(copies))
-        for index, (_, card) in enumerate(copies):
-            svg.swatch(
-                layout.columns[card.device].shade, x + 18 + index * cell, top + 24, max(1.5, cell - 2), 18
+        copies = [copy for card in held[path] for copy in card.copies]
+        total = f"× {len(copies)}, {seconds(sum(copy.busy for copy in copies))} in all"
+        room = w - 50 - fonts.width(total, 12)
+        svg.text(x + 18, top + 14, fonts.fit(path, room, 12, True), 12, bold=True)
+        svg.text(x + w - 18, top + 14, total, 12, QUIET, anchor="end")
+        top += 24
+        for card in held[path][: rows[path]]:
+            shade = layout.columns[card.device].shade
+            text = fonts.fit(
+                f"{card.title.rpartition(' … ')[0].rpartition(' ')[2]} … {card.title.rpartition(' ')[2]}",
+                70,
+                11.5,
             )
-        slow = max((copy for copy, _ in copies), key=lambda copy: copy.busy)
-        svg.text(
-            x + 18,
-            top + 60,
-            fonts.fit(f"slowest {slow.name}, {seconds(slow.busy)}:", w - 36, 11.5),
-            11.5,
-            QUIET,
-        )
-        _inside(svg, layout, slow.runs, x + 18, top + 68, w - 36)
-        top += 112
+            cell = min(22.0, (w - 36 - 160) / len(card.copies))
+            for index in range(len(card.copies)):
+                svg.swatch(shade, x + 18 + index * cell, top, max(1.5, cell - 2), 18)
+            svg.text(x + w - 18 - 84, top + 13, text, 11.5, QUIET, anchor="end")
+            svg.text(x + w - 18, top + 13, fonts.fit(card.device, 78, 11.5), 11.5, shade.text, anchor="end")
+            top += 28
+        slow = max(copies, key=lambda copy: copy.busy)
+        text = f"slowest {slow.name}, {seconds(slow.busy)}:"
+        svg.text(x + 18, top + 12, fonts.fit(text, w - 36, 11.5), 11.5, QUIET)
+        _inside(svg, layout, slow.runs, x + 18, top + 20, w - 36)
+        top += 64
     return y + height + 20
 
 
@@ -372,7 +378,8 @@ def _inside(svg: Svg, layout: Layout, runs: tuple[str, ...], x: float, y: float,
     for placed in places:
         long = (placed.end - placed.start) / total * w
         svg.rect(at, y, long, 18, fill=shade.fill, stroke=shade.hue, stroke_width="0.8")
-        text = module_of(layout.plan, placed.run).rpartition(".")[2] or placed.run
+        tail = module_of(layout.plan, placed.run).rpartition(".")[2]
+        text = placed.run if not tail or tail.isdecimal() else tail
         if fonts.width(text, 11) + 8 <= long:
             svg.text(at + long / 2, y + 13, text, 11, anchor="middle")
         at += long

@@ -4,7 +4,7 @@ is critical."""
 from __future__ import annotations
 
 from ..plans import Plan
-from ..tables import percent
+from ..tables import percent, seconds
 from ..timeline import Timeline
 from . import fonts, panels
 from .facts import device_busy
@@ -14,6 +14,8 @@ from .palette import BRACKET, GRID, INK, LANE, QUIET, WAIT
 from .svg import Svg, trace
 
 _FOOT = 60.0
+_CALM = 60
+"""A thread of more transfers than this is drawn thinner, so that it stays a line."""
 
 
 def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
@@ -57,6 +59,8 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
                 stroke_width="1.2",
                 stroke_dasharray="1.5 4",
             )
+    for arrow in layout.arrows:
+        _band(svg, arrow)
     for index, box in enumerate(layout.boxes):
         _box(svg, layout, box, index)
     for index, arrow in enumerate(layout.arrows):
@@ -121,7 +125,9 @@ def _axis(svg: Svg, layout: Layout) -> None:
             svg.text(x, y + 4, tick_text(when, step, scale), 12, QUIET, anchor="end")
     svg.line((LEFT - 8, layout.bottom), (layout.right, layout.bottom), stroke=INK, stroke_width="1.6")
     if span:
-        svg.text(x, layout.bottom + 4.5, tick_text(span, step / 10, scale), 13, bold=True, anchor="end")
+        end, end_unit = panels.split_unit(seconds(span))
+        text = end if end_unit == unit else tick_text(span, step / 10, scale)
+        svg.text(x, layout.bottom + 4.5, text, 13, bold=True, anchor="end")
 
 
 def _margin(svg: Svg, layout: Layout) -> None:
@@ -175,8 +181,17 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
     svg.close()
 
 
+def _band(svg: Svg, arrow: Arrow) -> None:
+    """Under the boxes, the time over which several folded transfers run."""
+    if len(arrow.transfers) > 1:
+        one, other = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
+        corners = [one, other, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]
+        svg.path(trace(corners) + "Z", fill=QUIET, fill_opacity="0.13", stroke=QUIET, stroke_width="0.5")
+
+
 def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
-    start, end = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
+    start = (arrow.x1, (arrow.y1 + arrow.y1_last) / 2)
+    end = (arrow.x2, (arrow.y2 + arrow.y2_last) / 2)
     if arrow.ready_y is not None:
         svg.line(
             (arrow.x1, arrow.ready_y),
@@ -187,18 +202,6 @@ def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
             stroke_linecap="round",
         )
     svg.open(data_card=f"t{index}")
-    if len(arrow.transfers) > 1:
-        corners = [start, end, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]
-        svg.path(
-            trace(corners) + "Z",
-            fill=QUIET,
-            fill_opacity="0.16",
-            stroke=QUIET,
-            stroke_width="0.8",
-            stroke_opacity="0.5",
-        )
-        start = (arrow.x1, (arrow.y1 + arrow.y1_last) / 2)
-        end = (arrow.x2, (arrow.y2 + arrow.y2_last) / 2)
     svg.line(start, end, stroke="#FFFFFF", stroke_width="4.5", stroke_opacity="0.8")
     dx = -9 if end[0] < start[0] else 9
     slope = (end[1] - start[1]) / (end[0] - start[0])
@@ -208,6 +211,7 @@ def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
 
 
 def _thread(svg: Svg, layout: Layout) -> None:
+    wide = 4.0 if sum(piece.kind == "copy" for piece in layout.pieces) <= _CALM else 2.6
     svg.open(fill="none", stroke=INK, stroke_linejoin="round", stroke_linecap="round", pointer_events="none")
     for piece in layout.pieces:
         points = list(piece.points)
@@ -219,10 +223,10 @@ def _thread(svg: Svg, layout: Layout) -> None:
             back = 9 / length if length > 9 else 0
             svg.polyline(
                 [(x1, y1), (x2 - (x2 - x1) * back, y2 - (y2 - y1) * back)],
-                stroke_width="4",
+                stroke_width=wide,
                 stroke_linecap="butt",
             )
-            svg.arrow((x1, y1), (x2, y2), INK, 14)
+            svg.arrow((x1, y1), (x2, y2), INK, 6 + 2 * wide)
         else:
-            svg.polyline(points, stroke_width="4")
+            svg.polyline(points, stroke_width=wide)
     svg.close()

@@ -129,7 +129,13 @@ def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
     text = fonts.fit(span.name, w - 8, 11.5, True) if len(held) == 1 else ""
     if text == span.name or len(text) >= 7:
         color = INK if shade.hue in ("#E69F00", "#56B4E9", "#CC79A7") else "#FFFFFF"
-        svg.text(x + w / 2, y, text, 11.5, color, bold=True, anchor="middle")
+        half = fonts.width(text, 11.5, True) / 2
+        spots = [
+            Label(at, y, text, 11.5, color, True, "middle")
+            for at in (x + w / 2, x + 5 + half, x + w - 5 - half)
+        ]
+        label = next((label for label in spots if axis.room.unlined(label.rect)), spots[0])
+        svg.text(label.x, y, text, 11.5, color, bold=True, anchor="middle")
         return 0.0
     name = span.name if len(held) == 1 else f"{len(held)} {'copies' if span.kind == 'copy' else 'runs'}"
     label = Label(x + w + 7, y, fonts.fit(name, 170, 11.5), 11.5)
