@@ -18,6 +18,7 @@ from .pins import parse_bytes
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
+from .session import Session
 from .stages import plan_captured
 
 
@@ -59,8 +60,8 @@ def compile(
         )
     options = Options(pins or {}, policy, split, measure, check, outputs)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
-    kind = CompiledModule if isinstance(model, nn.Module) else Compiled
-    compiled = kind(model, machine, options, given)  # type: ignore[arg-type]
+    session = Session(model, machine, options, given)
+    compiled = CompiledModule(session) if isinstance(model, nn.Module) else Compiled(session)
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*(example_inputs or ()), **(example_kwargs or {}))
     return compiled

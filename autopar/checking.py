@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from .capture import Captured
 from .equal import error, limit
 from .errors import DifferenceError
+from .plans import Plan
 from .runtime.interpret import interpret, widen
 from .tables import seconds
 
@@ -42,7 +43,7 @@ class Reference:
                     path = captured.graph.value[name].path
                     raise DifferenceError(
                         f"eager changes {path!r} in place, which the captured graph does not; "
-                        "write it as `self.x = new value`-free code or keep this part out of the compiled model"
+                        "use torch operations on the tensor itself (not .data or numpy), or keep this part out of the model"
                     )
 
     def live(self) -> dict[str, torch.Tensor]:
@@ -117,12 +118,20 @@ class Reference:
         return "The captured graph is right task by task, so its placed execution is at fault."
 
 
-def too_long(single_s: float | None) -> bool:
-    """Whether the check would take too long; says so in one log line."""
-    if single_s is None or single_s <= LONGEST_S:
-        return False
-    log.info("check skipped: eager would take about %s; check=\"always\" insists", seconds(single_s))
-    return True
+def unwanted(plan: Plan, captured: Captured) -> bool:
+    """Whether the first run need not, or cannot well, be held against eager; says which in one log line."""
+    if captured.how == "opaque":
+        # It is eager itself, and to run it twice would do its effects twice.
+        return True
+    single, home = dict(plan.singles), plan.costed.machine.host
+    if home in single and single[home] is None:
+        log.info("check skipped: eager does not fit on %s alone; check=\"always\" insists", home)
+        return True
+    best = single.get(home)
+    if plan.costed.machine.clock == "real" and best is not None and best > LONGEST_S:
+        log.info("check skipped: eager would take about %s; check=\"always\" insists", seconds(best))
+        return True
+    return False
 
 
 def _no_worse(found: Any, eager: Any, wide: Any) -> bool:

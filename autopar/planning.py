@@ -13,7 +13,7 @@ from .graph import Graph
 from .machine import Machine
 from .placement import Policy, place
 from .plans import Candidate, Plan
-from .split import batch_of, even, shares, split
+from .split import allot, batch_of, even, shares, split
 from .tables import seconds
 
 log = logging.getLogger("autopar")
@@ -23,6 +23,8 @@ Price: TypeAlias = Callable[[Graph], CostedGraph]
 
 LARGEST_SPLIT_GRAPH = 30_000
 """Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
+WORTH = 0.03
+"""Share by which a plan over several devices must be predicted to beat the best single one: predictions are no finer."""
 
 
 def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Split = "auto") -> Plan:
@@ -41,13 +43,15 @@ def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Spl
     costed = whole.costed if whole else price(graph)
     plans = [whole] if whole and (split is None or split == "auto") else []
     ran = list(whole.candidates) if whole else []
-    for sizes in candidates(graph, costed.machine, split, dict(whole.singles) if whole else {}):
+    # A policy of the user's own names tasks of the graph as it is.
+    wanted = None if callable(policy) and split == "auto" else split
+    for sizes in candidates(graph, costed.machine, wanted, dict(whole.singles) if whole else {}):
         cut = split_graph(graph, sizes, forced=split != "auto")
         if not cut.split:
             ran.append(Candidate("-", f"{len(sizes)} parts", None, "the batch passes through no task"))
             continue
         try:
-            chosen = place(price(cut), _by_share(split) if isinstance(split, Mapping) else policy)
+            chosen = place(price(cut), _by_share(split, sum(sizes)) if isinstance(split, Mapping) else policy)
         except MemoryCapError as error:
             refusal = refusal or error
             continue
@@ -57,7 +61,22 @@ def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Spl
     if not plans:
         raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
     best = min(plans, key=lambda plan: plan.makespan)
+    if policy == "auto" and split in (None, "auto") and whole and not _worth(best):
+        best = place(whole.costed, "single")
     return replace(best, singles=whole.singles if whole else best.singles, candidates=tuple(ran))
+
+
+def _worth(plan: Plan) -> bool:
+    """Whether a plan beats the best single device by enough, cores that emulated devices share counted once."""
+    single, machine = plan.best_single, plan.costed.machine
+    if single is None:
+        return True
+    expected = plan.makespan
+    if machine.emulated and machine.clock == "real":
+        host = machine.device[machine.host]
+        work = sum(machine.device[p.device].threads * (p.end - p.start) for p in plan.placed)
+        expected = max(expected, work / (host.threads * host.lanes))
+    return expected < (1 - WORTH) * single[1]
 
 
 def split_graph(graph: Graph, sizes: tuple[int, ...], *, forced: bool = False) -> Graph:
@@ -79,11 +98,11 @@ def candidates(
     if wanted is None:
         return []
     if not isinstance(wanted, str):
+        if isinstance(wanted, int) and wanted < 1:
+            raise PlanError(f"split={wanted}: the number of parts is at least 1")
         if batch is None:
             raise PlanError(f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None")
         if isinstance(wanted, int):
-            if wanted < 1:
-                raise PlanError(f"split={wanted}: the number of parts is at least 1")
             return [even(batch, wanted)] if wanted > 1 and batch > 1 else []
         for name in wanted:
             machine.require(name)
@@ -103,19 +122,13 @@ def candidates(
     return [sizes for sizes in dict.fromkeys(found) if 1 < len(sizes) <= room]
 
 
-def _by_share(wanted: Mapping[str, float]) -> Callable[[CostedGraph], dict[str, str]]:
-    names = tuple(wanted)
+def _by_share(wanted: Mapping[str, float], batch: int) -> Callable[[CostedGraph], dict[str, str]]:
+    """The policy that puts each part on the device whose share it is, and what is not cut on the host."""
+    names = [name for name, rows in zip(wanted, allot(batch, tuple(wanted.values()))) if rows]
 
     def policy(costed: CostedGraph) -> dict[str, str]:
-        parts: dict[str, int] = {}
-        placement = {}
-        for task in costed.graph.tasks:
-            if task.part:
-                position = parts.setdefault(task.part, len(parts))
-                placement[task.name] = names[position % len(names)]
-            else:
-                placement[task.name] = costed.machine.host
-        return placement
+        parts = dict.fromkeys(task.part for task in costed.graph.tasks if task.part)
+        place = dict(zip(parts, names))
+        return {task.name: place.get(task.part, costed.machine.host) for task in costed.graph.tasks}
 
     return policy
-

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(machine())
     for suite in chosen.suite or ["overhead"]:
         module = importlib.import_module(f".{suite}", __name__)
-        print(f"\n{suite}: {module.__doc__.splitlines()[0]}")
+        print(f"\n{suite}: {str(module.__doc__).splitlines()[0]}")
         results[suite] = module.run(chosen.rounds)
         if chosen.json:
             chosen.json.write_text(json.dumps(results, indent=1) + "\n")

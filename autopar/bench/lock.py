@@ -26,7 +26,7 @@ def one_lock(compiled: Compiled) -> Iterator[None]:
     def locked_recorder(call: Any, lane: str) -> Any:
         return _Locked(recorder(call, lane), lock, clocks.get(lane), call._executor._backends[lane].drain)
 
-    run._Call.clock, run._Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign]
+    run._Call.clock, run._Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
     try:
         with compiled.record():
             yield

@@ -53,7 +53,7 @@ def run(rounds: int = 0) -> dict[str, Any]:
             "fx.Interpreter": lambda: repeat(lambda: interpreter.run(x)),
         }
         samples = interleaved(contestants, rounds, time.thread_time)
-    data = {"chain": report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS * CALLS)}
+    data: dict[str, Any] = {"chain": report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS * CALLS)}
     over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / (OPS * CALLS)
     print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)\n")
     data["over_eager_s"] = over

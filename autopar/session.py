@@ -1,0 +1,171 @@
+"""One model on one machine: a plan for each signature it is called with, and the calls."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from .capture.functions import Function
+from .capture.signature import Arguments, take_apart
+from .checking import Reference, unwanted
+from .errors import AutoparError, CaptureError
+from .machine import Machine
+from .options import Options
+from .plans import Plan
+from .stages import Prepared, prepare
+from .timeline import Timeline
+
+log = logging.getLogger("autopar")
+
+KEPT = 8
+"""Signatures whose plans are kept; the least recently used goes first."""
+
+
+class Recording:
+    """The timelines of the calls made inside `with fast.record() as timeline`; speaks for the last of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Timeline] = []
+
+    @property
+    def last(self) -> Timeline:
+        """The timeline of the last call; AutoparError when there was none."""
+        if not self.calls:
+            raise AutoparError("nothing was recorded; call the compiled model inside `with fast.record() as timeline:`")
+        return self.calls[-1]
+
+    @property
+    def median(self) -> Timeline:
+        """The timeline whose makespan is the median of all calls; AutoparError when there was none."""
+        ordered = sorted(self.calls, key=lambda timeline: timeline.makespan)
+        return ordered[(len(ordered) - 1) // 2] if ordered else self.last
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the median call: `.json`, `.json.gz` for Perfetto, `.svg`, `.html`, `.png` as a picture."""
+        self.median.save(path)
+
+
+class Session:
+    """What a compiled model keeps from call to call. Safe for concurrent callers."""
+
+    def __init__(self, model: Callable[..., Any], machine: Machine, options: Options, given: Plan | None) -> None:
+        self.model, self.machine, self.options, self.given = model, machine, options, given
+        self.kept: OrderedDict[Hashable, Prepared] = OrderedDict()
+        self.latest: Prepared | None = None
+        self.recording: Recording | None = None
+        self.timeline: Timeline | None = None
+        self._lock = threading.RLock()
+        self._evicted = False
+        self._used: nn.Module | None = model if isinstance(model, nn.Module) else None
+        self._kinds = tuple(dict.fromkeys("cpu" if d.kind == "emulated" else d.kind for d in machine.devices))
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's answer; the first of a signature is held against eager when the options say so."""
+        prepared, fresh = self.prepared(args, kwargs)
+        captured, check = prepared.captured, self.options.check
+        if torch.is_grad_enabled() and captured.needs_grad:
+            raise CaptureError(
+                f"{captured.graph.name}: the result of this call would require grad, and autopar does not train yet; "
+                "call it inside `with torch.no_grad():` (or torch.inference_mode())"
+            )
+        if check == "always" or (check == "first" and fresh and not unwanted(prepared.plan, captured)):
+            with self._lock:
+                return self._checked(prepared, args, kwargs)
+        return self._run(prepared, args, kwargs)
+
+    def _checked(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reference = Reference(prepared.captured, self.model, args, kwargs)
+        try:
+            output = self._run(prepared, args, kwargs)
+            reference.judge(output)
+        except AutoparError:
+            # What failed its first check must be checked again.
+            self.forget(prepared)
+            raise
+        return output
+
+    def _run(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        captured = prepared.captured
+        inputs = captured.flatten(args, kwargs)
+        recording = self.recording
+        if recording is None:
+            return captured.rebuild(prepared.executor(inputs))
+        outputs, timeline = prepared.executor.run(inputs)
+        assert timeline is not None
+        recording.calls.append(timeline)
+        self.timeline = timeline
+        return captured.rebuild(outputs)
+
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, bool]:
+        """What serves this call, and whether it was made for it just now."""
+        key = self._signature(take_apart(args, kwargs))
+        with self._lock:
+            found = self.kept.get(key)
+            if found is not None:
+                self.kept.move_to_end(key)
+                self.latest = found
+                return found, False
+            made = prepare(self.model, self.machine, self.options, args, kwargs, self.given)
+            self.kept[key] = self.latest = made
+            if len(self.kept) > KEPT:
+                self.kept.popitem(last=False)[1].executor.close()
+                self._warn_evicted(made.captured.graph.name)
+            return made, True
+
+    def _warn_evicted(self, name: str) -> None:
+        if not self._evicted:
+            log.warning(
+                "%s was called with more than %d signatures; the plan of the oldest was dropped and will be "
+                "made again when it is needed. Pad the inputs to fewer shapes to avoid this", name, KEPT,
+            )  # fmt: skip
+        self._evicted = True
+
+    def _signature(self, arguments: Arguments) -> Hashable:
+        """What decides whether a plan made before serves this call."""
+        root = self._used
+        if root is None:
+            root = Function(self.model, arguments)
+            if not any(isinstance(constant, nn.Module) for constant in arguments.constants):
+                self._used = root
+        modes = tuple([(id(module), module.training) for module in root.modules()])
+        grad = torch.is_grad_enabled()
+        needed = grad and any(t.requires_grad for t in (*arguments.tensors, *root.parameters()))
+        cast = [(kind, torch.get_autocast_dtype(kind)) for kind in self._kinds if torch.is_autocast_enabled(kind)]
+        return arguments.key, modes, grad, needed, tuple(cast)
+
+    def forget(self, prepared: Prepared) -> None:
+        """Drop one plan."""
+        for key, kept in list(self.kept.items()):
+            if kept is prepared:
+                del self.kept[key]
+        prepared.executor.close()
+
+    def close(self) -> None:
+        """Stop the threads of every plan; the next call starts them again."""
+        for prepared in self.kept.values():
+            prepared.executor.close()
+
+    def ready(self) -> Prepared:
+        """What served the last call; AutoparError when nothing has been planned."""
+        if self.latest is None:
+            raise AutoparError(
+                "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
+            )
+        return self.latest
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Measure every call inside the block."""
+        outer, self.recording = self.recording, Recording()
+        try:
+            yield self.recording
+        finally:
+            self.recording = outer
