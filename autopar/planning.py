@@ -41,7 +41,7 @@ def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Spl
     except MemoryCapError as error:
         refusal = error
     costed = whole.costed if whole else price(graph)
-    plans = [whole] if whole and (split is None or split == "auto") else []
+    plans = [whole] if whole and split in (None, "auto", 1) else []
     ran = list(whole.candidates) if whole else []
     # A policy of the user's own names tasks of the graph as it is.
     wanted = None if callable(policy) and split == "auto" else split
@@ -103,7 +103,11 @@ def candidates(
         if batch is None:
             raise PlanError(f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None")
         if isinstance(wanted, int):
-            return [even(batch, wanted)] if wanted > 1 and batch > 1 else []
+            if wanted > 1 and batch < 2:
+                raise PlanError(
+                    f"split={wanted}: the batch of {graph.name!r} has {batch} rows and cannot be cut; leave split=None"
+                )
+            return [even(batch, wanted)] if wanted > 1 else []
         for name in wanted:
             machine.require(name)
         return [shares(batch, tuple(wanted.values()))]
