@@ -16,6 +16,7 @@ from autopar.errors import AutoparError
 from autopar.timeline import Memory, Span, Timeline
 from autopar.view import facts, save_timeline
 from autopar.view.happened import happened
+from autopar.view.memory_picture import corners
 from autopar.view.timeline_picture import timeline_svg
 from autopar.view.trace import trace
 
@@ -211,3 +212,12 @@ def test_the_path_of_a_timeline_ends_with_it_and_never_goes_back(make):
     assert path[-1].end == pytest.approx(max(span.end for span in timeline.spans))
     for one, other in pairwise(path):
         assert one.end <= other.start + 3e-3 * timeline.makespan
+
+
+def test_a_memory_curve_of_many_steps_keeps_its_peak():
+    steps = tuple((index * 1e-4, 5 if index != 4321 else 900) for index in range(10_000))
+    memory = Memory("cpu", steps, 1000)
+    points = corners(memory, lambda when: when * 1000, float, 1000.0)
+    assert len(points) < 4_100
+    assert max(level for _, level in points) == 900 and points[-1][1] == 5
+    assert all(one[0] <= other[0] for one, other in pairwise(points))

@@ -75,10 +75,9 @@ def box_card(layout: Layout, box: Box, measured: dict[str, float]) -> Facts:
     if got:
         clock = "" if slow_down(plan) == 1 else f" (clock × {slow_down(plan):g})"
         rows.append(["measured", seconds(sum(got)) + clock])
+    held = frozenset(card.runs)
     sends = sum(
-        t.bytes
-        for t in plan.transfers
-        if t.src == card.device and plan.costed.producer.get(t.value) in card.runs
+        t.bytes for t in plan.transfers if t.src == card.device and plan.costed.producer.get(t.value) in held
     )
     if sends:
         rows.append(["sends", size(sends)])

@@ -73,20 +73,22 @@ def memory_row(
 
 
 def corners(
-    memory: Memory,
-    x_of: Callable[[float], float],
-    level: Callable[[float], float],
-    right: float,
-) -> list[tuple[float, float]]:
-    """Both ends of each level of a step curve; steps of one moment count as the last of them."""
-    last: dict[float, int] = {}
+    memory: Memory, x_of: Callable[[float], float], level: Callable[[float], float], right: float
+) -> list[Point]:
+    """Both ends of each level of a step curve; of those on one pixel the highest and the last."""
+    steps: list[tuple[float, int]] = []
+    pixel = -1
     for when, count in memory.steps:
-        last[when] = count
-    steps = sorted(last.items())
-    points: list[tuple[float, float]] = []
-    for index, (when, count) in enumerate(steps):
         x = x_of(when)
-        until = x_of(steps[index + 1][0]) if index + 1 < len(steps) else max(right, x)
+        if int(x) != pixel or len(steps) < 2:
+            pixel = int(x)
+            steps += [(x, count), (x, count)]
+        else:
+            high = max(steps[-2][1], count)
+            steps[-2:] = [(steps[-2][0], high), (x, count)]
+    points: list[Point] = []
+    for index, (x, count) in enumerate(steps):
+        until = steps[index + 1][0] if index + 1 < len(steps) else max(right, x)
         points += [(x, level(count)), (until, level(count))]
     return points
 
@@ -95,11 +97,12 @@ def _peak(
     svg: Svg, memory: Memory, shade: Shade, axis: Axis, level: Callable[[float], float], points: list[Point]
 ) -> None:
     """A ring at the peak, its size beside it where nothing is in the way."""
-    when = next(when for when, count in memory.steps if count == memory.peak)
-    x, at = axis.x(when), level(memory.peak)
+    peak = memory.peak
+    when = next(when for when, count in memory.steps if count == peak)
+    x, at = axis.x(when), level(peak)
     for start, end in pairwise(points):
         axis.room.take_line(start, end)
-    text = f"peak {size(memory.peak)}"
+    text = f"peak {size(peak)}"
     wide = fonts.width(text, 11.5)
     for dx in (-10.0, 10.0, -70.0, 70.0, -140.0):
         for dy in (-7.0, 4.0, 17.0, 30.0):

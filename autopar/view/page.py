@@ -77,7 +77,8 @@ var r=f.ring;if(r){ring.style.display="";ring.setAttribute("stroke",f.hue);
 card.style.display="block";
 var view=document.documentElement.clientWidth+window.scrollX,left=Math.min(data.left,view-data.width-16);
 var x=Math.max(8,left);card.style.width=data.width+"px";card.style.left=x+"px";
-var top=(r?r[1]+r[3]/2:f.y)-card.offsetHeight/2,low=Math.max(160,window.scrollY+12),high=window.scrollY+window.innerHeight-card.offsetHeight-12;
+var top=(r?r[1]+r[3]/2:f.y)-card.offsetHeight/2,low=Math.max(160,window.scrollY+12),
+high=window.scrollY+window.innerHeight-card.offsetHeight-12;
 card.style.top=Math.max(8,Math.min(Math.max(top,low),Math.max(low,high)))+"px";
 }
 function find(e){return e.target.closest?e.target.closest("[data-card]"):null}

@@ -176,10 +176,11 @@ def hatch(pattern: str, x: float, y: float, w: float, h: float, step: float = 5)
     if w <= 0 or h <= 0:
         return ""
     if pattern == "dots":
+        inset = 1.0 if w > 12 else 0.0
         return "".join(
             f"M{number(px)} {number(py)}h.01"
             for py in _multiples(y + 1, y + h - 1, step * 0.8)
-            for px in _multiples(x + 1, x + w - 1, step * 0.8)
+            for px in _multiples(x + inset, x + w - inset, step * 0.8)
         )
     parts: list[str] = []
     if pattern == "level":
