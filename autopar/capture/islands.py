@@ -18,7 +18,7 @@ from ..errors import RunError
 from .private import pytree
 from .refusals import Untraceable
 from .signature import Arguments, refuse_hidden, take_apart
-from .states import slots
+from .states import Before, slots
 
 torch.library.define("autopar::island", "(str key, Tensor[] given) -> Tensor[]")
 
@@ -116,10 +116,10 @@ class Islands:
     ) -> Any:
         arguments = take_apart(args, kwargs)
         held = [*arguments.tensors, *(slot.tensor for slot in slots(self.modules[path]))]
-        versions = [tensor._version for tensor in held]
+        before = Before(held)
         state = torch.get_rng_state()
         output = forward(*args, **kwargs)
-        if [tensor._version for tensor in held] != versions:
+        if before.changed():
             raise Untraceable(f"{path} changes a buffer or an argument in place")
         leaves, spec = pytree.tree_flatten(output)
         for leaf in leaves:

@@ -18,18 +18,24 @@ from .states import tensors_of
 
 def probe(call: Call, name: str) -> None:
     """Run the call on copies of its tensors and put the model's back; CaptureError when the model itself fails."""
+    tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.arguments.tensors]
+    with unchanged(call):
+        try:
+            call(*tensors)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
+            ) from error
+
+
+@contextlib.contextmanager
+def unchanged(call: Call) -> Iterator[None]:
+    """Give every tensor of the model the values back that it has now."""
     saved = [(tensor, tensor.detach().clone()) for tensor in tensors_of(call.model)]
-    tensors = [
-        tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.arguments.tensors
-    ]
     try:
-        call(*tensors)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
-        ) from error
+        yield
     finally:
         with torch.no_grad():
             for tensor, copy in saved:

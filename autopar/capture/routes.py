@@ -33,8 +33,8 @@ def capture(
     """Turn one call of a model, or of a function of tensors, into a graph.
 
     Shapes are those of the arguments; tensors keep their identity, the model, its buffers and every random generator
-    their state. Grad mode and autocast are the caller's. One capture runs at a time. Routes: `torch.export`, a
-    symbolic trace, the whole call as one opaque task. Raises CaptureError with the construct, the user's line and
+    their state. Grad mode and autocast are the caller's. One capture runs at a time. Routes: `torch.export`, the same
+    with the modules in its way kept whole, a symbolic trace, the whole call as one opaque task. Raises CaptureError with the construct, the user's line and
     what to change.
     """
     kwargs = kwargs or {}
@@ -74,8 +74,12 @@ def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> C
     probe(call, name)
     captured = _with_islands(call, name, paths, culprit, reasons)
     if captured is None:
-        notes.append(f"runs as one task, not traced: {reasons[0]}")
-        captured = opaque(call, name, paths)
+        captured = _recorded(call, name, paths, reasons)
+        notes.append(
+            f"recorded by symbolic trace, changes in place stay on one device: {reasons[0]}"
+            if captured.how == "symbolic trace"
+            else f"runs as one task, not traced: {reasons[0]}"
+        )
     else:
         kept = ", ".join(dict.fromkeys(island.path for island in captured.calls.values()))
         notes.append(f"{kept} run as written, not traced: {reasons[0]}")
@@ -113,6 +117,18 @@ def _with_islands(
                 found = culprits(error, stack)
                 culprit = [path for path in found if path not in kept]
     return None
+
+
+def _recorded(call: Call, name: str, paths: tuple[str, ...], reasons: list[str]) -> Captured:
+    """The symbolic trace, or the whole call as one task when that fails too."""
+    from .symbolic import symbolic
+
+    try:
+        return symbolic(call, name, paths)
+    except Exception as error:
+        _final(error)
+        reasons.append(explain(name, error))
+        return opaque(call, name, paths)
 
 
 def _final(error: Exception) -> None:

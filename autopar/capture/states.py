@@ -59,6 +59,24 @@ def tensors_of(module: nn.Module) -> list[torch.Tensor]:
     return list(found.values())
 
 
+class Before:
+    """Tensors as they are now, to tell later which were changed in place.
+
+    Version counters alone do not tell: batch_norm writes its running statistics without counting.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.held = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
+
+    def changed(self) -> list[torch.Tensor]:
+        """Those that are not as they were."""
+        return [
+            tensor
+            for tensor, version, copy in self.held
+            if tensor._version != version or not torch.allclose(tensor, copy, 0, 0, equal_nan=True)
+        ]
+
+
 def store(held: list[tuple[Slot, torch.Tensor]]) -> None:
     """Turn each assignment of a new tensor to a slot into a write to the tensor it held, which tracing can follow.
 
