@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..plans import Plan
 from ..tables import percent, seconds
 from ..timeline import Timeline
-from . import fonts, panels
+from . import fonts, panels, sidebar
 from .facts import device_busy
 from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, MARGIN, PANEL, WIDTH, Arrow, Box, Layout, lay_out, tick_text, ticks
@@ -35,15 +35,15 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
     panels.title(
         svg,
         f"{plan.costed.graph.name}: placed graph",
-        under + (panels.verdict(plan) or "Time runs downward."),
+        under + (sidebar.verdict(plan) or "Time runs downward."),
         plan.costed.machine.label,
     )
     panels.header(svg, layout, timeline)
     y = panels.legend(svg, layout, side, 188)
-    y = panels.why(svg, layout, panels.example(layout), side, y + 12, PANEL)
-    y = panels.devices(svg, layout, timeline, side, y, PANEL)
-    y = panels.repeats(svg, layout, side, y, PANEL)
-    y = panels.candidates(svg, plan, side, y, PANEL)
+    y = sidebar.why(svg, layout, sidebar.example(layout), side, y + 12, PANEL)
+    y = sidebar.devices(svg, layout, timeline, side, y, PANEL)
+    y = sidebar.repeats(svg, layout, side, y, PANEL)
+    y = sidebar.candidates(svg, plan, side, y, PANEL)
     svg.height = max(layout.bottom + 40, y) + _FOOT
     _lanes(svg, layout)
     _axis(svg, layout)

@@ -23,4 +23,4 @@ def png_bytes(svg: str, scale: float = 2.0) -> bytes:
             "install it (Debian: apt install libcairo2, macOS: brew install cairo), "
             "or write .svg or .html instead"
         ) from error
-    return bytes(cairosvg.svg2png(bytestring=svg.encode(), output_width=None, scale=scale))
+    return bytes(cairosvg.svg2png(bytestring=svg.encode(), scale=scale))

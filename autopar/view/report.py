@@ -68,7 +68,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
             note += f" × {slow_down(plan):g}, by which its clock is slowed"
         if measured_single and timeline.makespan:
             note += f"; {faster(measured_single / timeline.makespan)}, measured"
-        if timeline.late:
+        if timeline.late >= 0.005:
             note += f"; emulated work up to {percent(timeline.late)} late"
         rows.append(("measured", seconds(timeline.makespan), note))
     else:

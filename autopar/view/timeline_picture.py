@@ -28,7 +28,7 @@ def timeline_svg(timeline: Timeline) -> str:
     what = "predicted above measured" if predicted else "timeline"
     count = sum(not span.run for span in timeline.spans)
     under = f"{count} runs and copies in {len(timeline.lanes)} lanes."
-    if timeline.late:
+    if timeline.late >= 0.005:
         under += f" Emulated work ended up to {percent(timeline.late)} late."
     title(svg, f"{timeline.title}: {what}", under, timeline.label)
     _figures(svg, timeline)
