@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from .capture import Captured
@@ -27,7 +29,7 @@ class Reference:
     """What eager answers for one call, computed on snapshots: afterwards nothing of the caller's has changed."""
 
     def __init__(self, captured: Captured, model: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.captured = captured
+        self.captured, self.model, self.args, self.kwargs = captured, model, args, kwargs
         self.tensors = captured.flatten(args, kwargs)
         self.before = {name: _clone(tensor) for name, tensor in self.live().items() if name in captured.graph.mutated}
         self.random = _generators()
@@ -84,19 +86,26 @@ class Reference:
                 )
 
     def in_double(self) -> list[Any]:
-        """The same call by the captured graph in float64: outputs then updates, empty when that cannot run."""
-        graph, captured = self.captured.graph, self.captured
-        if any(task.random or task.writes or task.target in captured.calls for task in graph.tasks):
+        """The same call by a copy of the model in float64: outputs then updates, empty when there can be none.
+
+        The captured graph would not do: what is wrong with it would be wrong in float64 too.
+        """
+        graph = self.captured.graph
+        if not isinstance(self.model, nn.Module) or any(task.random for task in graph.tasks):
             return []
-        values = {name: widen(self.before.get(name, tensor)) for name, tensor in self.live().items()}
         try:
+            twin = copy.deepcopy(self.model).double()
+            tensors = dict(twin.state_dict(keep_vars=True))
+            for name, saved in self.before.items():
+                if graph.value[name].path in tensors:
+                    tensors[graph.value[name].path].data.copy_(saved)
+            args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))
             with torch.no_grad():
-                for _ in interpret(graph, captured.calls, values, captured.home, double=True):
-                    pass
-        except RuntimeError:
+                flat = pytree.tree_leaves(twin(*args, **kwargs))
+        except Exception as error:
+            log.info("no second opinion in float64: %s", error)
             return []
-        flat = pytree.tree_leaves(captured.rebuild([values[name] for name in graph.outputs]))
-        return flat + [values[made] for made, _ in graph.updates]
+        return flat + [tensors.get(graph.value[target].path) for _, target in graph.updates]
 
     def culprit(self) -> str:
         """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""

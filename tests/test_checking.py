@@ -1,0 +1,112 @@
+"""Holding a run against eager: what it must let through, what it must stop, and what it must leave as it was."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar.checking import Reference
+from autopar.equal import error, limit
+from autopar.session import Session
+
+
+@pytest.fixture(autouse=True)
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
+def test_nan_and_infinity_equal_themselves_alone():
+    nan, inf = math.nan, math.inf
+    a = torch.tensor([1.0, nan, inf, -inf])
+    assert error(a.clone(), a) == 0.0
+    for wrong in ([1.0, 2.0, inf, -inf], [1.0, nan, -inf, -inf], [nan, nan, inf, -inf]):
+        assert error(torch.tensor(wrong), a) == inf
+    assert error(torch.full((2,), nan), torch.full((2,), nan)) == 0.0
+
+
+def test_error_is_relative_to_the_largest_reference():
+    reference = torch.tensor([100.0, 0.0])
+    assert error(torch.tensor([100.0, 1e-4]), reference) == pytest.approx(1e-6)
+    assert error(torch.zeros(3), reference) == math.inf
+    assert error(reference.double(), reference) == math.inf
+    assert error(torch.tensor([1, 2]), torch.tensor([1, 3])) == math.inf
+    assert error(torch.zeros(0), torch.zeros(0)) == 0.0
+    assert limit(torch.zeros(1, dtype=torch.int64)) == 0.0 < limit(reference)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_float64_lets_rounding_through_and_nothing_else(wrong):
+    class Cancel(nn.Module):
+        def forward(self, x):
+            return (x + 1e6).sum(1) - 1e6 * x.shape[1]
+
+    model, x = Cancel(), torch.rand(64, 33)
+    prepared, _ = autopar.compile(model, ["cpu"])._session.prepared((x,), {})
+    reference = Reference(prepared.captured, model, (x,), {})
+    other = x.flip(1).add(1e6).sum(1) - 1e6 * x.shape[1]
+    assert error(other, model(x)) > limit(other)
+    if wrong:
+        with pytest.raises(autopar.DifferenceError):
+            reference.judge(other * 10 + 100)
+    else:
+        reference.judge(other)
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.norm(x), 0.5, training=True)
+
+
+def test_a_reference_changes_nothing_of_the_callers():
+    model, x = Norm().train(), torch.randn(8, 4)
+    prepared, _ = autopar.compile(model, ["cpu"])._session.prepared((x,), {})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    reference = Reference(prepared.captured, model, (x,), {})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    mean = next(v for k, v in reference.updates.items() if "running_mean" in k)
+    assert not torch.equal(mean, before["norm.running_mean"])
+
+
+def test_a_wrong_answer_is_named_and_the_signature_forgotten(monkeypatch):
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(3, 4)
+    fast = autopar.compile(model, ["cpu"])
+    run = Session._run
+    monkeypatch.setattr(Session, "_run", lambda *call: run(*call) + 1)
+    with pytest.raises(autopar.DifferenceError, match=r"output 0 is not eager's: error .*placed execution is at fault"):
+        fast(x)
+    monkeypatch.undo()
+    assert torch.equal(fast(x), model(x))
+
+
+def test_a_model_that_depends_on_what_capture_cannot_see_is_stopped():
+    class Hidden(nn.Module):
+        def forward(self, x):
+            return x * len(seen)
+
+    seen = [1]
+    fast = autopar.compile(Hidden(), ["cpu"])
+    x = torch.ones(3)
+    assert torch.equal(fast(x), x)
+    seen.append(2)
+    again = autopar.compile(Hidden(), ["cpu"], check="always")
+    assert torch.equal(again(x), 2 * x)
+    seen.append(3)
+    with pytest.raises(autopar.DifferenceError, match="the model does something that capture does not see"):
+        again(x)
+
+
+def test_never_checks_when_told_so(monkeypatch):
+    monkeypatch.setattr(Reference, "__init__", lambda *_: pytest.fail("eager ran"))
+    autopar.compile(nn.Linear(2, 2), ["cpu"], check="never")(torch.ones(1, 2))
+    with pytest.raises(pytest.fail.Exception):
+        autopar.compile(nn.Linear(2, 2), ["cpu"])(torch.ones(1, 2))
