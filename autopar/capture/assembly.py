@@ -1,4 +1,6 @@
-"""A graph from a symbolic trace: what one real run shows of each call, and the edges that mutation asks for."""
+"""A graph from a symbolic trace: what one real run shows of each call, and the edges that mutation asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..graph import Graph, Ref, Task, Value
 from .functions import Call
 from .locations import Locations
-from .private import pytree
+from .private import TorchDispatchMode, pytree
+from .refusals import Untraceable
 from .states import Before, Slot, slots
 
 PREFIX = "autopar.traced."
@@ -25,7 +28,9 @@ _MOVES = {"to", "cpu", "cuda", "type", "type_as", "new_tensor"}
 
 
 class Watch(fx.Interpreter):
-    """A real run that notes, of each call, its result, the storages it changed, its FLOPs and whether it drew."""
+    """A real run that notes, of each call, its result, the storages it changed, its FLOPs and whether it
+    drew.
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -40,13 +45,37 @@ class Watch(fx.Interpreter):
             touched += [slot.tensor for slot in slots(self.fetch_attr(str(n.target)))]
         before = Before(touched)
         state = torch.get_rng_state()
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, Fixed(n):
             result = self.result[n] = super().run_node(n)
         self.flops[n] = counter.get_total_flops()
         self.changed[n] = {memory(tensor) for tensor in before.changed()}
         if not torch.equal(state, torch.get_rng_state()):
             self.drew.add(n)
         return result
+
+
+class Fixed(TorchDispatchMode):
+    """Refuses operators whose result has a size that depends on values: a graph of other calls it would
+    not be.
+    """
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self.node = node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.dynamic_output_shape in func.tags and (func is not _INDEX or _masks(args[1])):
+            raise Untraceable(
+                f"{func} ({self.node.name}): the size of its result depends on the values in a tensor"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+_INDEX = torch.ops.aten.index.Tensor
+
+
+def _masks(indices: Any) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def tensors(item: Any) -> list[torch.Tensor]:
@@ -62,7 +91,8 @@ def memory(tensor: torch.Tensor) -> int:
 class Assembly:
     """A graph in the making: `add` each node of the trace in order, then read `graph`.
 
-    Each node stands for a nested structure with a `Ref` for every tensor, and plain Python where the signature decides.
+    Each node stands for a nested structure with a `Ref` for every tensor, and plain Python where the
+    signature decides.
     """
 
     def __init__(
@@ -97,7 +127,9 @@ class Assembly:
             self.inputs.append(self.value(path, result, "input", path))
             self.stands[node] = Ref(self.inputs[-1])
         elif node.op == "get_attr":
-            self.stands[node] = self.hold(operator.attrgetter(str(node.target))(self.module), str(node.target))
+            self.stands[node] = self.hold(
+                operator.attrgetter(str(node.target))(self.module), str(node.target)
+            )
         elif node.op == "output":
             structure = pytree.tree_leaves(self.structure(node.args[0]), is_leaf=_is_ref)
             self.outputs = [leaf.value if _is_ref(leaf) else self.constant(leaf) for leaf in structure]
@@ -108,10 +140,9 @@ class Assembly:
         """Convert a call: nothing when its result is fixed or a part of one that is there, else a task."""
         args, kwargs = self.structure(node.args), self.structure(node.kwargs)
         read = _refs((args, kwargs))
-        if node.target is operator.getitem and not _is_ref(args[0]):
-            if not _refs(args[1]):
-                self.stands[node] = args[0][args[1]]
-                return
+        if node.target is operator.getitem and not _is_ref(args[0]) and not _refs(args[1]):
+            self.stands[node] = args[0][args[1]]
+            return
         if (not read and not tensors(result)) or _describes(node, result):
             self.stands[node] = result
             return
@@ -120,16 +151,17 @@ class Assembly:
     def task(self, node: fx.Node, args: Any, kwargs: Any, read: list[str], result: Any) -> Any:
         """Add the task of a call; the structure of its result."""
         target: Any = node.target
-        if node.op == "call_method":
-            target = operator.methodcaller
         held: dict[str, str] = {}
         if node.op == "call_module":
             leaf = self.module.get_submodule(str(node.target))
-            held = {slot.path: self.hold(slot.tensor, f"{node.target}.{slot.path}").value for slot in slots(leaf)}
+            held = {
+                slot.path: self.hold(slot.tensor, f"{node.target}.{slot.path}").value for slot in slots(leaf)
+            }
             target = leaf
         leaves, spec = pytree.tree_flatten(result)
         name = node.name
-        outputs, stand = [], []
+        outputs: list[str] = []
+        stand: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) or (leaf is not None and len(leaves) == 1):
                 outputs.append(self.value(f"{name}.{len(outputs)}" if len(leaves) > 1 else name, leaf))
@@ -144,8 +176,12 @@ class Assembly:
         touched = {memory(tensor) for value in (*given, *outputs) for tensor in tensors(self.live[value])}
         shared = sorted((touched | changed) & self.mutable, key=lambda item: self.storages[item])
         drew = node in self.seen.drew
-        after = dict.fromkeys(([self.random] if drew and self.random else []) + self.order(shared, changed, name))
-        objects = any(self.values[value].dtype == "object" for value in (*given, *outputs))
+        after = dict.fromkeys(
+            ([self.random] if drew and self.random else []) + self.order(shared, changed, name)
+        )
+        if any(self.values[value].dtype == "object" for value in read):
+            raise Untraceable(f"{name} goes on with a number made out of the values in a tensor")
+        objects = any(self.values[value].dtype == "object" for value in outputs)
         _, source, code = self.locations.find(node)
         self.tasks.append(
             Task(
@@ -170,7 +206,9 @@ class Assembly:
         return pytree.tree_unflatten(stand, spec)
 
     def order(self, shared: Iterable[int], changed: set[int], name: str) -> list[str]:
-        """Tasks that must end before this one: the last writer of what it touches, all readers of what it changes."""
+        """Tasks that must end before this one: the last writer of what it touches, all readers of what it
+        changes.
+        """
         after: list[str] = []
         for item in shared:
             if item in self.writer:
@@ -235,7 +273,13 @@ class Assembly:
 
 
 def _calling(
-    node: fx.Node, target: Any, args: Any, kwargs: Any, given: tuple[str, ...], held: dict[str, str], unpack: bool
+    node: fx.Node,
+    target: Any,
+    args: Any,
+    kwargs: Any,
+    given: tuple[str, ...],
+    held: dict[str, str],
+    unpack: bool,
 ) -> Callable[..., Any]:
     """The task's callable: puts what it is given into the arguments of the node and makes the node's call."""
 
@@ -250,7 +294,11 @@ def _calling(
             result = functional_call(target, {path: found[name] for path, name in held.items()}, a, k)
         else:
             result = target(*a, **k)
-        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)] if unpack else result
+        return (
+            [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            if unpack
+            else result
+        )
 
     return call
 

@@ -15,13 +15,14 @@ from ..graph import Graph
 class Captured:
     """A graph and what ties it to the live model.
 
-    The tensor of a state value is `owner[key]` with `state[value] = (owner, key)`: the module's own dict, so that an
-    optimizer step or `load_state_dict` is seen at the next call. `calls` holds targets that are no torch operator.
-    `flatten(args, kwargs)` gives tensors in the order of `graph.inputs`; `rebuild(values)` the user's structure from
-    values in the order of `graph.outputs`. `how` is the route: "export", "symbolic trace", "opaque". `home` is the
-    device the call comes from. `grads` says of each output whether eager would have made it require grad. `same` pairs
-    the index of an output with the input or state that eager returned in that place, the very object. `notes` are
-    sentences on what a captured graph cannot repeat (attribute side effects, Python's random numbers).
+    The tensor of a state value is `owner[key]` with `state[value] = (owner, key)`: the module's own dict, so
+    that an optimizer step or `load_state_dict` is seen at the next call. `calls` holds targets that are no
+    torch operator. `flatten(args, kwargs)` gives tensors in the order of `graph.inputs`; `rebuild(values)`
+    the user's structure from values in the order of `graph.outputs`. `how` is the route: "export", "symbolic
+    trace", "opaque". `home` is the device the call comes from. `grads` says of each output whether eager
+    would have made it require grad. `same` pairs the index of an output with the input or state that eager
+    returned in that place, the very object. `notes` are sentences on what a captured graph cannot repeat
+    (attribute side effects, Python's random numbers).
     """
 
     graph: Graph

@@ -28,13 +28,16 @@ _STRIDELESS = {
 """Views that fail on the strides another device's kernel gives, and what does the same for any strides."""
 
 _ASSERTS = frozenset({
-    "aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar", "aten._functional_assert_async",
+    "aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar",
+    "aten._functional_assert_async",
     "aten._functional_assert_scalar", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size",
 })  # fmt: skip
 
 
 class Conversion:
-    """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read `graph`."""
+    """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read
+    `graph`.
+    """
 
     def __init__(self, name: str, locations: Locations, calls: Mapping[str, Any] | None = None) -> None:
         self.name = name
@@ -96,7 +99,7 @@ class Conversion:
             return
         base = self.root(args, dict(kwargs), alias)
         outputs = []
-        for index, item in enumerate(output if unpack else (output,) if output is not None else ()):
+        for index, item in enumerate(_items(output)):
             name = self.free(f"{node.name}.{index}" if unpack else node.name)
             self.values[name] = self.value(node, name, item, base or name)
             self.fakes[name] = item
@@ -123,7 +126,9 @@ class Conversion:
         reads = len(task.inputs)
         ways = cuts(target, fake_args, fake_kwargs, output)
         self.tasks.append(
-            dataclasses.replace(task, cuts=tuple(way for way in ways if len(way.inputs) == reads)) if ways else task
+            dataclasses.replace(task, cuts=tuple(way for way in ways if len(way.inputs) == reads))
+            if ways
+            else task
         )
         if random:
             self.random = node.name
@@ -162,10 +167,14 @@ class Conversion:
         self.made[node] = tuple(map(Ref, outputs))
 
     def stand_in(self, item: Any) -> Any:
-        """Arguments with the fake tensor of a value in its place: one object for each value, whoever names it."""
+        """Arguments with the fake tensor of a value in its place: one object for each value, whoever
+        names it.
+        """
 
         def fake(argument: Argument) -> Any:
-            return self.fakes[argument.value] if isinstance(argument, Ref) else tuple(map(fake, argument))  # type: ignore[arg-type]
+            if isinstance(argument, tuple):
+                return tuple(map(fake, argument))
+            return self.fakes[argument.value] if isinstance(argument, Ref) else argument
 
         return torch.fx.node.map_arg(item, lambda node: fake(self.made[node]))
 
@@ -242,7 +251,9 @@ class Conversion:
         return found.value
 
     def fresh(self, name: str) -> str:
-        """A made value of its own memory equal to this one: a copy when it is, or may share, an input or state."""
+        """A made value of its own memory equal to this one: a copy when it is, or may share, an input or
+        state.
+        """
         if self.values[self.values[name].storage].kind == "made":
             return name
         copy = self.free(f"{name}.copy")
@@ -261,6 +272,10 @@ class Conversion:
         )
 
 
+def _items(output: Any) -> tuple[Any, ...]:
+    return () if output is None else tuple(output) if isinstance(output, (tuple, list)) else (output,)
+
+
 def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
     """Calls that a result needs, or that change something besides: a random draw moves the generator."""
     needed = {node for node in results if isinstance(node, Node)}
@@ -275,7 +290,9 @@ def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
 def effect(node: Node) -> bool:
     """Whether a call does more than make its outputs: writes in place, or draws random numbers."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(
-        node.target._schema.name == _ISLAND or written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
+        node.target._schema.name == _ISLAND
+        or written(node.target)
+        or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
     )
 
 

@@ -12,9 +12,11 @@ _aten = torch.ops.aten
 
 @functools.cache
 def shared(target: Any) -> int | str | None:
-    """The argument (position, or name when keyword-only) whose memory the outputs may share; None when it is fresh.
+    """The argument (position, or name when keyword-only) whose memory the outputs may share; None when it is
+    fresh.
 
-    By the schema's alias annotations. `reshape` and the like may copy instead: for lifetimes they count as sharing.
+    By the schema's alias annotations. `reshape` and the like may copy instead: for lifetimes they count as
+    sharing.
     """
     schema = getattr(target, "_schema", None)
     if schema is None or not any(
@@ -42,9 +44,9 @@ def written(target: Any) -> tuple[int | str, ...]:
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the call takes random numbers: its tag says it may, its arguments that it does."""
-    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+    if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    chance = _CHANCE.get(getattr(target, "overloadpacket", None))
+    chance = _CHANCE.get(target.overloadpacket)
     if chance is None:
         return True
     names = [argument.name for argument in target._schema.arguments]

@@ -32,8 +32,8 @@ _MUTATIONS = {
 def export(call: Call, name: str, paths: tuple[str, ...], islands: Islands | None = None) -> Captured:
     """Capture through `torch.export.export(strict=False)` and an empty decomposition table.
 
-    The table keeps linear, conv, layer_norm and attention whole, makes in-place operators functional, and hands
-    changes of buffers and inputs out as outputs. Raises CaptureError, or whatever export raises.
+    The table keeps linear, conv, layer_norm and attention whole, makes in-place operators functional, and
+    hands changes of buffers and inputs out as outputs. Raises CaptureError, or whatever export raises.
     """
     calls = islands.calls if islands else {}
     with quiet(), islands.traced() if islands else contextlib.nullcontext():
@@ -51,6 +51,7 @@ def export(call: Call, name: str, paths: tuple[str, ...], islands: Islands | Non
         results = results[:kept]
     for node in live(program.graph, [node for _, node in results]):
         conversion.add(node)
+    inputs = tuple(placed.inputs)
     outputs, updates = [], []
     for spec, node in results:
         if spec.kind is OutputKind.USER_OUTPUT:
@@ -61,11 +62,13 @@ def export(call: Call, name: str, paths: tuple[str, ...], islands: Islands | Non
             raise CaptureError(
                 f"{name}: export returned an output of kind {spec.kind.name}, which no graph can hold"
             )
+    overlaps = call.arguments.overlaps
+    if overlaps and any(_shared(overlaps, inputs, target) for _, target in updates):
+        raise Untraceable(f"{name} changes an argument in place that shares its memory with another argument")
     used = {value for task in conversion.tasks for value in task.inputs} | {
         *outputs,
         *(to for _, to in updates),
     }
-    inputs = tuple(placed.inputs)
     state = {value: slot for value, slot in placed.state.items() if value in used}
     graph = Graph(
         name,
@@ -96,7 +99,9 @@ def export(call: Call, name: str, paths: tuple[str, ...], islands: Islands | Non
 
 
 def _refuse_kept(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
-    """Untraceable when an attribute keeps what depends on the call: the next call would read what this one left."""
+    """Untraceable when an attribute keeps what depends on the call: the next call would read what this
+    one left.
+    """
     varies: set[Any] = set()
     users = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
     for node in program.graph.nodes:
@@ -108,9 +113,13 @@ def _refuse_kept(program: ExportedProgram, results: list[Any], changed: dict[str
             varies.add(node)
     if not varies.isdisjoint(results):
         raise Untraceable(
-            f"forward stores a tensor of the call in self.{next(iter(changed))}, which the next call may read; "
-            "register it with register_buffer and update it in place, or return it and pass it back in"
+            f"forward stores a tensor of the call in self.{next(iter(changed))}, which the next call may "
+            "read; register it with register_buffer and update it in place, or return it and pass it back in"
         )
+
+
+def _shared(overlaps: tuple[int, ...], inputs: tuple[str, ...], target: str) -> bool:
+    return target in inputs and overlaps.count(overlaps[inputs.index(target)]) > 1
 
 
 class Placeholders:
@@ -170,8 +179,9 @@ class Placeholders:
             return slot
         if tensor.requires_grad:
             raise CaptureError(
-                f"tensor {self._called(tensor, path)} requires grad, belongs to no module and would be frozen as a constant; "
-                "make it an nn.Parameter of a module that the function uses, pass it as an argument, or detach it"
+                f"tensor {self._called(tensor, path)} requires grad, belongs to no module and would be "
+                "frozen as a constant; make it an nn.Parameter of a module that the function uses, pass it as an "
+                "argument, or detach it"
             )
         self.constants[path] = tensor
         return Slot(path, self.constants, path)

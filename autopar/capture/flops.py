@@ -1,7 +1,7 @@
 """Floating-point operations of one call, a multiply and an add counted as two.
 
-torch's own flop counter knows what composites decompose to; capture keeps linear, matmul, conv and attention whole, so
-these are counted here with the same formulas.
+torch's own flop counter knows what composites decompose to; capture keeps linear, matmul, conv and attention
+whole, so these are counted here with the same formulas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .private import conv_flop_count, flop_registry, sdpa_flop_count
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
-    """FLOPs of `target(*args, **kwargs)` from the shapes of its (fake) tensors; 0 for what only moves bytes."""
+    """FLOPs of `target(*args, **kwargs)` from the shapes of its (fake) tensors; 0 for what only moves
+    bytes.
+    """
     packet = getattr(target, "overloadpacket", None)
     count: Callable[..., Any] | None = _WHOLE.get(packet)
     try:
@@ -58,7 +60,7 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> in
     """Two multiply-adds with each weight matrix at every step of every sequence."""
     sequence, weights = (
         args[0],
-        next(a for a in args[1:] if isinstance(a, (list, tuple)) and len(a) > 2 or _matrix(a)),
+        next(a for a in args[1:] if (isinstance(a, (list, tuple)) and len(a) > 2) or _matrix(a)),
     )
     steps = math.prod(sequence.shape[:-1])
     return sum(2 * steps * weight.numel() for weight in weights if weight.dim() == 2)

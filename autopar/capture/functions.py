@@ -22,9 +22,9 @@ from .untouched import Attributes
 class Returned:
     """What a call gave back, apart from its tensors.
 
-    `leaves` has None where `dynamic` says that a value of the graph goes. `grads` and `same` are for those alone:
-    whether each would require grad, and (index, path or input number) of those that are a tensor of the
-    caller's. `changed` are the attributes that forward set, with what it set them to; they are set back.
+    `leaves` has None where `dynamic` says that a value of the graph goes. `grads` and `same` are for those
+    alone: whether each would require grad, and (index, path or input number) of those that are a tensor of
+    the caller's. `changed` are the attributes that forward set, with what it set them to; they are set back.
     """
 
     leaves: tuple[Any, ...]
@@ -42,7 +42,8 @@ class Returned:
 
 
 class Call(nn.Module):
-    """`forward(*tensors)` makes the user's call and returns the tensors of its output, flat, then those it kept.
+    """`forward(*tensors)` makes the user's call and returns the tensors of its output, flat, then those it
+    kept.
 
     `returned` is what the last run gave back besides. Kept are tensors that forward stored in an attribute.
     """
@@ -57,7 +58,9 @@ class Call(nn.Module):
 
     @property
     def home(self) -> torch.device:
-        """The device the call comes from: that of its first tensor, else of the model's, else the default device."""
+        """The device the call comes from: that of its first tensor, else of the model's, else the default
+        device.
+        """
         for tensor in (*self.arguments.tensors, *self.model.parameters(), *self.model.buffers()):
             return tensor.device
         return torch.get_default_device()
@@ -109,7 +112,9 @@ def _whole(item: Any) -> bool:
 
 
 class Function(nn.Module):
-    """A function as a Module: the Modules it uses, from arguments, closure cells and globals, are its children."""
+    """A function as a Module: the Modules it uses, from arguments, closure cells and globals, are its
+    children.
+    """
 
     def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
         super().__init__()
@@ -141,7 +146,9 @@ def _modules(function: Callable[..., Any], arguments: Arguments) -> Iterator[tup
 
 
 def reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What a function can see by name: closure cells, globals it mentions, defaults, `self`; helpers it calls too."""
+    """What a function can see by name: closure cells, globals it mentions, defaults, `self`; helpers it
+    calls too.
+    """
     pending: list[Any] = [function]
     seen: set[int] = set()
     while pending:
@@ -155,9 +162,12 @@ def reachable(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
                 yield from ((f"{name}_{index}", part) for index, part in enumerate(item))
             elif isinstance(item, dict):
                 yield from ((f"{name}_{key}", part) for key, part in item.items())
-            elif inspect.isfunction(item) or inspect.ismethod(item) or isinstance(item, functools.partial):
-                if not (getattr(item, "__module__", "") or "").startswith("torch"):
-                    pending.append(item)
+            elif _is_function(item) and not (getattr(item, "__module__", "") or "").startswith("torch"):
+                pending.append(item)
+
+
+def _is_function(item: Any) -> bool:
+    return inspect.isfunction(item) or inspect.ismethod(item) or isinstance(item, functools.partial)
 
 
 def _visible(function: Any) -> Iterator[tuple[str, Any]]:
@@ -173,7 +183,7 @@ def _visible(function: Any) -> Iterator[tuple[str, Any]]:
         function = function.__func__
     elif not inspect.isfunction(function):
         yield from getattr(function, "__dict__", {}).items()
-        function = getattr(type(function), "__call__", None)
+        function = vars(type(function)).get("__call__")
     if hasattr(function, "__wrapped__"):
         yield "wrapped", function.__wrapped__
     code = getattr(function, "__code__", None)

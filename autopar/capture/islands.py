@@ -1,7 +1,8 @@
-"""Submodules that cannot be traced, kept whole: one task each, run as the user wrote it on the device of the call.
+"""Submodules that cannot be traced, kept whole: one task each, run as the user wrote it on the device of the
+call.
 
-While the rest is traced, an island's forward is one call of the operator `autopar::island`, whose results have the
-shapes that an eager run has shown.
+While the rest is traced, an island's forward is one call of the operator `autopar::island`, whose results
+have the shapes that an eager run has shown.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Island:
         for tensor, like in zip(made, self.likes):
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
                 raise RunError(
-                    f"{self.path} made {list(tensor.shape)} {tensor.dtype} where the call that was captured made "
-                    f"{list(like.shape)} {like.dtype}: the shape depends on the values in a tensor, and the rest of the "
-                    "model was planned for the first; pad the result to a fixed shape"
+                    f"{self.path} made {list(tensor.shape)} {tensor.dtype} where the call that was captured "
+                    f"made {list(like.shape)} {like.dtype}: the shape depends on the values in a tensor, and "
+                    "the rest of the model was planned for the first; pad the result to a fixed shape"
                 )
         owned = {tensor.untyped_storage().data_ptr() for tensor in given}
         return [tensor.clone() if tensor.untyped_storage().data_ptr() in owned else tensor for tensor in made]
@@ -76,8 +77,12 @@ class Islands:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Record every call while the model runs eagerly; Untraceable for one that changes tensors in place."""
-        with self._forwards(lambda path, forward: lambda *args, **kwargs: self._record(path, forward, args, kwargs)):
+        """Record every call while the model runs eagerly; Untraceable for one that changes tensors in
+        place.
+        """
+        with self._forwards(
+            lambda path, forward: lambda *args, **kwargs: self._record(path, forward, args, kwargs)
+        ):
             yield
 
     @contextlib.contextmanager
@@ -164,6 +169,8 @@ def _known(calls: dict[str, Island]) -> Iterator[None]:
 @torch.library.register_fake("autopar::island")
 def _island(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     return [
-        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=given[0].device if given else "cpu")
+        torch.empty_strided(
+            like.shape, like.stride(), dtype=like.dtype, device=given[0].device if given else "cpu"
+        )
         for like in _CALLS[key].likes
     ]

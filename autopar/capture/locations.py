@@ -13,7 +13,9 @@ import torch
 from .private import origin
 
 ROOT = "model"
-"""Name of the user's module inside the one that is traced; modules that a function uses are `model.<name>`."""
+"""Name of the user's module inside the one that is traced; modules that a function uses are
+`model.<name>`.
+"""
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -25,10 +27,11 @@ _LIBRARIES = tuple(
 
 
 class Locations:
-    """Module paths and source lines of a graph, with the nodes of inlined regions (`no_grad`, autocast) resolved.
+    """Module paths and source lines of a graph, with the nodes of inlined regions (`no_grad`, autocast)
+    resolved.
 
-    Decomposing writes the code of such a region, generated, in the place of the user's; `before` is the program as it
-    was, where each region is a submodule whose nodes still know.
+    Decomposing writes the code of such a region, generated, in the place of the user's; `before` is the
+    program as it was, where each region is a submodule whose nodes still know.
     """
 
     def __init__(self, before: torch.fx.GraphModule | None = None) -> None:

@@ -18,6 +18,7 @@ try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.export import _trace
     from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
     raise CaptureError(
@@ -26,9 +27,10 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "TESTED",
     "FakeTensor",
     "FakeTensorMode",
-    "TESTED",
+    "TorchDispatchMode",
     "conv_flop_count",
     "flop_registry",
     "origin",
@@ -68,7 +70,9 @@ def quiet() -> Iterator[None]:
 
 
 def origin(node: torch.fx.Node) -> str:
-    """Name of the node of the undecomposed graph that a decomposed node came from, "" when torch kept none."""
+    """Name of the node of the undecomposed graph that a decomposed node came from, "" when torch kept
+    none.
+    """
     sources = node.meta.get("from_node") or ()
     return str(sources[0].name) if sources else ""
 
@@ -77,7 +81,8 @@ def registration(kind: type[Any]) -> str:
     """The line that tells export how to open a container of this type."""
     name = kind.__name__
     return (
-        f"torch.utils._pytree.register_pytree_node({name}, lambda value: (list(vars(value).values()), list(vars(value))), "
+        f"torch.utils._pytree.register_pytree_node({name}, "
+        "lambda value: (list(vars(value).values()), list(vars(value))), "
         f"lambda leaves, names: {name}(**dict(zip(names, leaves))), "
         f"serialized_type_name={kind.__module__ + '.' + kind.__qualname__!r})"
     )

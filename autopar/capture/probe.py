@@ -1,4 +1,6 @@
-"""What only a run can tell: whether the model works without autopar, and which module was running when it failed."""
+"""What only a run can tell: whether the model works without autopar, and which module was running when it
+failed.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ from .states import tensors_of
 
 
 def probe(call: Call, name: str) -> None:
-    """Run the call on copies of its tensors and put the model's back; CaptureError when the model itself fails."""
-    tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.arguments.tensors]
+    """Run the call on copies of its tensors and put the model's back; CaptureError when the model itself
+    fails.
+    """
+    tensors = [
+        tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.arguments.tensors
+    ]
     with unchanged(call):
         try:
             call(*tensors)
@@ -26,7 +32,8 @@ def probe(call: Call, name: str) -> None:
             raise
         except Exception as error:
             raise CaptureError(
-                f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
+                f"{name} fails on these arguments without autopar too{place(error)}: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
 

@@ -18,8 +18,8 @@ from .functions import Call
 from .opaque import opaque
 from .probe import culprits, follow, probe
 from .refusals import Untraceable, explain
-from .states import slots
 from .signature import names, refuse_hidden, take_apart
+from .states import slots
 from .untouched import Attributes, untouched
 
 _LOCK = threading.RLock()
@@ -32,10 +32,10 @@ def capture(
 ) -> Captured:
     """Turn one call of a model, or of a function of tensors, into a graph.
 
-    Shapes are those of the arguments; tensors keep their identity, the model, its buffers and every random generator
-    their state. Grad mode and autocast are the caller's. One capture runs at a time. Routes: `torch.export`, the same
-    with the modules in its way kept whole, a symbolic trace, the whole call as one opaque task. Raises CaptureError with the construct, the user's line and
-    what to change.
+    Shapes are those of the arguments; tensors keep their identity, the model, its buffers and every random
+    generator their state. Grad mode and autocast are the caller's. One capture runs at a time. Routes:
+    `torch.export`, the same with the modules in its way kept whole, a symbolic trace, the whole call as one
+    opaque task. Raises CaptureError with the construct, the user's line and what to change.
     """
     kwargs = kwargs or {}
     module = isinstance(function, nn.Module)
@@ -50,9 +50,10 @@ def capture(
         for slot in slots(call.model):
             if slot.tensor.is_inference():
                 raise CaptureError(
-                    f"{slot.path} was made inside torch.inference_mode, which nothing can trace; build the model outside it"
+                    f"{slot.path} was made inside torch.inference_mode, which nothing can trace; "
+                    "build the model outside it"
                 )
-        paths = names(function.forward if module else function, arguments)
+        paths = names(function.forward if isinstance(function, nn.Module) else function, arguments)
         attributes = Attributes(call.model)
         try:
             captured = _first(call, name, paths, notes)
@@ -81,7 +82,9 @@ def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> C
             else f"runs as one task, not traced: {reasons[0]}"
         )
     else:
-        kept = ", ".join(dict.fromkeys(island.path for island in captured.calls.values()))
+        kept = ", ".join(
+            dict.fromkeys(task.module for task in captured.graph.tasks if task.target in captured.calls)
+        )
         notes.append(f"{kept} run as written, not traced: {reasons[0]}")
     _LOG.warning("%s", notes[-1])
     return captured
@@ -90,7 +93,9 @@ def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> C
 def _with_islands(
     call: Call, name: str, paths: tuple[str, ...], culprit: list[str], reasons: list[str]
 ) -> Captured | None:
-    """Export with the modules in the way kept whole, from the innermost outwards; None when only the root is left."""
+    """Export with the modules in the way kept whole, from the innermost outwards; None when only the root
+    is left.
+    """
     from .islands import Islands
 
     kept: list[str] = []
@@ -99,7 +104,9 @@ def _with_islands(
             return None
         kind = type(call.model.get_submodule(culprit[0]))
         kept += [path for path, module in call.model.named_modules() if type(module) is kind and path]
-        kept = [path for path in dict.fromkeys(kept) if not any(path.startswith(f"{outer}.") for outer in kept)]
+        kept = [
+            path for path in dict.fromkeys(kept) if not any(path.startswith(f"{outer}.") for outer in kept)
+        ]
         islands = Islands(call.model, tuple(kept))
         try:
             with islands.watched():

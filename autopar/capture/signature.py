@@ -1,4 +1,6 @@
-"""What makes two calls the same call: the tensors of the arguments apart from everything that is constant in them."""
+"""What makes two calls the same call: the tensors of the arguments apart from everything that is constant
+in them.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,28 @@ class Arguments:
         return take_apart(args, kwargs).tensors
 
     @property
+    def overlaps(self) -> tuple[int, ...]:
+        """For each tensor the first that lies in the same memory; empty when no two do."""
+        if len(self.tensors) < 2:
+            return ()
+        memory = [
+            tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+            for tensor in self.tensors
+        ]
+        return () if len(set(memory)) == len(memory) else tuple(memory.index(item) for item in memory)
+
+    @property
     def key(self) -> Hashable:
-        """Equal for two calls that one graph can serve: structure, constants, shapes, strides, dtypes, devices."""
+        """Equal for two calls that one graph can serve: structure, constants, shapes, strides, dtypes,
+        devices.
+        """
         return (
             self.spec,
             self.leaves,
+            self.overlaps,
             tuple(map(_constant_key, self.constants)),
-            tuple((t.shape, t.stride() if t.layout is torch.strided else t.layout, t.dtype, t.device) for t in self.tensors),
-        )  # fmt: skip
+            tuple(map(_tensor_key, self.tensors)),
+        )
 
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -77,7 +93,7 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 
 def refuse_hidden(leaf: Any, what: str) -> None:
     """CaptureError when an object that is no registered container holds tensors."""
-    if isinstance(leaf, _PLAIN) or isinstance(leaf, nn.Module) or callable(leaf):
+    if isinstance(leaf, (*_PLAIN, nn.Module)) or callable(leaf):
         return
     if _holds_tensor(leaf):
         raise CaptureError(
@@ -103,6 +119,11 @@ def _holds_tensor(holder: Any) -> bool:
     return False
 
 
+def _tensor_key(tensor: torch.Tensor) -> Hashable:
+    strides = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+    return tensor.shape, strides, tensor.dtype, tensor.device
+
+
 def _constant_key(value: Any) -> Hashable:
     if isinstance(value, float):
         return float, value.hex()
@@ -110,8 +131,8 @@ def _constant_key(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         raise CaptureError(
-            f"an argument of type {type(value).__name__} is neither a tensor nor hashable, so it cannot be told "
-            "whether two calls are the same; pass a tensor (torch.as_tensor(array)) or a tuple"
+            f"an argument of type {type(value).__name__} is neither a tensor nor hashable, so it cannot be "
+            "told whether two calls are the same; pass a tensor (torch.as_tensor(array)) or a tuple"
         ) from None
     return type(value), value
 

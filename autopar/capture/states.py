@@ -1,4 +1,6 @@
-"""Where a model keeps its tensors, so that state is read from there at each call and never copied into a graph."""
+"""Where a model keeps its tensors, so that state is read from there at each call and never copied into a
+graph.
+"""
 
 from __future__ import annotations
 
@@ -78,17 +80,20 @@ class Before:
 
 
 def store(held: list[tuple[Slot, torch.Tensor]]) -> None:
-    """Turn each assignment of a new tensor to a slot into a write to the tensor it held, which tracing can follow.
+    """Turn each assignment of a new tensor to a slot into a write to the tensor it held, which tracing can
+    follow.
 
     Raises Untraceable where the new tensor is of another shape or dtype, or none.
     """
-    new = [(slot, tensor, slot.owner.get(slot.key)) for slot, tensor in held]
-    new = [(slot, tensor, item) for slot, tensor, item in new if item is not tensor]
+    now: list[tuple[Slot, torch.Tensor, Any]] = [
+        (slot, tensor, slot.owner.get(slot.key)) for slot, tensor in held
+    ]
+    new = [(slot, tensor, item) for slot, tensor, item in now if item is not tensor]
     for slot, tensor, item in new:
         if not isinstance(item, torch.Tensor) or item.shape != tensor.shape or item.dtype != tensor.dtype:
             raise Untraceable(
                 f"forward replaces {slot.path}, of {list(tensor.shape)} {tensor.dtype}, by what is not alike; "
-                "keep the shape and dtype of a buffer, or keep it outside the model"
+                "keep  the shape and dtype of a buffer, or keep it outside the model"
             )
     with torch.no_grad():
         # All are read before any is written: two buffers may have changed places.

@@ -1,7 +1,8 @@
 """The second route: `torch.fx.symbolic_trace`, for what export refuses and plain Python can still record.
 
-Nothing is functional here. One real run shows what each call makes, shares and changes, and every task that touches
-memory which some task changes gets read-after-write, write-after-read and write-after-write edges and stays home.
+Nothing is functional here. One real run shows what each call makes, shares and changes, and every task that
+touches memory which some task changes gets read-after-write, write-after-read and write-after-write edges and
+stays home.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from .refusals import Untraceable
 
 
 def symbolic(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
-    """Capture by recording Python; raises Untraceable, or what the trace raises where Python decides by values."""
+    """Capture by recording Python; raises Untraceable, or what the trace raises where Python decides by
+    values.
+    """
+    if call.arguments.overlaps:
+        raise Untraceable(f"{name}: two arguments share memory")
     tracer = _Tracer()
     with quiet():
         graph = tracer.trace(_flat(call))
@@ -67,12 +72,24 @@ def _in_place(operation: Any) -> Any:
 class _Proxy(fx.Proxy):
     """A proxy that records `x += y` as the change of x that it is; fx's own makes a new tensor of it."""
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
-for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"):
+
+for _name in (
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "imatmul",
+    "iand",
+    "ior",
+    "ixor",
+):
     setattr(_Proxy, f"__{_name}__", _in_place(getattr(operator, _name)))
-_Proxy.__setitem__ = lambda self, key, value: self.tracer.create_proxy(  # type: ignore[attr-defined]
-    "call_function", operator.setitem, (self, key, value), {}
-)
 
 
 class _Tracer(fx.Tracer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -43,12 +44,8 @@ def _generators() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
         module = torch.get_device_module()
         if module.is_initialized():
             for index in range(torch.accelerator.device_count()):
-                found.append(
-                    (
-                        lambda index=index: module.get_rng_state(index),
-                        lambda state, index=index: module.set_rng_state(state, index),
-                    )
-                )
+                get = functools.partial(module.get_rng_state, index)
+                found.append((get, functools.partial(module.set_rng_state, device=index)))
     return found
 
 
