@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
+from .errors import LateError
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -54,7 +56,8 @@ class Timeline:
     """Spans of one call over all lanes. `makespan` is the caller's wall clock (measured) or the plan's end (predicted).
 
     `label` says how the figures must be called (emulated, declared); `late` is by what share emulated work outlasted
-    its modelled time at worst. `predicted` is the plan's own timeline beside a measured one.
+    its modelled time at worst, `needs_slow_down` the slow-down that would have been enough (0: it was in time).
+    `predicted` is the plan's own timeline beside a measured one.
     """
 
     title: str
@@ -65,6 +68,16 @@ class Timeline:
     label: str = ""
     late: float = 0.0
     predicted: Timeline | None = None
+    needs_slow_down: float = 0.0
+
+    def on_time(self) -> Timeline:
+        """Self, or LateError when its figures mean nothing because emulated work could not keep its clock."""
+        if self.needs_slow_down:
+            raise LateError(
+                f"{self.title!r} was {self.late:.1%} of its modelled time behind its declared clock, so its figures "
+                f"mean nothing; give the machine slow_down={self.needs_slow_down:.3g} or more"
+            )
+        return self
 
     def busy(self, lane: str) -> float:
         """Seconds in which a lane was at work; spans nested in a run are not counted twice."""

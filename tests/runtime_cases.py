@@ -44,23 +44,35 @@ class Case:
         names = dict.fromkeys(lane.rsplit("/", 1)[0] for lane in ("cpu/0", *self.lanes.values()))
         devices = []
         for name in names:
-            count = 1 + max(int(lane.rsplit("/", 1)[1]) for lane in ("cpu/0", *self.lanes.values()) if lane.startswith(name + "/"))
+            count = 1 + max(
+                int(lane.rsplit("/", 1)[1])
+                for lane in ("cpu/0", *self.lanes.values())
+                if lane.startswith(name + "/")
+            )
             kind = "cpu" if name == "cpu" else "emulated" if name.startswith("emulated") else "cuda"
             devices.append(Device(name, kind, count, THREADS))
-        links = tuple(
-            Link(a.name, b.name, 1e-4, 1e9, "bus") for a in devices for b in devices if a is not b
-        )
+        links = tuple(Link(a.name, b.name, 1e-4, 1e9, "bus") for a in devices for b in devices if a is not b)
         return Machine(tuple(devices), links, self.clock, self.slow_down)  # type: ignore[arg-type]
 
     def graph(self) -> Graph:
         values = [_value(name, self.values.get(name), "input") for name in self.inputs]
         values += [_value(name, tensor, "state") for name, tensor in self.state.items()]
         values += [_value(name, None, "made") for task in self.tasks for name in task.outputs]
-        graph = Graph("net", tuple(values), tuple(self.tasks), self.inputs, tuple(self.state), self.outputs, self.updates)
+        graph = Graph(
+            "net",
+            tuple(values),
+            tuple(self.tasks),
+            self.inputs,
+            tuple(self.state),
+            self.outputs,
+            self.updates,
+        )
         return graph.check()
 
     def build(self) -> tuple[Any, Plan, Program]:
-        """Lower by hand: every value goes straight to each device that reads it, every hand-off is an event."""
+        """Lower by hand: every value goes straight to each device that reads it, every hand-off is an
+        event.
+        """
         graph, machine = self.graph(), self.machine()
         steps: dict[str, list[Step]] = {lane: [] for lane in machine.lanes}
         buffers: dict[str, Buffer] = {}
@@ -72,12 +84,18 @@ class Case:
 
         def kind_of(name: str, device: str) -> str:
             if name in graph.producer:
-                return "result" if device == "cpu" and (name in self.outputs or name in dict(self.updates)) else "made"
+                return (
+                    "result"
+                    if device == "cpu" and (name in self.outputs or name in dict(self.updates))
+                    else "made"
+                )
             return "given" if device == "cpu" else "resident" if name in self.state else "made"
 
         def add(name: str, device: str) -> str:
             buffer = f"{name}@{device}"
-            buffers.setdefault(buffer, Buffer(buffer, name, device, graph.value[name].bytes, buffer, kind_of(name, device)))  # type: ignore[arg-type]
+            buffers.setdefault(
+                buffer, Buffer(buffer, name, device, graph.value[name].bytes, buffer, kind_of(name, device))
+            )  # type: ignore[arg-type]
             return buffer
 
         def handoff(source: str, lane: str) -> None:
@@ -117,8 +135,16 @@ class Case:
             at += self.seconds
         outputs = []
         for name in (*self.outputs, *(made for made, _ in self.updates)):
-            queue = machine.copy_lane(self.lanes[graph.producer[name]].rsplit("/", 1)[0], "cpu") if name in graph.producer else "cpu/0"
-            outputs.append(need(name, "cpu", queue if f"{name}@cpu" not in buffers else maker.get(f"{name}@cpu", "cpu/0")))
+            queue = (
+                machine.copy_lane(self.lanes[graph.producer[name]].rsplit("/", 1)[0], "cpu")
+                if name in graph.producer
+                else "cpu/0"
+            )
+            outputs.append(
+                need(
+                    name, "cpu", queue if f"{name}@cpu" not in buffers else maker.get(f"{name}@cpu", "cpu/0")
+                )
+            )
         for buffer, lanes in uses.items():
             if buffers[buffer].kind == "made":
                 for lane in dict.fromkeys(lanes):
@@ -126,19 +152,32 @@ class Case:
                         handoff(lane, maker[buffer])
                 steps[maker[buffer]].append(Free(buffer))
         program = Program(
-            "net", tuple(Lane(lane, lane.rsplit("/", 1)[0], tuple(found)) for lane, found in steps.items()),
-            tuple(buffers.values()), tuple(outputs[: len(self.outputs)]),
-            tuple((buffer, target) for buffer, (_, target) in zip(outputs[len(self.outputs) :], self.updates)),
-        )  # fmt: skip
+            "net",
+            tuple(Lane(lane, lane.rsplit("/", 1)[0], tuple(found)) for lane, found in steps.items()),
+            tuple(buffers.values()),
+            tuple(outputs[: len(self.outputs)]),
+            tuple(
+                (buffer, target) for buffer, (_, target) in zip(outputs[len(self.outputs) :], self.updates)
+            ),
+        )
         seconds = tuple(self.seconds for _ in machine.devices)
         costed = CostedGraph(
-            graph, machine, tuple(TaskCost(task.name, seconds) for task in graph.tasks),
-            tuple(Run(task.name, (task.name,), seconds, 0.0, task.inputs, task.outputs, task.after) for task in graph.tasks),
-            tuple((name, "cpu") for name in (*self.inputs, *self.state)), tuple((name, "cpu") for name in self.outputs),
-        )  # fmt: skip
+            graph,
+            machine,
+            tuple(TaskCost(task.name, seconds) for task in graph.tasks),
+            tuple(
+                Run(task.name, (task.name,), seconds, 0.0, task.inputs, task.outputs, task.after)
+                for task in graph.tasks
+            ),
+            tuple((name, "cpu") for name in (*self.inputs, *self.state)),
+            tuple((name, "cpu") for name in self.outputs),
+        )
         plan = Plan(costed, "by hand", tuple(placed), tuple(transfers), (), (), at)
         captured = SimpleNamespace(
-            graph=graph, state={name: (self.state, name) for name in self.state}, calls=self.calls, home=torch.device("cpu")
+            graph=graph,
+            state={name: (self.state, name) for name in self.state},
+            calls=self.calls,
+            home=torch.device("cpu"),
         )
         return captured, plan, program
 
@@ -151,7 +190,9 @@ def _value(name: str, tensor: torch.Tensor | None, kind: str) -> Value:
     return Value(name, shape, "float32", 4 * shape[0] * (shape[1] if len(shape) > 1 else 1), name, kind, name)  # type: ignore[arg-type]
 
 
-def mlp(first: str = "cpu/0", second: str = "cpu/0", third: str = "cpu/0", **fields: Any) -> tuple[Case, torch.Tensor, Any]:
+def mlp(
+    first: str = "cpu/0", second: str = "cpu/0", third: str = "cpu/0", **fields: Any
+) -> tuple[Case, torch.Tensor, Any]:
     """linear, relu, linear on three lanes; the case, an input and eager."""
     torch.manual_seed(0)
     state = {"w1": torch.randn(16, 8), "b1": torch.randn(16), "w2": torch.randn(4, 16), "b2": torch.randn(4)}

@@ -1,4 +1,6 @@
-"""A binding of torch stands in for an operator only where both come to the same operators and the same bits."""
+"""A binding of torch stands in for an operator only where both come to the same operators and the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,64 @@ from autopar.runtime.fast import OPERATORS, fast
 
 X, Y, B = "x", "y", "b"
 MORE = {
-    "addmm": ("y", "x", "x"), "baddbmm": ("c", "c", "c"), "bmm": ("c", "c"), "linear": ("x", "y"), "mm": ("x", "y"),
-    "matmul": ("x", "y"), "where": ("b", "x", "y"), "clamp": ("x", -0.5, 0.5), "lerp": ("x", "y", 0.25),
-    "masked_fill.Scalar": ("x", "b", -1.0), "masked_fill.Tensor": ("x", "b", "zero"),
-    "scaled_dot_product_attention": ("c", "c", "c"), "conv1d": ("c", "c", None, (1,), (1,)),
-    "conv2d": ("d", "d", None, (1, 1), (1, 1)), "conv3d": ("e", "e", None, (1, 1, 1), (1, 1, 1)),
-    "layer_norm": ("x", (4,), "row", "row"), "native_layer_norm": ("x", (4,), "row", "row", 1e-5),
-    "group_norm": ("d", 2, "row", "row"), "embedding": ("x", "i"), "softmax": ("x", -1), "log_softmax": ("x", 0),
+    "addmm": ("y", "x", "x"),
+    "baddbmm": ("c", "c", "c"),
+    "bmm": ("c", "c"),
+    "linear": ("x", "y"),
+    "mm": ("x", "y"),
+    "matmul": ("x", "y"),
+    "where": ("b", "x", "y"),
+    "clamp": ("x", -0.5, 0.5),
+    "lerp": ("x", "y", 0.25),
+    "masked_fill.Scalar": ("x", "b", -1.0),
+    "masked_fill.Tensor": ("x", "b", "zero"),
+    "scaled_dot_product_attention": ("c", "c", "c"),
+    "conv1d": ("c", "c", None, (1,), (1,)),
+    "conv2d": ("d", "d", None, (1, 1), (1, 1)),
+    "conv3d": ("e", "e", None, (1, 1, 1), (1, 1, 1)),
+    "layer_norm": ("x", (4,), "row", "row"),
+    "native_layer_norm": ("x", (4,), "row", "row", 1e-5),
+    "group_norm": ("d", 2, "row", "row"),
+    "embedding": ("x", "i"),
+    "softmax": ("x", -1),
+    "log_softmax": ("x", 0),
     "batch_norm": ("x", "row", "row", "row", "row", False, 0.1, 1e-5, False),
-    "max_pool2d": ("d", (2, 2)), "avg_pool2d": ("d", (2, 2)), "adaptive_avg_pool2d": ("d", (2, 2)),
-    "dropout": ("x", 0.5, True), "cat": (("x", "y"), 1), "stack": (("x", "y"), 0), "chunk": ("x", 2, 1),
-    "split_with_sizes": ("x", (1, 3), 1), "unbind": ("x", 0), "transpose": ("x", 0, 1), "permute": ("x", (1, 0)),
-    "reshape": ("x", (2, 8)), "view": ("x", (2, 8)), "unsqueeze": ("x", 1), "squeeze.dim": ("x", 0),
-    "flatten": ("x", 0, 1), "select": ("x", 0, 2), "expand": ("x", (3, 4, 4)), "narrow": ("x", 1, 1, 2),
-    "index_select": ("x", 0, "i"), "gather": ("x", 0, "j"), "sum.dim_IntList": ("x", (0,), True),
-    "mean.dim": ("x", (1,), False), "amax": ("x", (0,)), "amin": ("x", (0,)), "cumsum": ("x", 0), "argmax": ("x", 1),
-    "roll": ("x", (1,), (0,)), "flip": ("x", (0,)), "pow.Tensor_Scalar": ("x", 2),
-    "logical_and": ("b", "b"), "logical_or": ("b", "b"), "logical_not": ("b",), "bitwise_and": ("b", "b"),
+    "max_pool2d": ("d", (2, 2)),
+    "avg_pool2d": ("d", (2, 2)),
+    "adaptive_avg_pool2d": ("d", (2, 2)),
+    "dropout": ("x", 0.5, True),
+    "cat": (("x", "y"), 1),
+    "stack": (("x", "y"), 0),
+    "chunk": ("x", 2, 1),
+    "split_with_sizes": ("x", (1, 3), 1),
+    "unbind": ("x", 0),
+    "transpose": ("x", 0, 1),
+    "permute": ("x", (1, 0)),
+    "reshape": ("x", (2, 8)),
+    "view": ("x", (2, 8)),
+    "unsqueeze": ("x", 1),
+    "squeeze.dim": ("x", 0),
+    "flatten": ("x", 0, 1),
+    "select": ("x", 0, 2),
+    "expand": ("x", (3, 4, 4)),
+    "narrow": ("x", 1, 1, 2),
+    "index_select": ("x", 0, "i"),
+    "gather": ("x", 0, "j"),
+    "sum.dim_IntList": ("x", (0,), True),
+    "mean.dim": ("x", (1,), False),
+    "amax": ("x", (0,)),
+    "amin": ("x", (0,)),
+    "cumsum": ("x", 0),
+    "argmax": ("x", 1),
+    "roll": ("x", (1,), (0,)),
+    "flip": ("x", (0,)),
+    "pow.Tensor_Scalar": ("x", 2),
+    "logical_and": ("b", "b"),
+    "logical_or": ("b", "b"),
+    "logical_not": ("b",),
+    "bitwise_and": ("b", "b"),
     "bitwise_or": ("b", "b"),
-}  # fmt: skip
+}
 LISTS = ("chunk", "split_with_sizes", "unbind", "native_layer_norm")
 
 
@@ -53,10 +94,17 @@ def tensors(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         return (torch.rand(*shape, generator=generator, dtype=torch.float32) + 0.1).to(dtype)
 
     return {
-        "x": positive(4, 4), "y": positive(4, 4), "row": positive(4), "c": positive(4, 4, 4), "d": positive(4, 4, 4, 4),
-        "e": positive(2, 2, 4, 4, 4), "b": positive(4, 4) > 0.5, "zero": torch.zeros((), dtype=dtype),
-        "i": torch.tensor([0, 2, 1]), "j": torch.zeros(2, 4, dtype=torch.int64),
-    }  # fmt: skip
+        "x": positive(4, 4),
+        "y": positive(4, 4),
+        "row": positive(4),
+        "c": positive(4, 4, 4),
+        "d": positive(4, 4, 4, 4),
+        "e": positive(2, 2, 4, 4, 4),
+        "b": positive(4, 4) > 0.5,
+        "zero": torch.zeros((), dtype=dtype),
+        "i": torch.tensor([0, 2, 1]),
+        "j": torch.zeros(2, 4, dtype=torch.int64),
+    }
 
 
 def samples(name: str) -> list[tuple]:
@@ -90,7 +138,9 @@ def test_a_binding_comes_to_the_same_operators(target: str) -> None:
             for call in (operator, function):
                 values = tensors(dtype)
                 torch.manual_seed(3)
-                args = [bind.argument(argument, values.__getitem__, torch.device("cpu")) for argument in task.args]
+                args = [
+                    bind.argument(argument, values.__getitem__, torch.device("cpu")) for argument in task.args
+                ]
                 if call is function:
                     args = [tuple(argument) if isinstance(argument, list) else argument for argument in args]
                 with torch.no_grad(), Seen() as seen:

@@ -1,8 +1,9 @@
 """How steps are written for a lane of an accelerator: a `torch.Stream` and a host thread that feeds it.
 
-A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on the CPU, the
-thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a buffer is the one that
-allocated it, and its stream has waited for the events of all readers before the last reference goes.
+A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on
+the CPU, the thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a
+buffer is the one that allocated it, and its stream has waited for the events of all readers before the last
+reference goes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def stream(lane: str, device: torch.device) -> torch.Stream:
 
 
 class AcceleratorLane(HostLane):
-    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane needs no hand-off."""
+    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane
+    needs no hand-off.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,8 @@ class AcceleratorLane(HostLane):
         self.direct = direct
         copies = [step for step in lane.steps if isinstance(step, Copy)]
         results = {*program.outputs, *(buffer for buffer, _ in program.updates)}
-        # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call returns.
+        # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call
+        # returns.
         host_ends = any(place(step.dst).type == "cpu" and step.dst in results for step in copies)
         host_starts = any(
             place(step.src).type == "cpu" and program.buffer[step.src].kind == "given" for step in copies
@@ -59,7 +63,8 @@ class AcceleratorLane(HostLane):
         self.names.update(to_host=to_host, to_device=to_device, device=device)
         if direct:
             return
-        # torch copies between accelerators on the source's current stream: it must not be the one that computes there.
+        # torch copies between accelerators on the source's current stream: it must not be the one that
+        # computes there.
         peers = {place(step.src) for step in copies if place(step.src).type != "cpu"} - {device}
         self._peers = tuple(stream(lane.name, peer) for peer in sorted(peers, key=str))
         assert self._stream is not None
@@ -131,14 +136,18 @@ def signals(program: Program, lanes: Mapping[str, torch.device]) -> dict[str, to
 
 
 def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
-    """Events on the caller's current stream of each device: what it was given is there when they have happened."""
+    """Events on the caller's current stream of each device: what it was given is there when they have
+    happened.
+    """
     return [torch.accelerator.current_stream(device).record_event() for device in devices]
 
 
 def leave(ended: list[torch.Event], results: list[Any], devices: tuple[torch.device, ...]) -> None:
-    """Make the caller's streams wait for the lanes, and tell the allocator that results are used there from now on.
+    """Make the caller's streams wait for the lanes, and tell the allocator that results are used there from
+    now on.
 
-    The program cannot know when the caller drops a result, so for these alone `record_stream` is the right tool.
+    The program cannot know when the caller drops a result, so for these alone `record_stream` is the right
+    tool.
     """
     for device in devices:
         queue = torch.accelerator.current_stream(device)

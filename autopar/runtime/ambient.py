@@ -1,7 +1,8 @@
 """The caller's thread-local torch state and how it reaches a lane's thread.
 
-Graph tasks are operators with autocast's casts already recorded, so they are called with autocast off. Callables that
-capture kept as the user wrote them (`Captured.calls`) have no casts recorded: they get the caller's autocast back.
+Graph tasks are operators with autocast's casts already recorded, so they are called with autocast off.
+Callables that capture kept as the user wrote them (`Captured.calls`) have no casts recorded: they get the
+caller's autocast back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ entered = Entered()
 
 @dataclass(frozen=True, slots=True)
 class Ambient:
-    """Inference mode, default device (None: torch's own) and enabled autocasts (device type, dtype) of a caller."""
+    """Inference mode, default device (None: torch's own) and enabled autocasts (device type, dtype) of a
+    caller.
+    """
 
     inference: bool
     default: torch.device | None
@@ -54,7 +57,9 @@ def read(kinds: tuple[str, ...], default: bool) -> Ambient:
 
 
 def enter(stack: contextlib.ExitStack, ambient: Ambient, kinds: tuple[str, ...]) -> None:
-    """Make the current thread fit for tasks, until `stack` closes: no autograd, inference mode as the caller, no autocast."""
+    """Make the current thread fit for tasks, until `stack` closes: no autograd, inference mode as the caller,
+    no autocast.
+    """
     if ambient.inference:
         stack.enter_context(torch.inference_mode())
     elif torch.is_grad_enabled():

@@ -1,12 +1,13 @@
 """From the steps of one lane to straight-line Python: `lane_code`.
 
-The code of a lane is one function `lane(s, d)` of the slots of the call and what else the call has (clock, recorder). A value
-that stays in its lane is a local, `Free` is `del`, callables and constants are globals of the function. Every source
-line belongs to one step, so the line of an exception names the step that failed.
+The code of a lane is one function `lane(s, d)` of the slots of the call and what else the call has (clock,
+recorder). A value that stays in its lane is a local, `Free` is `del`, callables and constants are globals of
+the function. Every source line belongs to one step, so the line of an exception names the step that failed.
 """
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import linecache
 import math
@@ -25,7 +26,9 @@ from .layout import Layout
 
 @dataclass(frozen=True)
 class Code:
-    """The source of a lane, the step of each line (line 1 first, -1 for none) and the objects its names stand for."""
+    """The source of a lane, the step of each line (line 1 first, -1 for none) and the objects its names stand
+    for.
+    """
 
     lane: str
     filename: str
@@ -68,6 +71,7 @@ class _Source:
 
 
 Lines: TypeAlias = Sequence[str]
+_programs = itertools.count()
 
 
 def _nothing(step: Step) -> tuple[Lines, Lines]:
@@ -78,9 +82,9 @@ def _nothing(step: Step) -> tuple[Lines, Lines]:
 class Style:
     """How the steps of a lane are written.
 
-    `wait` and `record` give the lines of an event, `copy` the expression that copies the expression it is given,
-    `around` what stands before and after a compute or copy. `recorded` adds calls of the lane's recorder. `first`
-    and `last` begin and end the lane.
+    `wait` and `record` give the lines of an event, `copy` the expression that copies the expression it is
+    given, `around` what stands before and after a compute or copy. `recorded` adds calls of the lane's
+    recorder. `first` and `last` begin and end the lane.
     """
 
     wait: Callable[[str], Lines]
@@ -232,7 +236,9 @@ def lane_code(
     program: Program, graph: Graph, lane: Lane, layout: Layout, device: torch.device, style: Style,
     call: Callable[[Task], Callable[..., Any]],
 ) -> Code:  # fmt: skip
-    """The code of one lane, whose tensors are on `device`; `call` gives the callable of a task. Linear in its steps."""
+    """The code of one lane, whose tensors are on `device`; `call` gives the callable of a task. Linear in its
+    steps.
+    """
     writer = _Writer(program, graph, lane, layout, device, style, call)
     writer.line("def lane(s, d):", -1)
     if style.recorded:
@@ -246,7 +252,8 @@ def lane_code(
     if len(writer.lines) == 1:
         writer.line("pass", -1)
     source = writer.lines[0] + "\n" + "".join(f"    {line}\n" for line in writer.lines[1:])
-    filename = f"<autopar {lane.name} of {graph.name}{' recorded' if style.recorded else ''}>"
+    # linecache keeps one text for each name, and none for names in angle brackets.
+    filename = f"autopar program {next(_programs)} of {graph.name}, {lane.name}"
     return Code(
         lane.name,
         filename,

@@ -1,9 +1,9 @@
 """The declared clock: each lane sleeps to the modelled end of what it does, on a chained clock.
 
-A task starts at max(arrival of its inputs, end of the task before) and lasts what the declared chip would take × the
-machine's slow-down; sleeping to that end instead of "for that long" keeps errors from adding up. A computation that
-really lasts longer makes its lane late; how late at worst, as a share of the modelled makespan, bounds the error of
-every figure taken from the call.
+A task starts at max(arrival of its inputs, end of the task before) and lasts what the declared chip would
+take × the machine's slow-down; sleeping to that end instead of "for that long" keeps errors from adding up. A
+computation that really lasts longer makes its lane late; how late at worst, as a share of the modelled
+makespan, bounds the error of every figure taken from the call.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class LaneClock:
         self._until(self.now + seconds)
 
     def reserve(self, wires: Iterable[str], seconds: float) -> None:
-        """A copy of `seconds` starts when the lane and all `wires` are free; they carry nothing else until it ends."""
+        """A copy of `seconds` starts when the lane and all `wires` are free; they carry nothing else until it
+        ends.
+        """
         clock = self.clock
         with clock.lock:
             start = max([self.now, *(clock.wires.get(wire, 0.0) for wire in wires)])

@@ -1,7 +1,8 @@
 """Hand-offs between lanes: one lock for each event and lane that waits for it, used as a binary semaphore.
 
-`Record` releases the locks of its event, `Wait` acquires its lane's. Each is taken and given once a call, so nothing
-has to be reset between calls. A failed call opens every gate; whoever passes one then sees the failure and stops.
+`Record` releases the locks of its event, `Wait` acquires its lane's. Each is taken and given once a call, so
+nothing has to be reset between calls. A failed call opens every gate; whoever passes one then sees the
+failure and stops.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Gates:
         self.close()
 
     def names(self, lane: str) -> dict[str, Any]:
-        """Globals of a lane's code: `w3` passes event 3, `r3_0` lets its first waiter pass, `f` are the failures."""
+        """Globals of a lane's code: `w3` passes event 3, `r3_0` lets its first waiter pass, `f` are the
+        failures.
+        """
         found: dict[str, Any] = {"f": self.failed, "Cancelled": Cancelled}
         for event, waiters in self.waiters.items():
             number = self.number[event]

@@ -1,4 +1,6 @@
-"""How steps are written for a lane whose work has ended when the call returns: a CPU worker or an emulated queue."""
+"""How steps are written for a lane whose work has ended when the call returns: a CPU worker or an emulated
+queue.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .record import Account, LaneRecorder
 
 
 class HostLane:
-    """A lane of CPU tensors. `finished` has the object to synchronise with for each event that an accelerator records."""
+    """A lane of CPU tensors. `finished` has the object to synchronise with for each event that an accelerator
+    records.
+    """
 
     def __init__(self, lane: Lane, program: Program, device: torch.device) -> None:
         self.lane, self.program, self.device = lane, program, device

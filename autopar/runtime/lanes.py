@@ -1,6 +1,7 @@
 """A lane is an in-order queue with a host thread of its own: `Worker`.
 
-A worker holds no reference to who uses it, so that an executor that is dropped can be collected and stop its workers.
+A worker holds no reference to who uses it, so that an executor that is dropped can be collected and stop its
+workers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ Job = Callable[[], None]
 
 
 class _Box:
-    """What a worker and its thread share. Locks are binary semaphores: `go` says there is a job, `done` it has ended."""
+    """What a worker and its thread share. Locks are binary semaphores: `go` says there is a job, `done` it
+    has ended.
+    """
 
     def __init__(self) -> None:
         self.go = threading.Lock()

@@ -1,4 +1,6 @@
-"""Where each buffer of a program is kept during a call: a local of one lane's code, or a slot that lanes share."""
+"""Where each buffer of a program is kept during a call: a local of one lane's code, or a slot that lanes
+share.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from ..programs import Compute, Copy, Free, Program, Record, Step, Wait
 
 @dataclass(frozen=True)
 class Layout:
-    """`slots` numbers the shared buffers: inputs first (all of them, in order), then other buffers that are there before
-    the call (`fed`), then shared made ones; a buffer without a slot is a local. `drops` says which buffers a lane lets go of
-    after the step (lane, index).
+    """`slots` numbers the shared buffers: inputs first (all of them, in order), then other buffers that are
+    there before the call (`fed`), then shared made ones; a buffer without a slot is a local. `drops` says
+    which buffers a lane lets go of after the step (lane, index).
     """
 
     slots: dict[str, int]
@@ -53,7 +55,8 @@ def layout(program: Program, graph: Graph) -> Layout:
             end = freed.get(name) or freed.get(buffer.storage)
             if end and end[0] != maker[name]:
                 shared.add(name)
-            # A view is let go of with the memory it is of; what nobody frees, a local outlives its last reader for nothing.
+            # A view is let go of with the memory it is of; what nobody frees, a local outlives its last
+            # reader for nothing.
             end = end or (None if name in shared else last[name])
             if end:
                 drops.setdefault(end, []).append(name)

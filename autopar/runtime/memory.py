@@ -1,4 +1,6 @@
-"""State on the devices: read from the model at each call, copied anew to where it resides when it has changed."""
+"""State on the devices: read from the model at each call, copied anew to where it resides when it has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ register_optimizer_step_post_hook(_stepped)
 
 
 class _Held:
-    """One state value, the tensor last seen for it and its copies: (position among the fed buffers, device)."""
+    """One state value, the tensor last seen for it and its copies: (position among the fed buffers,
+    device).
+    """
 
     __slots__ = ("copies", "key", "owner", "place", "pointer", "seen", "version")
 
@@ -34,10 +38,11 @@ class _Held:
 
 
 class Residents:
-    """The tensors of the `fed` buffers. `fill` gives them for a call, having refreshed copies of what changed.
+    """The tensors of the `fed` buffers. `fill` gives them for a call, having refreshed copies of what
+    changed.
 
-    A change is seen by identity, `_version`, address, or an optimizer step. Writes that leave no trace in any of
-    them (through `.data` or a numpy view) are not: `forget` makes the next call copy everything.
+    A change is seen by identity, `_version`, address, or an optimizer step. Writes that leave no trace in any
+    of them (through `.data` or a numpy view) are not: `forget` makes the next call copy everything.
     """
 
     def __init__(self) -> None:
@@ -60,7 +65,9 @@ class Residents:
             held.seen = None
 
     def fill(self, refresh: Callable[[torch.Tensor, torch.device, Any], torch.Tensor]) -> list[Any]:
-        """The tensors, in the order of `add`; `refresh(tensor, device, copy it had)` gives an up-to-date copy."""
+        """The tensors, in the order of `add`; `refresh(tensor, device, copy it had)` gives an up-to-date
+        copy.
+        """
         fed = self._fed
         taken = _steps_taken
         stepped = self._steps != taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -153,12 +153,19 @@ class Recording:
         )
         label = machine.label
         if enough:
-            label += f", LATE by {late:.0%}: no figures; needs slow_down ≥ {enough:.3g}"
+            label += f", LATE by {late:.0%}: these are no figures, it needs slow_down={enough:.3g}"
         scale = machine.slow_down if machine.clock == "declared" else 1.0
         return Timeline(
-            self.plan.costed.graph.name, machine.lanes, tuple(self._spans()), makespan, memory, label, late,
+            self.plan.costed.graph.name,
+            machine.lanes,
+            tuple(self._spans()),
+            makespan,
+            memory,
+            label,
+            late,
             scaled(self.plan.timeline(), scale),
-        )  # fmt: skip
+            enough,
+        )
 
     def _spans(self) -> list[Span]:
         graph, costed = self.plan.costed.graph, self.plan.costed
@@ -177,9 +184,19 @@ class Recording:
             if isinstance(step, Copy):
                 source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
                 spans.append(
-                    Span(lane.name, lane.device, "copy", made.value, start, end, src=source.device, dst=made.device,
-                         bytes=made.bytes, ready=min(start, ready.get(step.src, 0.0)))
-                )  # fmt: skip
+                    Span(
+                        lane.name,
+                        lane.device,
+                        "copy",
+                        made.value,
+                        start,
+                        end,
+                        src=source.device,
+                        dst=made.device,
+                        bytes=made.bytes,
+                        ready=min(start, ready.get(step.src, 0.0)),
+                    )
+                )
                 continue
             task, run = graph.task[step.task], costed.run_of[step.task]
             spans.append(
@@ -207,9 +224,3 @@ def scaled(timeline: Timeline, factor: float) -> Timeline:
     )
     memory = (replace(m, steps=tuple((at * factor, count) for at, count in m.steps)) for m in timeline.memory)
     return replace(timeline, spans=tuple(spans), memory=tuple(memory), makespan=timeline.makespan * factor)
-
-
-def hold_all(account: Account, tensors: Iterable[Any]) -> None:
-    """Count tensors that are there before the call."""
-    for tensor in tensors:
-        account.hold(tensor)

@@ -1,0 +1,398 @@
+"""The executor on hand-made programs: same answer, errors, interrupts, forks, threads, state, updates."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from runtime_cases import THREADS, Case, mlp
+
+from autopar.errors import RunError
+from autopar.graph import Const, Ref
+
+ROOT = Path(__file__).parent.parent
+PLACES = [
+    ("cpu/0", "cpu/0", "cpu/0"),
+    ("cpu/0", "cpu/1", "cpu/0"),
+    ("cpu/1", "cpu/1", "cpu/1"),
+    ("emulated:0/0", "emulated:1/0", "cpu/0"),
+    ("cpu/0", "emulated:0/0", "emulated:1/0"),
+]
+
+
+def threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("autopar"))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    gc.collect()
+    before = threads()
+    yield
+    gc.collect()
+    assert threads() == before
+
+
+def python(code: str) -> str:
+    """What a script that may use the cases prints; it must end by itself."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("places", PLACES)
+@torch.no_grad()
+def test_equal_to_eager_bit_by_bit(places):
+    case, x, eager = mlp(*places)
+    executor = case.executor()
+    for _ in range(5):
+        x = torch.randn_like(x)
+        (y,) = executor([x])
+        assert torch.equal(y, eager(x))
+
+
+@torch.no_grad()
+def test_one_lane_is_run_in_the_callers_thread():
+    seen = []
+    case = Case(outputs=("y",), calls={"spy": lambda x: seen.append(threading.current_thread()) or x + 1})
+    executor = case.task("cpu/0", "y", "spy", Ref("x")).executor()
+    executor([torch.zeros(2)])
+    assert seen == [threading.current_thread()] and not threads()
+
+
+@torch.no_grad()
+def test_lanes_are_named_threads_and_close_ends_them():
+    case, x, eager = mlp("cpu/0", "emulated:0/0", "emulated:1/0")
+    executor = case.executor()
+    assert not threads()
+    executor([x])
+    assert "autopar emulated:0/0" in threads() and "autopar emulated:1/out" in threads()
+    executor.close()
+    assert not threads()
+    assert torch.equal(executor([x])[0], eager(x))
+    executor.close()
+
+
+@torch.no_grad()
+def test_an_executor_that_is_dropped_leaves_no_thread():
+    case, x, _ = mlp("cpu/0", "cpu/1", "cpu/0")
+    executor = case.executor()
+    executor([x])
+    assert threads()
+    gone = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert gone() is None and not threads()
+
+
+def failing(*lanes: str) -> tuple[Case, list[bool]]:
+    """Three tasks on three lanes, of which the second fails while the list says so."""
+    fail = [True]
+
+    def call(x):
+        if fail[0]:
+            raise ValueError("no such luck")
+        return x * 2
+
+    case = Case(outputs=("c",), calls={"maybe": call})
+    case.task(lanes[0], "a", "aten.neg.default", Ref("x")).task(lanes[1], "b", "maybe", Ref("a"))
+    return case.task(lanes[2], "c", "aten.neg.default", Ref("b")), fail
+
+
+@pytest.mark.parametrize("lanes", PLACES)
+@torch.no_grad()
+def test_a_failing_task_is_named_and_the_next_call_works(lanes):
+    case, fail = failing(*lanes)
+    executor, x = case.executor(), torch.randn(4, 4)
+    for record in (False, True):
+        for _ in range(3):
+            fail[0] = True
+            with pytest.raises(RunError) as caught:
+                executor.run([x], record=record)
+            text = str(caught.value)
+            for part in ("'b'", "net.b", "net.py:7", lanes[1], "ValueError: no such luck"):
+                assert part in text
+            assert isinstance(caught.value.__cause__, ValueError)
+            fail[0] = False
+            assert torch.equal(executor.run([x], record=record)[0][0], x * 2)
+
+
+@torch.no_grad()
+def test_a_traceback_shows_the_line_of_generated_code():
+    case, _ = failing("cpu/0", "cpu/0", "cpu/0")
+    with pytest.raises(RunError) as caught:
+        case.executor()([torch.randn(4, 4)])
+    import traceback
+
+    text = "".join(traceback.format_exception(caught.value.__cause__))
+    assert "# task 'b' (maybe) in net.b at net.py:7" in text
+
+
+@torch.no_grad()
+def test_a_torch_error_in_a_worker_is_named():
+    case, _, _ = mlp("cpu/0", "emulated:0/0", "emulated:1/0")
+    with pytest.raises(
+        RunError, match=r"aten\.linear\.default.*net\.h.*failed on cpu \(lane cpu/0\): RuntimeError"
+    ):
+        case.executor()([torch.randn(3, 5)])
+
+
+@torch.no_grad()
+def test_updates_are_written_only_after_success():
+    count = torch.zeros(4, 4)
+    case, fail = failing("cpu/0", "cpu/1", "emulated:0/0")
+    case.state = {"count": count}
+    case.task("emulated:0/0", "next", "aten.add.Tensor", Ref("count"), 1.0)
+    case.task("cpu/0", "moved", "aten.mul.Tensor", Ref("x"), 3.0)
+    case.updates = (("next", "count"), ("moved", "x"))
+    executor, x = case.executor(), torch.ones(4, 4)
+    with pytest.raises(RunError):
+        executor([x])
+    assert torch.equal(count, torch.zeros(4, 4)) and torch.equal(x, torch.ones(4, 4))
+    fail[0] = False
+    (c,) = executor([x])
+    assert torch.equal(c, torch.full((4, 4), 2.0))
+    assert torch.equal(count, torch.ones(4, 4)) and torch.equal(x, torch.full((4, 4), 3.0))
+
+
+@torch.no_grad()
+def test_residents_follow_the_parameters():
+    case, x, eager = mlp("emulated:0/0", "emulated:0/0", "emulated:1/0")
+    executor = case.executor()
+
+    def same() -> bool:
+        return torch.equal(executor([x])[0], eager(x))
+
+    assert same()
+    case.state["w1"].mul_(2)
+    assert same()
+    case.state["b2"] = torch.randn(4)
+    assert same()
+    case.state["w2"].data = torch.randn(4, 16)
+    assert same()
+    case.state["w2"] = torch.randn(4, 16).t().contiguous().t()
+    assert same()
+
+
+def test_residents_follow_an_optimizer_that_leaves_no_version():
+    case, x, eager = mlp("emulated:0/0", "emulated:0/0", "emulated:0/0")
+    case.state["w1"] = torch.nn.Parameter(case.state["w1"])
+    executor = case.executor()
+    optimizer = torch.optim.SGD([case.state["w1"]], lr=0.1, fused=True)
+    for _ in range(3):
+        eager(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            assert torch.equal(executor([x])[0], eager(x))
+
+
+@torch.no_grad()
+def test_results_are_the_callers_own():
+    case, x, _ = mlp("emulated:0/0", "emulated:0/0", "emulated:0/0")
+    case.outputs = ("y", "w1")
+    executor = case.executor()
+    first, weight = executor([x])
+    kept = first.clone()
+    executor([torch.randn_like(x)])
+    assert torch.equal(first, kept) and weight is case.state["w1"]
+
+
+def modes(lane: str) -> tuple[Case, list]:
+    seen: list = []
+
+    def look(x):
+        state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        seen.append(
+            (
+                *state,
+                torch.get_autocast_dtype("cpu"),
+                torch.get_default_device().type,
+                torch.get_num_threads(),
+            )
+        )
+        return x + 1
+
+    case = Case(outputs=("y",), calls={"look": look}).task("cpu/0", "a", "aten.neg.default", Ref("x"))
+    return case.task(lane, "y", "look", Ref("a")), seen
+
+
+@pytest.mark.parametrize("lane", ["cpu/0", "cpu/1", "emulated:0/0"])
+def test_the_callers_thread_state_reaches_user_code(lane):
+    case, seen = modes(lane)
+    executor, x = case.executor(), torch.zeros(2)
+    assert not executor([x])[0].is_inference()
+    with torch.inference_mode():
+        assert executor([x])[0].is_inference()
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        executor([x])
+    executor([x])
+    plain = (False, False, False, torch.get_autocast_dtype("cpu"), "cpu", THREADS)
+    assert seen == [
+        plain,
+        (False, True, *plain[2:]),
+        (False, False, True, torch.bfloat16, "meta", THREADS),
+        plain,
+    ]
+    assert torch.is_grad_enabled() and torch.get_num_threads() == THREADS
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lanes", PLACES)
+def test_recorded_casts_are_not_cast_again(lanes):
+    case, x, eager = mlp(*lanes)
+    executor, right = case.executor(), eager(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(executor([x])[0], right)
+
+
+@torch.no_grad()
+def test_concurrent_callers_get_their_own_answers():
+    case, _, eager = mlp("cpu/0", "emulated:0/0", "cpu/1")
+    executor, wrong = case.executor(), []
+
+    def call(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(20):
+                mine = torch.randn(5, 8, generator=generator)
+                if not torch.equal(executor([mine])[0], eager(mine)):
+                    wrong.append(seed)
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("lane", ["cpu/0", "cpu/1"])
+@torch.no_grad()
+def test_a_call_from_inside_the_call_is_refused(lane):
+    inner: list = []
+    case = Case(outputs=("y",), calls={"again": lambda x: inner[0]([x])[0]})
+    case.task("cpu/0", "a", "aten.neg.default", Ref("x")).task(lane, "y", "again", Ref("a"))
+    inner.append(case.executor())
+    with pytest.raises(RunError, match="from inside its own call"):
+        inner[0]([torch.zeros(2)])
+    inner[0].close()
+
+
+@torch.no_grad()
+def test_unpacked_outputs_constants_and_odd_arguments():
+    case = Case(outputs=("p", "n", "u", "z"), values={"x": torch.zeros(4, 4)})
+    case.task(
+        "cpu/1", "s", "aten.split_with_sizes.default", Ref("x"), (1, 3), 1, outputs=("p", "q"), unpack=True
+    )
+    case.task("emulated:0/0", "n", "aten.nan_to_num.default", Ref("q"), float("inf"))
+    case.task("cpu/0", "u", "aten.uniform.default", Ref("x"), kwargs=(("from", 2.0), ("to", 2.0)))
+    case.task(
+        "emulated:0/0",
+        "z",
+        "aten.full.default",
+        (2, 2),
+        1,
+        kwargs=(("dtype", Const("torch.int16")), ("device", Const("device"))),
+    )
+    x = torch.randn(4, 4)
+    p, n, u, z = case.executor()([x])
+    assert torch.equal(p, x[:, :1]) and torch.equal(n, x[:, 1:])
+    assert torch.equal(u, torch.full((4, 4), 2.0)) and z.dtype == torch.int16
+
+
+@torch.no_grad()
+def test_ten_thousand_steps():
+    case, before = Case(), "x"
+    for i in range(10_000):
+        case.task("cpu/0" if i % 100 < 50 else "cpu/1", f"v{i}", "aten.neg.default", Ref(before))
+        before = f"v{i}"
+    case.outputs = (before,)
+    executor, x = case.executor(), torch.randn(4, 4)
+    assert torch.equal(executor([x])[0], x)
+    executor.close()
+
+
+def test_an_interrupt_drains_and_leaves_no_thread():
+    out = python(
+        """
+        import os, signal, threading, time, torch
+        from runtime_cases import Case
+        from autopar.graph import Ref
+
+        slow = [True]
+
+        def sleep(x):
+            if slow[0]:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                for _ in range(100):
+                    time.sleep(0.01)
+            return x + 1
+
+        def left():
+            return [thread.name for thread in threading.enumerate() if thread.name.startswith("autopar")]
+
+        accelerators = "emulated:0/0", "emulated:1/0"
+        for lanes in (("cpu/0", "cpu/1"), ("cpu/1", "cpu/0"), accelerators, ("cpu/0", "cpu/0")):
+            case = Case(outputs=("c",), calls={"sleep": sleep})
+            case.task(lanes[0], "a", "aten.neg.default", Ref("x")).task(lanes[1], "b", "sleep", Ref("a"))
+            executor = case.task("cpu/0", "c", "aten.neg.default", Ref("b")).executor()
+            slow[0] = True
+            with torch.no_grad():
+                try:
+                    executor([torch.zeros(4, 4)])
+                    print("not interrupted")
+                except KeyboardInterrupt:
+                    print("interrupted", left())
+                slow[0] = False
+                print(executor([torch.zeros(4, 4)])[0].sum().item())
+        """
+    )
+    assert out.split("\n")[:-1] == ["interrupted []", "-16.0"] * 4
+
+
+def test_lanes_start_again_in_a_forked_child():
+    out = python(
+        """
+        import os, torch
+        torch.set_num_threads(1)
+        from runtime_cases import mlp
+        case, x, eager = mlp("cpu/0", "cpu/1", "emulated:0/0")
+        executor = case.executor()
+        with torch.no_grad():
+            executor([x])
+            child = os.fork()
+            if not child:
+                same = torch.equal(executor([x])[0], eager(x))
+                executor.close()
+                os._exit(0 if same else 1)
+            print(os.waitpid(child, 0)[1], torch.equal(executor([x])[0], eager(x)))
+        """
+    )
+    assert out == "0 True\n"
+
+
+def test_a_program_ends_with_lanes_open():
+    out = python(
+        """
+        import torch
+        from runtime_cases import mlp
+        case, x, eager = mlp("cpu/0", "cpu/1", "emulated:0/0")
+        executor = case.executor()
+        with torch.no_grad():
+            print(torch.equal(executor([x])[0], eager(x)))
+        """
+    )
+    assert out == "True\n"

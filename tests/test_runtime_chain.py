@@ -1,0 +1,140 @@
+"""Capture, cost, place, lower, check, execute: the whole chain gives eager's answers wherever the tasks are
+put.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.capture import capture
+from autopar.fuse import fuse
+from autopar.lower import lower
+from autopar.machine import Device, Link, Machine
+from autopar.placement import place
+from autopar.roofline import cost
+from autopar.runtime import Executor
+
+THREADS = torch.get_num_threads()
+
+
+def machine(*devices: Device) -> Machine:
+    links = tuple(
+        Link(a.name, b.name, 1e-5, 1e10, f"{a.name} {b.name}") for a in devices for b in devices if a is not b
+    )
+    return Machine(devices, links)
+
+
+CPU = Device("cpu", "cpu", threads=THREADS)
+MACHINES = {
+    "cpu": machine(CPU),
+    "cpu*2": machine(replace(CPU, lanes=2)),
+    "cpu + 2 emulated": machine(
+        CPU,
+        Device("emulated:0", "emulated", threads=THREADS),
+        Device("emulated:1", "emulated", threads=THREADS),
+    ),
+    "2 emulated": machine(
+        Device("emulated:0", "emulated", threads=THREADS), Device("emulated:1", "emulated", threads=THREADS)
+    ),
+}
+
+
+class Net(nn.Module):
+    """Layers with a buffer update, a tied weight, views, several outputs and a mutated input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(12, 24), nn.Linear(24, 24), nn.Linear(24, 12)
+        self.norm = nn.BatchNorm1d(24)
+        self.drop = nn.Dropout(0.3)
+        self.tied = nn.Linear(12, 24)
+        self.tied.weight = self.first.weight
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, *, scale):
+        self.calls += 1
+        h = self.drop(torch.relu(self.norm(self.first(x))))
+        left, right = h.chunk(2, dim=1)
+        h = torch.cat([right, left], 1) + self.second(h) * scale
+        x.mul_(0.5)
+        return {"y": self.third(h) + x, "left": left, "rows": [self.tied(x).sum(1), x.t()]}
+
+
+def build(net: nn.Module, args: tuple, kwargs: dict, name: str, policy: str = "round_robin"):
+    on = MACHINES[name]
+    captured = capture(net, args, kwargs)
+    homes = dict.fromkeys((*captured.graph.inputs, *captured.graph.state), on.host)
+    costed = cost(captured.graph, on, homes=homes)
+    costed = replace(costed, runs=fuse(captured.graph, on, costed.costs, shortest_s=0.0))
+    plan = place(costed, policy)
+    program = lower(plan)
+    program.check(captured.graph)
+    return captured, Executor(captured, plan, program)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("train", [False, True])
+@torch.no_grad()
+def test_equal_to_eager_wherever_it_runs(name, train):
+    torch.manual_seed(0)
+    net, eager = Net().train(train), Net().train(train)
+    eager.load_state_dict(net.state_dict())
+    x = torch.randn(6, 12)
+    captured, executor = build(net, (x.clone(),), {"scale": torch.tensor(0.7)}, name)
+    for seed in range(3):
+        x = torch.randn(6, 12)
+        theirs, ours = x.clone(), x.clone()
+        torch.manual_seed(seed)
+        right = eager(theirs, scale=torch.tensor(0.7))
+        torch.manual_seed(seed)
+        made = captured.rebuild(executor(captured.flatten((ours,), {"scale": torch.tensor(0.7)})))
+        torch.testing.assert_close(made, right, rtol=0, atol=0)
+        assert torch.equal(ours, theirs)
+        for key, value in eager.state_dict().items():
+            assert torch.equal(net.state_dict()[key], value), key
+    executor.close()
+
+
+@torch.no_grad()
+def test_parameters_loaded_and_trained_are_seen():
+    net, other = Net().eval(), Net().eval()
+    x, scale = torch.randn(6, 12), torch.tensor(1.0)
+    captured, executor = build(net, (x.clone(),), {"scale": scale}, "cpu + 2 emulated")
+
+    def same() -> None:
+        theirs, ours = x.clone(), x.clone()
+        right = net(theirs, scale=scale)
+        made = captured.rebuild(executor(captured.flatten((ours,), {"scale": scale})))
+        torch.testing.assert_close(made, right, rtol=0, atol=0)
+
+    same()
+    net.load_state_dict(other.state_dict())
+    same()
+    for parameter in net.parameters():
+        parameter.add_(0.1)
+    same()
+    net.third.weight = nn.Parameter(torch.randn(12, 24))
+    same()
+    net.load_state_dict(Net().state_dict(), assign=True)
+    same()
+    executor.close()
+
+
+@torch.no_grad()
+def test_a_long_chain_uses_few_locals_and_leaves_no_bytes():
+    class Chain(nn.Module):
+        def forward(self, x):
+            for _ in range(100):
+                x = torch.relu(torch.neg(x))
+            return x
+
+    x = torch.randn(64, 64)
+    captured, executor = build(Chain(), (x,), {}, "cpu", "single")
+    assert "v3" not in executor.source("cpu/0").replace("'", " ").split("#")[0]
+    _, timeline = executor.run(captured.flatten((x,), {}))
+    assert timeline.memory[0].peak <= 4 * x.nbytes
+    executor.close()
