@@ -69,7 +69,7 @@ class Compiled:
 
         ready, timeline = self._session.ready(), self._session.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        return explain(ready.plan, measured, notes=ready.captured.notes)
+        return explain(ready.plan, measured, ready.single_s, ready.captured.notes)
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the placed graph as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from .buses import Bus, find_bus
 from .chips import Chip, find_chip
 from .errors import DeviceError
-from .machine import Device, Link, Machine
+from .machine import HANDOFF_S, Device, Link, Machine
 from .pins import parse_bytes
 
 
@@ -109,7 +109,7 @@ def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]
                 first, last = _between(buses[src.name], buses[dst.name])
                 way = min(first, last, key=lambda bus: bus.reached)
                 wire = f"{src.name} {first.title} out"
-            links.append(Link(src.name, dst.name, way.latency_s, way.reached, wire))
+            links.append(Link(src.name, dst.name, way.latency_s + 2 * HANDOFF_S, way.reached, wire))
     return tuple(links)
 
 

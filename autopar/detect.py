@@ -16,7 +16,7 @@ import torch
 
 from . import cache, probe
 from .errors import DeviceError
-from .machine import Device, Link, Machine
+from .machine import HANDOFF_S, Device, Link, Machine
 
 log = logging.getLogger("autopar")
 
@@ -180,5 +180,6 @@ def _links(devices: Sequence[Device], measured: _Measurements) -> tuple[Link, ..
                 ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
                 figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
                 wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
-            links.append(Link(src.name, dst.name, figures["latency_s"], figures["bytes_per_s"], wire))
+            latency = figures["latency_s"] + 2 * HANDOFF_S
+            links.append(Link(src.name, dst.name, latency, figures["bytes_per_s"], wire))
     return tuple(links)

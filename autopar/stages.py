@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from .options import Options
 from .pins import resolve
 from .placement import replan
 from .planning import best_plan, split_graph
-from .plans import Plan
+from .plans import Candidate, Plan
 from .programs import Program
 from .roofline import cost
 from .runtime import Executor
@@ -30,15 +31,21 @@ from .tables import seconds
 
 log = logging.getLogger("autopar")
 
+RACES = 5
+"""Timed calls of each contestant when `measure` asks for a race; the median decides."""
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs."""
+    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs.
+    `single_s` are the measured seconds of the best single device, None when it was not timed.
+    """
 
     captured: Captured
     plan: Plan
     program: Program
     executor: Executor
+    single_s: float | None = None
 
 
 def prepare(
@@ -48,9 +55,48 @@ def prepare(
     captured = timed("capture", capture, model, args, kwargs)
     tensors = captured.flatten(args, kwargs)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
+    prepared = bind(captured, plan)
+    single = plan.best_single
+    if options.measure and given is None and single and repeatable(captured, plan):
+        alone = replace(options, policy=f"single {single[0]}", split=None)
+        rival = bind(captured, plan_captured(captured, machine, alone, tensors))
+        return timed("race", race, prepared, rival, tensors)
+    return prepared
+
+
+def bind(captured: Captured, plan: Plan) -> Prepared:
+    """The program of a plan, proved, and bound to the live model."""
     program = timed("lower", lower, plan)
     timed("check", program.check, plan.costed.graph)
     return Prepared(captured, plan, program, Executor(captured, plan, program))
+
+
+def repeatable(captured: Captured, plan: Plan) -> bool:
+    """Whether a plan over several devices can be timed: running it twice changes nothing, and the clock is real."""
+    graph, several = plan.costed.graph, len({placed.device for placed in plan.placed}) > 1
+    effects = any(task.random or task.writes or task.target in captured.calls for task in graph.tasks)
+    return several and not graph.updates and not effects and plan.costed.machine.clock == "real"
+
+
+def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prepared:
+    """Time a plan and the best single device on this call's own tensors, in turn; the faster one by the median."""
+    samples: dict[int, list[float]] = {0: [], 1: []}
+    with torch.no_grad():
+        for turn in range(RACES + 1):
+            for lane, contestant in enumerate((placed, alone)):
+                _, timeline = contestant.executor.run(tensors)
+                if turn and timeline is not None:
+                    samples[lane].append(timeline.makespan)
+    placed_s, alone_s = (statistics.median(times) for times in samples.values())
+    if placed_s <= alone_s:
+        alone.executor.close()
+        return replace(placed, single_s=alone_s)
+    placed.executor.close()
+    graph = placed.plan.costed.graph
+    note = f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}"
+    beaten = Candidate(placed.plan.policy, graph.split, placed.plan.makespan, note)
+    others = tuple(c for c in placed.plan.candidates if (c.policy, c.split) != (beaten.policy, beaten.split))
+    return replace(alone, plan=replace(alone.plan, candidates=(*others, beaten)), single_s=alone_s)
 
 
 def plan_captured(

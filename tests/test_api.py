@@ -224,6 +224,22 @@ def test_nothing_is_planned_before_the_first_call(model):
         _ = autopar.compile(model, ["cpu"]).plan
 
 
+def test_measuring_races_the_plan_against_one_device_for_real(model, x, caplog):
+    from autopar import stages
+
+    x = torch.randn(4096, 16)
+    with caplog.at_level(logging.INFO, "autopar"):
+        fast = autopar.compile(model, THREE, policy="round_robin", split=None, measure=True)
+        torch.testing.assert_close(fast(x), model(x))
+    prepared = fast._session.ready()
+    assert prepared.single_s is not None
+    lost = [c for c in fast.plan.candidates if "measured" in c.note]
+    assert bool(lost) == (len({p.device for p in fast.plan.placed}) == 1)
+    assert {cost.how for cost in fast.plan.costed.costs} <= {"measured", "roofline"}
+    assert any(cost.how == "measured" for cost in fast.plan.costed.costs)
+    assert not stages.repeatable(prepared.captured, autopar.compile(model, ["cpu"], example_inputs=(x,)).plan)
+
+
 def test_recording(model, x, tmp_path):
     fast = autopar.compile(model, THREE, policy="round_robin")
     fast(x)
