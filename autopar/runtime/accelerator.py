@@ -93,10 +93,14 @@ class AcceleratorLane(HostLane):
         return f"to_device({source}, device)"
 
     def enter(self, stack: contextlib.ExitStack) -> None:
-        for peer in self._peers:
-            stack.enter_context(peer)
-        if self._stream is not None:
-            stack.enter_context(self._stream)
+        if self._stream is None:
+            return
+        # Not `with stream`: the object remembers the stream before, and other threads use the same object.
+        stack.callback(torch.accelerator.set_device_index, torch.accelerator.current_device_index())
+        for queue in (*self._peers, self._stream):
+            before = torch.accelerator.current_stream(queue.device)
+            stack.callback(torch.accelerator.set_stream, before)
+            torch.accelerator.set_stream(queue)
 
     def drain(self) -> None:
         (self._stream or torch.accelerator.current_stream(self.device)).synchronize()

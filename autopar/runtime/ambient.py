@@ -11,8 +11,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,10 +25,9 @@ class Entered(threading.local):
 entered = Entered()
 
 
-@dataclass(frozen=True, slots=True)
-class Ambient:
-    """Inference mode, default device (None: torch's own) and enabled autocasts (device type, dtype) of a
-    caller.
+class Ambient(NamedTuple):
+    """Inference mode, default device (None: torch's own) and enabled autocasts (device type, dtype) of a caller,
+    with what it is inside of.
     """
 
     inference: bool

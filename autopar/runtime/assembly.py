@@ -99,8 +99,8 @@ class Assembly:
 
     def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
         """The function of a lane that goes through `gates`."""
-        names = {**gates.names(lane), **self.lanes[lane].names}
-        return self.code(lane, recorded).function(names)
+        code = self.code(lane, recorded)
+        return code.function({**gates.names(lane), **self.lanes[lane].names})
 
     def _on_clock(self, style: Style, lane: str) -> Style:
         durations, buffers = task_seconds(self.plan), self.program.buffer

@@ -142,7 +142,9 @@ class Crew:
             if not isinstance(error, Exception):
                 self._abandon()
                 raise error
-            self.drain()
+            # An accelerator that fails once more on the way adds nothing to the first failure.
+            with contextlib.suppress(RuntimeError):
+                self.drain()
             self._gates.close()
             raise self._named(lane, error) from error
         finally:
