@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from naive import machine, plan, value
 from randoms import random_graph, random_places
 from samples import R, every, fork, given, graph, op, same, sequential, towers
-from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.graph import Graph, Ref, Task
@@ -263,5 +262,6 @@ def test_torch_refuses_mixed_devices() -> None:
     """The fake devices can say no."""
     program = lower(PLANS["1 diamond"])
     buffers = tuple(replace(b, device="cpu") if b.name == "c_@emulated:0" else b for b in program.buffers)
-    with pytest.raises(FakeTensorDeviceMismatchError):
+    # torch 2.13 has a class of its own for it, 2.11 a plain RuntimeError.
+    with pytest.raises(Exception, match="device"):
         run_fake(replace(program, buffers=buffers), PLANS["1 diamond"].costed.graph)
