@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from ..graph import Argument, Const, Ref, Task, Value, refs
 from .cuts import cuts
 from .effects import draws, shared, written
 from .flops import flops
-from .locations import Locations
+from .locations import Locations, module_path
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
@@ -73,6 +74,9 @@ class Conversion:
     def add(self, node: Node) -> None:
         """Convert one call."""
         target: Any = node.target
+        if isinstance(node.meta.get("val"), (int, float)):
+            self.made[node] = node.meta["val"]
+            return
         if target is operator.getitem:
             self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
             return
@@ -91,6 +95,8 @@ class Conversion:
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
         alias, changed, output = shared(target), written(target), node.meta.get("val")
+        if target is _aten.einsum.default and len(node.args[1]) == 1:  # type: ignore[arg-type]
+            alias = 1  # of one operand it is a view where it can be
         pure = not changed and torch.Tag.nondeterministic_seeded not in target.tags
         unpack = isinstance(output, (tuple, list))
         key = (target, repr(args), repr(kwargs)) if pure and (unpack or alias is not None) else None
@@ -98,12 +104,14 @@ class Conversion:
             self.made[node] = self.twins[key]
             return
         base = self.root(args, dict(kwargs), alias)
+        given = {} if changed else self.memories((*args, *(item for _, item in kwargs)))
         outputs = []
         for index, item in enumerate(_items(output)):
             name = self.free(f"{node.name}.{index}" if unpack else node.name)
-            self.values[name] = self.value(node, name, item, base or name)
+            self.values[name] = self.value(node, name, item, base or given.get(_memory(item), name))
             self.fakes[name] = item
             outputs.append(name)
+        views = bool(outputs) and all(self.values[name].storage != name for name in outputs)
         module, source, code = self.locations.find(node)
         fake_args, fake_kwargs = self.stand_in(node.args), self.stand_in(node.kwargs)
         random = draws(target, fake_args, fake_kwargs)
@@ -116,7 +124,7 @@ class Conversion:
             unpack=unpack,
             after=(self.random,) if random and self.random else (),
             random="default" if random else None,
-            free=alias is not None and not changed,
+            free=(alias is not None or views) and not changed,
             home=random,
             flops=flops(target, fake_args, fake_kwargs, output),
             module=module,
@@ -212,7 +220,9 @@ class Conversion:
             return item
         expression = item.node.expr
         if not expression.is_number:
-            raise self.refusal(node, f"the size {expression} depends on the values in a tensor")
+            refusal = self.refusal(node, f"the size {expression} depends on the values in a tensor")
+            refusal.module = _confines(node)
+            raise refusal
         return bool(item) if isinstance(item, torch.SymBool) else type(item.node.hint)(expression)
 
     def value(
@@ -243,6 +253,13 @@ class Conversion:
         name = next(refs(given), None)
         return self.values[name].storage if name else None
 
+    def memories(self, arguments: Argument) -> dict[int | None, str]:
+        """Storage of each tensor of a call by the identity of its memory: some operators hand an argument on though
+        no schema says so (`type_as` of the right dtype, `meshgrid`).
+        """
+        named = {_memory(self.fakes[name]): self.values[name].storage for name in refs(arguments)}
+        return {memory: name for memory, name in named.items() if memory is not None}
+
     def keep(self, node: Any) -> str:
         """The value a node of the output stands for."""
         found = self.made[node]
@@ -270,6 +287,32 @@ class Conversion:
         return Untraceable(
             f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
         )
+
+
+def _memory(item: Any) -> int | None:
+    """Identity of the memory of a fake tensor, None where there is none."""
+    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided:
+        return None
+    return item.untyped_storage()._cdata
+
+
+def _confines(node: Node) -> str:
+    """The innermost module that no value of unknown size leaves, of those that came from this node."""
+    pending, seen = [node], {node}
+    common = module_path(node).split(".")
+    while pending:
+        for user in pending.pop().users:
+            path = module_path(user).split(".")
+            common = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(common, path))]
+            if user not in seen and _unknown(user.meta.get("val")):
+                seen.add(user)
+                pending.append(user)
+    return ".".join(common)
+
+
+def _unknown(output: Any) -> bool:
+    sizes = [size for item in _items(output) if isinstance(item, torch.Tensor) for size in item.shape]
+    return any(isinstance(size, torch.SymInt) for size in (*sizes, *_items(output)))
 
 
 def _items(output: Any) -> tuple[Any, ...]:

@@ -52,7 +52,12 @@ _LOGGERS = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what export says about its own working; errors still raise."""
+    """For as long as export runs: silence what it says about its own working, and let it drop no random draw.
+
+    A draw whose result nobody reads still moves the generator. Errors raise as ever.
+    """
+    from torch._inductor import config
+
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -60,7 +65,7 @@ def quiet() -> Iterator[None]:
     # What export prints of the graph so far, when it fails, would bury the sentence that matters.
     vars(_trace)["print"] = lambda *args, **kwargs: None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), config.patch(fallback_random=True):
             warnings.simplefilter("ignore")
             yield
     finally:

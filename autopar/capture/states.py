@@ -92,8 +92,8 @@ def store(held: list[tuple[Slot, torch.Tensor]]) -> None:
     for slot, tensor, item in new:
         if not isinstance(item, torch.Tensor) or item.shape != tensor.shape or item.dtype != tensor.dtype:
             raise Untraceable(
-                f"forward replaces {slot.path}, of {list(tensor.shape)} {tensor.dtype}, by what is not alike; "
-                "keep  the shape and dtype of a buffer, or keep it outside the model"
+                f"forward replaces {slot.path}, of {list(tensor.shape)} {tensor.dtype}, by what is "
+                "not alike; keep the shape and dtype of a buffer, or keep it outside the model"
             )
     with torch.no_grad():
         # All are read before any is written: two buffers may have changed places.

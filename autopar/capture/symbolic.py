@@ -28,7 +28,7 @@ def symbolic(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
     if call.arguments.overlaps:
         raise Untraceable(f"{name}: two arguments share memory")
     tracer = _Tracer()
-    with quiet():
+    with quiet(), unchanged(call):
         graph = tracer.trace(_flat(call))
     returned = call.returned
     if any(isinstance(item, fx.Proxy) for item in pytree.tree_leaves(returned.changed)):
@@ -94,6 +94,8 @@ for _name in (
 
 class _Tracer(fx.Tracer):
     record_stack_traces = True
+    # Otherwise `buffer.add_(1)` would be done while tracing, and be in no graph.
+    proxy_buffer_attributes = True
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)

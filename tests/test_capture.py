@@ -1,0 +1,247 @@
+"""What capture hands on computes what the model computes, and says where it comes from."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import networkx
+import pytest
+import torch
+from capture_models import CASES, Case
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from autopar.capture import Captured, capture
+from autopar.graph import Const, Graph, Ref, refs
+from autopar.runtime import bind
+
+
+def run(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Task by task in capture order; updates written back at the end."""
+    graph, device = captured.graph, captured.home
+    values = dict(zip(graph.inputs, captured.flatten(args, kwargs), strict=True))
+    values |= {name: owner[key] for name, (owner, key) in captured.state.items()}
+    with torch.no_grad():
+        for task in graph.tasks:
+            call = bind.target(task.target, captured.calls)
+            positional = [bind.argument(item, values.__getitem__, device) for item in task.args]
+            named = {key: bind.argument(item, values.__getitem__, device) for key, item in task.kwargs}
+            made = call(*positional, **named)
+            for name, item in zip(task.outputs, made if task.unpack else (made,), strict=bool(task.outputs)):
+                values[name] = item
+                expected = graph.value[name]
+                if expected.dtype != "object":
+                    assert (tuple(item.shape), str(item.dtype)) == (expected.shape, f"torch.{expected.dtype}")
+        outputs = [values[name] for name in graph.outputs]
+        for made, target in graph.updates:
+            values[target].copy_(values[made])
+    for index, name in captured.same:
+        outputs[index] = values[name]
+    return captured.rebuild(outputs)
+
+
+def equal(reference: Any, result: Any) -> None:
+    """Same structure, kinds, shapes and bits."""
+    before, structure = tree_flatten(reference)
+    after, other = tree_flatten(result)
+    assert structure == other
+    for a, b in zip(before, after, strict=True):
+        assert type(a) is type(b) or isinstance(a, torch.Tensor)
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert a == b
+
+
+def state_of(model: Any) -> dict[str, torch.Tensor]:
+    return dict(model.state_dict()) if isinstance(model, nn.Module) else {}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_eager(case: Case) -> None:
+    torch.manual_seed(0)
+    model, args, kwargs = case.make()
+    reference, other_args, other_kwargs = copy.deepcopy((model, args, kwargs))
+    before = copy.deepcopy(state_of(model))
+    held = state_of(model)
+    with torch.no_grad():
+        captured = capture(model, args, kwargs)
+        equal(before, state_of(model))
+        assert all(state_of(model)[key].data_ptr() == tensor.data_ptr() for key, tensor in held.items())
+        assert captured.how == case.how
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            expected = reference(*other_args, **other_kwargs)
+            drawn = torch.get_rng_state()
+            torch.manual_seed(seed)
+            equal(expected, run(captured, args, kwargs))
+            assert torch.equal(drawn, torch.get_rng_state())
+            equal(state_of(reference), state_of(model))
+            equal((other_args, other_kwargs), (args, kwargs))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_graph_is_sound(case: Case) -> None:
+    model, args, kwargs = case.make()
+    with torch.no_grad():
+        captured = capture(model, args, kwargs)
+    graph = captured.graph.check()
+    names_no_device(graph)
+    effects_are_ordered(graph)
+    live = {id(tensor) for tensor in state_of(model).values()}
+    for name, (owner, key) in captured.state.items():
+        assert graph.value[name].kind == "state"
+        if isinstance(model, nn.Module) and name in state_of(model):
+            assert id(dict(model.named_parameters()).get(name, owner[key])) in live or owner[key] is not None
+    for value in graph.values:
+        root = graph.value[value.storage]
+        assert root.storage == root.name
+
+
+def names_no_device(graph: Graph) -> None:
+    def consts(item: Any) -> list[str]:
+        if isinstance(item, tuple):
+            return [text for part in item for text in consts(part)]
+        return [item.text] if isinstance(item, Const) else []
+
+    for task in graph.tasks:
+        for text in consts((*task.args, *(value for _, value in task.kwargs))):
+            assert text == "device" or not text.startswith(("cpu", "cuda"))
+
+
+def effects_are_ordered(graph: Graph) -> None:
+    """Draws are a chain, and no two tasks touch changed memory without a path between them."""
+    order = graph.networkx()
+    above = {task.name: networkx.ancestors(order, task.name) for task in graph.tasks}
+    draws = [task for task in graph.tasks if task.random]
+    for earlier, later in itertools.pairwise(draws):
+        assert earlier.name in above[later.name]
+    assert all(task.home for task in draws)
+    written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
+    for storage in written:
+        touching = [
+            (task, any(graph.value[name].storage == storage for name in task.writes))
+            for task in graph.tasks
+            if any(graph.value[name].storage == storage for name in (*task.inputs, *task.outputs))
+        ]
+        for index, (earlier, first) in enumerate(touching):
+            assert earlier.home
+            for later, second in touching[index + 1 :]:
+                if first or second:
+                    assert earlier.name in above[later.name], (earlier.name, later.name)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = self.linear(x).relu()
+        return self.tied(y)
+
+
+def test_tied_weights_are_one_value_and_the_live_parameter() -> None:
+    model = Block()
+    captured = capture(model, (torch.randn(2, 4),))
+    assert [name for name in captured.graph.state if name.endswith("weight")] == ["linear.weight"]
+    owner, key = captured.state["linear.weight"]
+    assert owner[key] is model.linear.weight
+    with torch.no_grad():
+        model.linear.weight.mul_(2)
+    x = torch.randn(3, 4)[:2]
+    equal(model(x).detach(), run(captured, (x,), {}))
+
+
+def test_tasks_say_where_the_user_wrote_them() -> None:
+    captured = capture(Block(), (torch.randn(2, 4),))
+    where = {task.target: (task.module, task.code) for task in captured.graph.tasks}
+    assert where["aten.relu.default"] == ("", "y = self.linear(x).relu()")
+    assert [task.module for task in captured.graph.tasks] == ["linear", "", "tied"]
+    assert all("test_capture.py:" in task.source for task in captured.graph.tasks)
+
+
+def test_flops_count_multiply_and_add() -> None:
+    captured = capture(nn.Linear(8, 16), (torch.randn(4, 8),))
+    assert sum(task.flops for task in captured.graph.tasks) == 2 * 4 * 8 * 16
+
+
+def test_known_outputs_that_would_require_grad() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.linear(x)
+            with torch.no_grad():
+                z = self.linear(x)
+            return y, y.detach(), z, y.argmax()
+
+    model = Two()
+    assert capture(model, (torch.randn(2, 4),)).grads == (True, False, False, False)
+    with torch.no_grad():
+        assert not capture(model, (torch.randn(2, 4),)).needs_grad
+    model.requires_grad_(False)
+    assert not capture(model, (torch.randn(2, 4),)).needs_grad
+
+
+def test_autocast_of_the_caller_is_in_the_graph() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        captured, expected = capture(model, (x,)), model(x)
+    equal(expected, run(captured, (x,), {}))
+    assert expected.dtype is torch.bfloat16
+
+
+def test_inference_mode_of_the_caller() -> None:
+    model = nn.Linear(4, 4)
+    with torch.inference_mode():
+        x = torch.randn(2, 4)
+        captured = capture(model, (x,))
+        equal(model(x), run(captured, (x,), {}))
+        assert torch.is_inference_mode_enabled()
+
+
+def test_views_share_storage_and_copies_do_not() -> None:
+    captured = capture(lambda x: (x.relu().view(-1).view(2, 4)[0].clone(),), (torch.randn(2, 4),))
+    graph = captured.graph
+    views = [task for task in graph.tasks if task.free]
+    assert len(views) == 3 and all(task.target != "aten.view.default" for task in graph.tasks)
+    relu = next(task for task in graph.tasks if task.target == "aten.relu.default").outputs[0]
+    assert {graph.value[task.outputs[0]].storage for task in views} == {relu}
+    assert graph.value[graph.outputs[0]].storage == graph.outputs[0]
+
+
+def test_no_dead_tasks() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.exp()
+        a, _ = x.split(2, -1)
+        return a + x.split(2, -1)[1]
+
+    graph = capture(f, (torch.randn(2, 4),)).graph
+    assert [task.target for task in graph.tasks] == ["aten.split.Tensor", "aten.add.Tensor"]
+    assert graph.tasks[0].unpack and len(graph.tasks[0].outputs) == 2
+
+
+def test_arguments_are_named_as_written() -> None:
+    def f(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor], **more: Any) -> torch.Tensor:
+        return x + pair[0] * pair[1] - more["mask"]
+
+    x = torch.ones(2)
+    graph = capture(f, (x, (x + 1, x + 2)), {"mask": x + 3}).graph
+    assert graph.inputs == ("x", "pair.0", "pair.1", "mask")
+    assert graph.name == "f"
+
+
+def test_a_value_is_read_before_it_is_made_nowhere() -> None:
+    graph = capture(nn.LSTM(4, 4), (torch.randn(2, 3, 4),)).graph
+    seen = {*graph.inputs, *graph.state}
+    for task in graph.tasks:
+        assert all(isinstance(Ref(name), Ref) and name in seen for item in task.args for name in refs(item))
+        seen |= set(task.outputs)
