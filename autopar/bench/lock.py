@@ -17,21 +17,21 @@ def one_lock(compiled: Compiled) -> Iterator[None]:
     """Inside, each compute and each copy of `compiled` ends before the next begins, whichever lane it is in."""
     lock = threading.Lock()
     clocks: dict[str, Any] = {}
-    clock, recorder = run._Call.clock, run._Call.recorder
+    clock, recorder = run.Call.clock, run.Call.recorder
 
     def shared_clock(call: Any, lane: str) -> Any:
         clocks[lane] = clock(call, lane)
         return clocks[lane]
 
     def locked_recorder(call: Any, lane: str) -> Any:
-        return _Locked(recorder(call, lane), lock, clocks.get(lane), call._executor._backends[lane].drain)
+        return _Locked(recorder(call, lane), lock, clocks.get(lane), call.assembly.lanes[lane].drain)
 
-    run._Call.clock, run._Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
+    run.Call.clock, run.Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
     try:
         with compiled.record():
             yield
     finally:
-        run._Call.clock, run._Call.recorder = clock, recorder  # type: ignore[method-assign]
+        run.Call.clock, run.Call.recorder = clock, recorder  # type: ignore[method-assign]
 
 
 class _Locked:

@@ -26,7 +26,7 @@ entered = Entered()
 
 
 class Ambient(NamedTuple):
-    """Inference mode, default device (None: torch's own) and enabled autocasts (device type, dtype) of a caller,
+    """Inference mode, default device (None: torch's own), enabled autocasts (device type, dtype) of a caller,
     with what it is inside of.
     """
 

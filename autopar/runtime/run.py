@@ -33,7 +33,7 @@ class Call:
     """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: Recording | None) -> None:
-        self._assembly, self._clock, self._recording = assembly, clock, recording
+        self.assembly, self._clock, self._recording = assembly, clock, recording
         self.arrived: list[torch.Event] = []
         self.ended: list[torch.Event] = []
 
@@ -45,7 +45,7 @@ class Call:
     def recorder(self, lane: str) -> LaneRecorder:
         """The recorder of a lane."""
         assert self._recording is not None
-        made = self._assembly.lanes[lane].recorder(self._recording.account)
+        made = self.assembly.lanes[lane].recorder(self._recording.account)
         self._recording.lanes[lane] = made
         return made
 
