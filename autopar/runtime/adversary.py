@@ -197,7 +197,7 @@ def _order(seed: int, lanes: int, steps: int, rng: random.Random) -> Callable[[l
     rng.shuffle(rank)
     if seed % 3 == 2:
         return rng.choice
-    if seed % 3 == 1:
+    if seed % 3 == 1 and lanes:
         rank[(seed // 3) % lanes] = -1
         return lambda ready: max(ready, key=rank.__getitem__)
     changes = {rng.randrange(steps + 1) for _ in range(rng.randrange(1, 5))}

@@ -85,6 +85,7 @@ text(
     "LlamaForCausalLM",
     "LlamaConfig",
     {**GROUPED, "use_cache": True},
+    refuses="DynamicCache.*register_pytree_node",
 )
 text("mistral", "decoder", "MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 4})
 text("qwen2", "decoder", "Qwen2ForCausalLM", "Qwen2Config", GROUPED)

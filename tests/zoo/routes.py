@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class Subject:
     captured: Captured
     saved: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     given: list[torch.Tensor] = field(default_factory=list)
+    attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = field(default_factory=list)
 
     @staticmethod
     def of(entry: Entry) -> Subject:
@@ -69,6 +70,8 @@ class Subject:
         with torch.no_grad():
             subject = Subject(model, args, kwargs, capture(model, args, kwargs))
         subject.saved = [(*slot, slot[0][slot[1]].detach().clone()) for slot in subject.slots()]
+        if isinstance(model, torch.nn.Module):
+            subject.attributes = [(module, dict(vars(module))) for module in model.modules()]
         subject.given = [tensor.detach().clone() for tensor in subject.inputs()]
         return subject
 
@@ -80,7 +83,10 @@ class Subject:
         return ((owner, key, owner[key]) for owner, key in owners if owner[key] is not None)
 
     def restore(self) -> None:
-        """Put back state and arguments as they were at capture, the very tensors and their numbers."""
+        """Put back state, arguments and attributes as they were at capture: the very tensors and their numbers."""
+        for module, attributes in self.attributes:
+            vars(module).clear()
+            vars(module).update(attributes)
         with torch.no_grad():
             for owner, key, tensor, numbers in self.saved:
                 owner[key] = tensor
@@ -158,6 +164,14 @@ def adversarial(subject: Subject, seed: int) -> list[Any]:
     """Round robin on three devices, ready steps in the worst order the events permit."""
     plan, program = subject.program("round_robin", *NAMES)
     graph = plan.costed.graph
+    # The adversary works on copies of what it is given: what tasks write in place is to be handed out too.
+    known = {target for _, target in program.updates}
+    written = tuple(
+        (buffer.name, buffer.value)
+        for buffer in program.buffers
+        if buffer.kind == "given" and buffer.value in graph.mutated - known
+    )
+    program = replace(program, updates=(*program.updates, *written))
 
     def once() -> list[Any]:
         outputs, updates = adversary.run(program, graph, subject.captured.calls, subject.live(), seed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .entry import noise, tokens
 from .trap import Does, trap
@@ -215,6 +216,20 @@ def _() -> Callable[..., Any]:
 @trap("output aliases the input", X)
 def _() -> nn.Module:
     return Does(lambda m, x: (x, x.view(-1), x.t(), x + 1))
+
+
+@trap("operators that hand their argument on", X)
+def _() -> nn.Module:
+    def body(m: nn.Module, x: Tensor) -> Any:
+        y, z = x * 2, x * 3
+        rows, columns = torch.meshgrid(y[0] * 2, y[1] * 2, indexing="ij")
+        turned = torch.einsum("ij->ji", z * 2)
+        kept = functional.dropout(
+            (y + z).type_as(x).to(x.dtype).contiguous().conj_physical(), 0.5, training=False
+        )
+        return (rows * columns).sum() + turned @ (kept * 2).sum_to_size(4, 6) + torch.atleast_2d(y + 1).sum()
+
+    return Does(body)
 
 
 @trap("outputs alias each other", X)
