@@ -17,6 +17,7 @@ from .cuts import cuts
 from .effects import draws, shared, written
 from .flops import flops
 from .locations import Locations, module_path
+from .private import result
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
@@ -94,7 +95,7 @@ class Conversion:
             return
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
-        alias, changed, output = shared(target), written(target), node.meta.get("val")
+        alias, changed, output = shared(target), written(target), result(node)
         if target is _aten.einsum.default and len(node.args[1]) == 1:  # type: ignore[arg-type]
             alias = 1  # of one operand it is a view where it can be
         pure = not changed and torch.Tag.nondeterministic_seeded not in target.tags

@@ -37,6 +37,7 @@ __all__ = [
     "pytree",
     "quiet",
     "registration",
+    "result",
     "sdpa_flop_count",
 ]
 
@@ -82,12 +83,25 @@ def origin(node: torch.fx.Node) -> str:
     return str(sources[0].name) if sources else ""
 
 
+def result(node: torch.fx.Node) -> Any:
+    """The fake result of a call, None when it has none.
+
+    torch 2.11 gives the last states of an LSTM an axis too many; they are shaped like the first states.
+    """
+    output: Any = node.meta.get("val")
+    if node.target is torch.ops.aten.lstm.input:
+        states: Any = node.args[1]
+        hidden, cell = (state.meta["val"] for state in states)
+        return output[0], hidden, cell
+    return output
+
+
 def registration(kind: type[Any]) -> str:
-    """The line that tells export how to open a container of this type."""
+    """The line that tells export how to open a container of this type, and how to make one anew."""
     name = kind.__name__
     return (
         f"torch.utils._pytree.register_pytree_node({name}, "
-        "lambda value: (list(vars(value).values()), list(vars(value))), "
-        f"lambda leaves, names: {name}(**dict(zip(names, leaves))), "
+        "lambda value: (list(vars(value).values()), list(vars(value))), lambda leaves, names: "
+        f"(made := {name}.__new__({name}), vars(made).update(zip(names, leaves)))[0], "
         f"serialized_type_name={kind.__module__ + '.' + kind.__qualname__!r})"
     )
