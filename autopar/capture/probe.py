@@ -16,6 +16,7 @@ from ..errors import CaptureError
 from .functions import Call
 from .refusals import Untraceable, place
 from .states import tensors_of
+from .untouched import Attributes
 
 
 def probe(call: Call, name: str) -> None:
@@ -35,6 +36,31 @@ def probe(call: Call, name: str) -> None:
                 f"{name} fails on these arguments without autopar too{place(error)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+
+def refuse_counters(call: Call, name: str) -> None:
+    """Untraceable when forward goes on changing a number it keeps as an attribute: a graph would repeat the
+    first call for ever. To be called after a trace; runs the model where a number changed.
+    """
+    first = {path: item for path, item in call.returned.changed.items() if type(item) in (int, float)}
+    if not first:
+        return
+    attributes = Attributes(call.model)
+    try:
+        for path, number in first.items():
+            owner, _, key = path.rpartition(".")
+            vars(call.model.get_submodule(owner))[key] = number
+        probe(call, name)
+    finally:
+        attributes.put_back()
+    for path, number in first.items():
+        again = call.returned.changed.get(path, number)
+        if again != number:
+            raise Untraceable(
+                f"{name} counts in self.{path} ({number}, then {again}), which a graph would not; keep the "
+                "count in a buffer that is changed in place, or outside the model",
+                path.rpartition(".")[0],
+            )
 
 
 @contextlib.contextmanager

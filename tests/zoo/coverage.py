@@ -51,7 +51,8 @@ def write(rows: Iterable[Row], path: Path = PATH) -> None:
     names = ["model", "family", "tasks", "captured by", *ROUTES, "remark"]
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
-    equal = sum(all(row.verdicts.get(route) == "exact" for route in ROUTES[:-1]) for row in rows)
+    whole = ROUTES[:-1]
+    equal = sum(bool(row.how) and all(row.verdicts.get(r, "exact") == "exact" for r in whole) for row in rows)
     refused = sum(not row.how for row in rows)
     total = (
         f"{len(rows)} models: {equal} exact on every route that keeps the batch whole, {refused} refused.\n"

@@ -83,7 +83,7 @@ class Subject:
         return ((owner, key, owner[key]) for owner, key in owners if owner[key] is not None)
 
     def restore(self) -> None:
-        """Put back state, arguments and attributes as they were at capture: the very tensors and their numbers."""
+        """Put back state, arguments and attributes as they were at capture: the same objects and numbers."""
         for module, attributes in self.attributes:
             vars(module).clear()
             vars(module).update(attributes)
