@@ -16,7 +16,7 @@ from .captured import Captured
 from .export import export
 from .functions import Call
 from .opaque import opaque
-from .probe import culprits, follow, probe
+from .probe import culprits, follow, probe, refuse_counters
 from .refusals import Untraceable, explain
 from .signature import names, refuse_hidden, take_apart
 from .states import slots
@@ -67,7 +67,9 @@ def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> C
     reasons: list[str] = []
     with follow(call.model) as stack:
         try:
-            return export(call, name, paths)
+            captured = export(call, name, paths)
+            refuse_counters(call, name)
+            return captured
         except Exception as error:
             _final(error)
             reasons.append(explain(name, error))
@@ -117,7 +119,9 @@ def _with_islands(
             continue
         with follow(call.model) as stack:
             try:
-                return export(call, name, paths, islands)
+                captured = export(call, name, paths, islands)
+                refuse_counters(call, name)
+                return captured
             except Exception as error:
                 _final(error)
                 reasons.append(explain(name, error))
@@ -131,7 +135,9 @@ def _recorded(call: Call, name: str, paths: tuple[str, ...], reasons: list[str])
     from .symbolic import symbolic
 
     try:
-        return symbolic(call, name, paths)
+        captured = symbolic(call, name, paths)
+        refuse_counters(call, name)
+        return captured
     except Exception as error:
         _final(error)
         reasons.append(explain(name, error))

@@ -61,7 +61,7 @@ def show(entry: Entry) -> Row:
         "batch in two": lambda: routes.executed(subject, parts=2),
     }
     if row.how == "opaque":
-        # One step in one lane has no order to turn round, and the adversary would work on copies of its state.
+        # One step in one lane has no order to turn round, and the adversary would change copies of its state.
         del ways["adversarial"], ways["batch in two"]
     for name, way in ways.items():
         try:
