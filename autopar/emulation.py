@@ -13,7 +13,7 @@ SHORTEST_S = 5e-3
 MARGIN = 2.0
 """How much longer than estimated a real computation may take before it is late: this machine is seldom ours
 alone."""
-NOTICEABLE = 0.01
+NOTICEABLE = 0.001
 """Runs and copies below this share of the makespan decide nothing about the clock."""
 
 

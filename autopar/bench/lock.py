@@ -24,7 +24,7 @@ def one_lock(compiled: Compiled) -> Iterator[None]:
         return clocks[lane]
 
     def locked_recorder(call: Any, lane: str) -> Any:
-        return _Locked(recorder(call, lane), lock, clocks.get(lane), call.assembly.lanes[lane].drain)
+        return _Locked(recorder(call, lane), lock, lambda: clocks.get(lane), call.assembly.lanes[lane].drain)
 
     run.Call.clock, run.Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
     try:
@@ -42,8 +42,10 @@ class _Locked:
 
     def begin(self, index: int) -> None:
         self.lock.acquire()
-        if self.clock is not None:
-            self.clock.now = max(self.clock.now, time.perf_counter() - self.clock.clock.origin)
+        clock = self.clock()
+        if clock is not None:
+            # On a declared clock too a step begins when it has got the lock.
+            clock.now = max(clock.now, time.perf_counter() - clock.clock.origin)
         self.inner.begin(index)
 
     def end(self, index: int, *made: Any) -> None:
