@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from .batches import Batches
+from .capture import Captured
 from .capture.functions import Function
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, unwanted
-from .errors import AutoparError, CaptureError
+from .errors import AutoparError, CaptureError, DifferenceError
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -60,6 +62,7 @@ class Session:
         self.model, self.machine, self.options, self.given = model, machine, options, given
         self.kept: OrderedDict[Hashable, Prepared] = OrderedDict()
         self.latest: Prepared | None = None
+        self.batches = Batches(model)
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._lock = threading.RLock()
@@ -86,10 +89,15 @@ class Session:
         try:
             output = self._run(prepared, args, kwargs)
             reference.judge(output)
-        except AutoparError:
+        except AutoparError as error:
             # What failed its first check must be checked again.
             self.forget(prepared)
-            raise
+            if not (isinstance(error, DifferenceError) and self.batches.refuse(prepared.captured)):
+                raise
+            log.warning("%s is captured for each batch size from now on: %s", prepared.captured.graph.name, error)
+            with reference.restored():
+                key = self._signature(take_apart(args, kwargs))
+            return self._checked(self._keep(key, args, kwargs, None), args, kwargs)
         return output
 
     def _run(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,11 +105,18 @@ class Session:
         inputs = captured.flatten(args, kwargs)
         recording = self.recording
         if recording is None:
-            return captured.rebuild(prepared.executor(inputs))
-        outputs, timeline = prepared.executor.run(inputs)
-        assert timeline is not None
-        recording.calls.append(timeline)
-        self.timeline = timeline
+            outputs = prepared.executor(inputs)
+        else:
+            outputs, timeline = prepared.executor.run(inputs)
+            assert timeline is not None
+            recording.calls.append(timeline)
+            self.timeline = timeline
+        if self.options.outputs == "as_input":
+            # Where eager returns an argument or a parameter itself, so do we: the very object.
+            given = dict(zip(captured.graph.inputs, inputs))
+            for index, name in captured.same:
+                owner, key = captured.state.get(name, (given, name))
+                outputs[index] = owner[key]
         return captured.rebuild(outputs)
 
     def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, bool]:
@@ -113,12 +128,19 @@ class Session:
                 self.kept.move_to_end(key)
                 self.latest = found
                 return found, False
-            made = prepare(self.model, self.machine, self.options, args, kwargs, self.given)
-            self.kept[key] = self.latest = made
-            if len(self.kept) > KEPT:
-                self.kept.popitem(last=False)[1].executor.close()
-                self._warn_evicted(made.captured.graph.name)
-            return made, True
+            derived = self.batches.derive(key, {k: old.captured for k, old in self.kept.items()}, args, kwargs)
+            return self._keep(key, args, kwargs, derived), True
+
+    def _keep(
+        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], derived: Captured | None
+    ) -> Prepared:
+        """Prepare a signature and keep it as the latest."""
+        made = prepare(self.model, self.machine, self.options, args, kwargs, self.given, derived)
+        self.kept[key] = self.latest = made
+        if len(self.kept) > KEPT:
+            self.kept.popitem(last=False)[1].executor.close()
+            self._warn_evicted(made.captured.graph.name)
+        return made
 
     def _warn_evicted(self, name: str) -> None:
         if not self._evicted:

@@ -49,10 +49,16 @@ class Prepared:
 
 
 def prepare(
-    model: Any, machine: Machine, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], given: Plan | None
+    model: Any,
+    machine: Machine,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Plan | None,
+    known: Captured | None = None,
 ) -> Prepared:
-    """Capture, plan, lower, check and bind a model for the signature of `args` and `kwargs`."""
-    captured = timed("capture", capture, model, args, kwargs)
+    """Capture (unless it is `known`), plan, lower, check and bind a model for the signature of a call."""
+    captured = known or timed("capture", capture, model, args, kwargs)
     tensors = captured.flatten(args, kwargs)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
     prepared = bind(captured, plan)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -13,7 +14,7 @@ from ..errors import CaptureError
 from ..graph import Graph
 from .captured import Captured
 from .convert import Conversion, effect, live
-from .functions import Call, reachable
+from .functions import Call, Returned, reachable
 from .locations import ROOT, Locations
 from .private import quiet
 from .refusals import Untraceable
@@ -35,12 +36,33 @@ def export(call: Call, name: str, paths: tuple[str, ...], islands: Islands | Non
     The table keeps linear, conv, layer_norm and attention whole, makes in-place operators functional, and
     hands changes of buffers and inputs out as outputs. Raises CaptureError, or whatever export raises.
     """
-    calls = islands.calls if islands else {}
     with quiet(), islands.traced() if islands else contextlib.nullcontext():
-        before = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
-        returned = call.returned
-        locations = Locations(before.graph_module)
-        program = before.run_decompositions({})
+        traced = trace(call)
+    return assemble(traced, call, name, paths, islands.calls if islands else {})
+
+
+class Traced(NamedTuple):
+    """What export made of a call, what the call gave back besides tensors, and where its nodes come from."""
+
+    program: ExportedProgram
+    returned: Returned
+    locations: Locations
+
+
+def trace(call: Call, sizes: tuple[Any, ...] | None = None) -> Traced:
+    """Export a call; `sizes` gives for each tensor the axes whose size is left open, as {axis: Dim}."""
+    shapes = {"tensors": sizes} if sizes else None
+    before = torch.export.export(call, tuple(call.arguments.tensors), strict=False, dynamic_shapes=shapes)
+    returned = call.returned
+    locations = Locations(before.graph_module)
+    return Traced(before.run_decompositions({}), returned, locations)
+
+
+def assemble(
+    traced: Traced, call: Call, name: str, paths: tuple[str, ...], calls: Mapping[str, Callable[..., Any]]
+) -> Captured:
+    """The graph of an exported program and its ties to the model, every size in it a plain number."""
+    program, returned, locations = traced
     conversion = Conversion(name, locations, calls)
     placed = Placeholders(conversion, program, call, paths)
     *_, end = program.graph.nodes
@@ -180,8 +202,8 @@ class Placeholders:
         if tensor.requires_grad:
             raise CaptureError(
                 f"tensor {self._called(tensor, path)} requires grad, belongs to no module and would be "
-                "frozen as a constant; make it an nn.Parameter of a module that the function uses, pass it as an "
-                "argument, or detach it"
+                "frozen as a constant; make it an nn.Parameter of a module that the function uses, pass it "
+                "as an argument, or detach it"
             )
         self.constants[path] = tensor
         return Slot(path, self.constants, path)

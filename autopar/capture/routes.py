@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,10 +38,19 @@ def capture(
     `torch.export`, the same with the modules in its way kept whole, a symbolic trace, the whole call as one
     opaque task. Raises CaptureError with the construct, the user's line and what to change.
     """
-    kwargs = kwargs or {}
+    notes: list[str] = []
+    with taken(function, args, kwargs or {}, notes) as (call, name, paths):
+        captured = _first(call, name, paths, notes)
+    return dataclasses.replace(captured, notes=tuple(dict.fromkeys((*captured.notes, *notes))))
+
+
+@contextlib.contextmanager
+def taken(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], notes: list[str]
+) -> Iterator[tuple[Call, str, tuple[str, ...]]]:
+    """One call ready to be traced, the name of its graph, the paths of its tensors; all is put back after."""
     module = isinstance(function, nn.Module)
     name = type(function).__name__ if module else getattr(function, "__name__", type(function).__name__)
-    notes: list[str] = []
     grad = torch.is_grad_enabled()
     with _LOCK, untouched(notes), torch.inference_mode(False), torch.set_grad_enabled(grad):
         arguments = take_apart(args, kwargs)
@@ -56,10 +66,9 @@ def capture(
         paths = names(function.forward if isinstance(function, nn.Module) else function, arguments)
         attributes = Attributes(call.model)
         try:
-            captured = _first(call, name, paths, notes)
+            yield call, name, paths
         finally:
             attributes.put_back()
-    return dataclasses.replace(captured, notes=tuple(dict.fromkeys((*captured.notes, *notes))))
 
 
 def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> Captured:
