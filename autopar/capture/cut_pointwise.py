@@ -12,7 +12,7 @@ _UNTAGGED = (
     "alias contiguous detach lift_fresh_copy copy fill zeros_like ones_like full_like empty_like type_as to"
     " _to_copy absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh fix negative subtract multiply"
     " divide floor_divide float_power greater greater_equal less less_equal not_equal isclose isreal"
-    " polar complex conj _conj _neg_view resolve_conj resolve_neg real imag hardswish log_sigmoid logical_not"
+    " polar complex conj _conj _neg_view resolve_conj resolve_neg real imag hardswish leaky_relu log_sigmoid logical_not"
     " special_expit special_expm1 special_erf special_erfc special_erfinv special_exp2 special_logit"
     " special_sinc special_round special_log1p special_psi special_gammaln special_i0"
     " special_digamma special_xlogy"
