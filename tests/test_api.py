@@ -82,6 +82,20 @@ def test_functions_of_tensors_work_and_so_do_their_modules(model, x):
     torch.testing.assert_close(found["y"], model(x) * 2)
 
 
+def test_what_eager_returns_itself_is_returned_itself(model, x):
+    class Echo(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+
+        def forward(self, x):
+            return x, self.scale, x * self.scale
+
+    echo = Echo()
+    y, scale, z = autopar.compile(echo, THREE, policy="round_robin")(x)
+    assert y is x and scale is echo.scale and z is not x
+
+
 def test_training_mode_recaptures_and_updates_the_users_buffers(model, x):
     twin = copy.deepcopy(model)
     fast = autopar.compile(model, THREE, policy="round_robin")

@@ -1,0 +1,88 @@
+"""Who may know whom: a lower layer never imports a higher one, and what plans never loads torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
+
+LAYERS = [
+    ["errors", "tables"],
+    ["graph", "buses"],
+    ["saving", "flow"],
+    ["machine", "chips", "declared", "pins"],
+    ["cost", "split"],
+    ["fuse", "plans", "timeline", "problem", "sequence"],
+    ["roofline", "programs", "clocks", "check", "demands", "footprint", "ledger", "simulate", "liveness"],
+    ["placement", "lower", "emulation", "options"],
+    ["planning", "cache", "progress", "probe", "equal", "capture"],
+    ["detect", "doctor", "runtime"],
+    ["measure", "checking"],
+    ["stages", "batches"],
+    ["session"],
+    ["view"],
+    ["compiled"],
+    ["api", "bench"],
+    ["__init__", "__main__"],
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages", "batches",
+         "session", "compiled", "api", "__main__"}  # fmt: skip
+LATER = {("timeline", "view"), ("machine", "declared"), ("detect", "doctor")}
+"""Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`."""
+
+
+def layer(path: Path) -> str:
+    """The name of a module or package directly below autopar."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Layers that a file imports, wherever in it."""
+    found: set[str] = set()
+    up = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == up:
+            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "torch":
+            found.add("torch")
+        elif isinstance(node, ast.Import):
+            found |= {"torch" for alias in node.names if alias.name.split(".")[0] == "torch"}
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_module_has_a_layer():
+    assert {layer(path) for path in FILES} == set(RANK)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down(path):
+    own = layer(path)
+    for other in imports(path) - {own}:
+        if other == "torch":
+            assert own in TORCH, f"{path.name} imports torch"
+        elif (own, other) not in LATER and own != "__init__":
+            assert RANK[other] <= RANK[own], f"{path.name} imports {other}, which is above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("name", sorted(set(RANK) - TORCH - {"__init__", "capture"}))
+def test_torch_is_not_loaded(name):
+    code = f"import sys, autopar.{name}; assert 'torch' not in sys.modules, 'torch was loaded'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_guard_against_torch_can_fail():
+    code = "import sys, autopar.equal; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 1
