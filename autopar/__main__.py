@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="say on stderr what each stage does")
     split = next((i + 1 for i, word in enumerate(arguments) if word in commands), len(arguments))
     chosen = parser.parse_args(arguments[:split])
-    logging.basicConfig(level=logging.INFO if chosen.verbose else logging.WARNING, format="autopar: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if chosen.verbose else logging.WARNING, format="autopar: %(message)s"
+    )
     try:
         return commands[chosen.command](arguments[split:])
     except AutoparError as error:
@@ -39,7 +41,9 @@ def demo(argv: Sequence[str]) -> int:
     """Run examples/two_layer_mlp.py of this clone."""
     script = Path(__file__).resolve().parent.parent / "examples" / "two_layer_mlp.py"
     if not script.exists():
-        raise AutoparError(f"the demo is {script.name} in a clone of the repository, and {script.parent} is not there")
+        raise AutoparError(
+            f"the demo is {script.name} in a clone of the repository, and {script.parent} is not there"
+        )
     sys.argv = [str(script), *argv]
     runpy.run_path(str(script), run_name="__main__")
     return 0
@@ -56,7 +60,11 @@ def plan(argv: Sequence[str]) -> int:
     """Plan `MODULE:FACTORY` (a callable that returns a model and its example inputs) for a machine."""
     parser = argparse.ArgumentParser(prog="python -m autopar plan", description=plan.__doc__)
     parser.add_argument("factory", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))")
-    parser.add_argument("--machine", required=True, help="chips such as cpu-16,h100-sxm,h100-sxm, or devices of this machine: cpu,cuda:0")
+    parser.add_argument(
+        "--machine",
+        required=True,
+        help="chips such as cpu-16,h100-sxm,h100-sxm, or devices of this machine: cpu,cuda:0",
+    )
     parser.add_argument("--policy", default="auto", help="auto, single, round_robin or heft")
     parser.add_argument("--split", default="auto", help="auto, none or a number of parts")
     parser.add_argument("--out", help="write the plan as JSON, or draw it (.html .svg .png .dot .txt)")

@@ -56,7 +56,7 @@ def compile(
     if machine.absent:
         raise DeviceError(
             "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
-            'for it, or Machine.emulate(…) to run on stand-ins'
+            "for it, or Machine.emulate(…) to run on stand-ins"
         )
     options = Options(pins or {}, policy, split, measure, check, outputs)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan

@@ -31,9 +31,13 @@ class Reference:
     def __init__(self, captured: Captured, model: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.captured, self.model, self.args, self.kwargs = captured, model, args, kwargs
         self.tensors = captured.flatten(args, kwargs)
-        self.before = {name: _clone(tensor) for name, tensor in self.live().items() if name in captured.graph.mutated}
+        self.before = {
+            name: _clone(tensor) for name, tensor in self.live().items() if name in captured.graph.mutated
+        }
         self.random = _generators()
-        versions = {name: tensor._version for name, tensor in self.live().items() if not tensor.is_inference()}
+        versions = {
+            name: tensor._version for name, tensor in self.live().items() if not tensor.is_inference()
+        }
         with self.restored():
             with torch.no_grad():
                 flat = pytree.tree_leaves(model(*args, **kwargs))
@@ -45,7 +49,7 @@ class Reference:
                     path = captured.graph.value[name].path
                     raise DifferenceError(
                         f"eager changes {path!r} in place, which the captured graph does not; "
-                        "use torch operations on the tensor itself (not .data or numpy), or keep this part out of the model"
+                        "use torch operations on the tensor itself (not .data or numpy), or keep this part out of it"
                     )
 
     def live(self) -> dict[str, torch.Tensor]:
@@ -79,7 +83,9 @@ class Reference:
             return
         wide = self.in_double()
         for position, (name, a, b) in enumerate(pairs):
-            if not error(a, b) <= limit(b) and not _no_worse(a, b, wide[position] if position < len(wide) else None):
+            if not error(a, b) <= limit(b) and not _no_worse(
+                a, b, wide[position] if position < len(wide) else None
+            ):
                 raise DifferenceError(
                     f"{name} is not eager's: error {error(a, b):.2g}, allowed {limit(b):.2g}. {self.culprit()} "
                     'Pass check="never" to run anyway, or report the model with this message'
@@ -116,7 +122,11 @@ class Reference:
             for task in interpret(graph, captured.calls, values, captured.home):
                 for name in task.outputs:
                     value = values[name]
-                    if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(value.isnan().any()):
+                    if (
+                        isinstance(value, torch.Tensor)
+                        and value.is_floating_point()
+                        and bool(value.isnan().any())
+                    ):
                         return f"The first NaN is made by {task.where}."
         flat = pytree.tree_leaves(captured.rebuild([values[name] for name in graph.outputs]))
         makers = [graph.producer.get(name) for name in graph.outputs]
@@ -134,11 +144,11 @@ def unwanted(plan: Plan, captured: Captured) -> bool:
         return True
     single, home = dict(plan.singles), plan.costed.machine.host
     if home in single and single[home] is None:
-        log.info("check skipped: eager does not fit on %s alone; check=\"always\" insists", home)
+        log.info('check skipped: eager does not fit on %s alone; check="always" insists', home)
         return True
     best = single.get(home)
     if plan.costed.machine.clock == "real" and best is not None and best > LONGEST_S:
-        log.info("check skipped: eager would take about %s; check=\"always\" insists", seconds(best))
+        log.info('check skipped: eager would take about %s; check="always" insists', seconds(best))
         return True
     return False
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from .errors import DeviceError
 from .machine import Machine
-from .options import Options
 from .plans import Plan
 from .programs import Program
 from .session import Recording, Session
@@ -64,7 +63,7 @@ class Compiled:
         return self._session.record()
 
     def explain(self) -> str:
-        """Best single device, lower bound, predicted, measured (once recorded), bytes moved, busy shares, peaks, reasons."""
+        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons."""
         from .view import explain
 
         ready, timeline = self._session.ready(), self._session.timeline

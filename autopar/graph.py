@@ -34,7 +34,7 @@ class Const:
     text: str
 
 
-Argument: TypeAlias = Ref | Const | None | bool | int | float | complex | str | tuple
+Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple | None
 """What a task is called with; a tuple holds arguments in turn."""
 
 JOIN = "autopar.join"
@@ -186,7 +186,9 @@ class Graph:
         storages = {self.value[name].storage for task in self.tasks for name in task.writes}
         updated = {target for _, target in self.updates}
         return frozenset(
-            name for name in (*self.inputs, *self.state) if name in updated or self.value[name].storage in storages
+            name
+            for name in (*self.inputs, *self.state)
+            if name in updated or self.value[name].storage in storages
         )
 
     def networkx(self) -> networkx.DiGraph:
@@ -241,7 +243,9 @@ class Graph:
                 raise wrong(f"nothing makes the output {name!r}")
         for value in self.values:
             if value.storage not in self.value:
-                raise wrong(f"value {value.name!r} shares the storage of {value.storage!r}, which is not there")
+                raise wrong(
+                    f"value {value.name!r} shares the storage of {value.storage!r}, which is not there"
+                )
         return self
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ Price: TypeAlias = Callable[[Graph], CostedGraph]
 LARGEST_SPLIT_GRAPH = 30_000
 """Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
 WORTH = 0.03
-"""Share by which a plan over several devices must be predicted to beat the best single one: predictions are no finer."""
+"""Share by which a plan over several devices must beat the best single one: predictions are no finer."""
 
 
 def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Split = "auto") -> Plan:
@@ -101,7 +101,9 @@ def candidates(
         if isinstance(wanted, int) and wanted < 1:
             raise PlanError(f"split={wanted}: the number of parts is at least 1")
         if batch is None:
-            raise PlanError(f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None")
+            raise PlanError(
+                f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None"
+            )
         if isinstance(wanted, int):
             if wanted > 1 and batch < 2:
                 raise PlanError(
@@ -112,7 +114,9 @@ def candidates(
             machine.require(name)
         return [shares(batch, tuple(wanted.values()))]
     if wanted != "auto":
-        raise PlanError(f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}')
+        raise PlanError(
+            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
+        )
     if batch is None or batch < 2:
         return []
     lanes = sum(device.lanes for device in machine.devices)

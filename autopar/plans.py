@@ -106,10 +106,16 @@ class Plan:
         return {reason.run: reason for reason in self.reasons}
 
     @cached_property
+    def steps(self) -> tuple[Placed | Transfer, ...]:
+        """Runs and transfers by start."""
+        both: list[Placed | Transfer] = [*self.placed, *self.transfers]
+        return tuple(sorted(both, key=lambda step: (step.start, step.end)))
+
+    @cached_property
     def orders(self) -> dict[str, tuple[Placed | Transfer, ...]]:
         """What each lane of the machine does, in order."""
         found: dict[str, list[Placed | Transfer]] = {lane: [] for lane in self.costed.machine.lanes}
-        for step in sorted((*self.placed, *self.transfers), key=lambda step: (step.start, step.end)):
+        for step in self.steps:
             found[step.lane].append(step)
         return {lane: tuple(steps) for lane, steps in found.items()}
 
@@ -147,7 +153,18 @@ class Plan:
         for t in self.transfers:
             device = t.lane.rsplit("/", 1)[0]
             spans.append(
-                Span(t.lane, device, "copy", t.value, t.start, t.end, src=t.src, dst=t.dst, bytes=t.bytes, ready=t.ready)
+                Span(
+                    t.lane,
+                    device,
+                    "copy",
+                    t.value,
+                    t.start,
+                    t.end,
+                    src=t.src,
+                    dst=t.dst,
+                    bytes=t.bytes,
+                    ready=t.ready,
+                )
             )
         spans.sort(key=lambda span: (span.start, span.lane))
         return Timeline(graph.name, machine.lanes, tuple(spans), self.makespan, self.memory, machine.label)
@@ -162,14 +179,16 @@ class Plan:
         try:
             data = json.loads(Path(path).read_text())
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PlanError(f"{path} is not JSON ({error}); a plan is read from what Plan.save wrote, never a pickle") from None
+            raise PlanError(
+                f"{path} is not JSON ({error}); a plan is read from what Plan.save wrote, never a pickle"
+            ) from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
         return decode(Plan, data["plan"], str(path))
 
     def __str__(self) -> str:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]
-        for step in sorted((*self.placed, *self.transfers), key=lambda step: (step.start, step.end)):
+        for step in self.steps:
             if isinstance(step, Placed):
                 reads = ", ".join(self.costed.run[step.run].reads)
                 rows.append((seconds(step.start), seconds(step.end), step.lane, step.run, reads, ""))
@@ -177,6 +196,11 @@ class Plan:
                 what = f"{step.value}: {step.src} → {step.dst}"
                 rows.append((seconds(step.start), seconds(step.end), step.lane, what, "", size(step.bytes)))
         machine = self.costed.machine
-        head = [f"plan of {self.costed.graph.name} by {self.policy}" + (f" [{machine.label}]" if machine.label else "")]
-        head.append(f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} (gap {percent(self.gap)})")
+        head = [
+            f"plan of {self.costed.graph.name} by {self.policy}"
+            + (f" [{machine.label}]" if machine.label else "")
+        ]
+        head.append(
+            f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} (gap {percent(self.gap)})"
+        )
         return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))

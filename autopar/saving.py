@@ -46,8 +46,10 @@ def decode(kind: type[T], data: Any, where: str = "file") -> T:
 def _decode(kind: Any, data: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
-            raise PlanError(f"{where}: expected an object for {getattr(kind, '__name__', kind)}, found {data!r}")
-        hints = _hints(kind)
+            raise PlanError(
+                f"{where}: expected an object for {getattr(kind, '__name__', kind)}, found {data!r}"
+            )
+        hints = _hints(cast(Any, kind))
         unknown = sorted(set(data) - set(hints))
         if unknown:
             raise PlanError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(hints))}")

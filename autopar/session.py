@@ -41,7 +41,9 @@ class Recording:
     def last(self) -> Timeline:
         """The timeline of the last call; AutoparError when there was none."""
         if not self.calls:
-            raise AutoparError("nothing was recorded; call the compiled model inside `with fast.record() as timeline:`")
+            raise AutoparError(
+                "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`"
+            )
         return self.calls[-1]
 
     @property
@@ -58,7 +60,9 @@ class Recording:
 class Session:
     """What a compiled model keeps from call to call. Safe for concurrent callers."""
 
-    def __init__(self, model: Callable[..., Any], machine: Machine, options: Options, given: Plan | None) -> None:
+    def __init__(
+        self, model: Callable[..., Any], machine: Machine, options: Options, given: Plan | None
+    ) -> None:
         self.model, self.machine, self.options, self.given = model, machine, options, given
         self.kept: OrderedDict[Hashable, Prepared] = OrderedDict()
         self.latest: Prepared | None = None
@@ -94,7 +98,9 @@ class Session:
             self.forget(prepared)
             if not (isinstance(error, DifferenceError) and self.batches.refuse(prepared.captured)):
                 raise
-            log.warning("%s is captured for each batch size from now on: %s", prepared.captured.graph.name, error)
+            log.warning(
+                "%s is captured for each batch size from now on: %s", prepared.captured.graph.name, error
+            )
             with reference.restored():
                 key = self._signature(take_apart(args, kwargs))
             return self._checked(self._keep(key, args, kwargs, None), args, kwargs)
@@ -128,7 +134,9 @@ class Session:
                 self.kept.move_to_end(key)
                 self.latest = found
                 return found, False
-            derived = self.batches.derive(key, {k: old.captured for k, old in self.kept.items()}, args, kwargs)
+            derived = self.batches.derive(
+                key, {k: old.captured for k, old in self.kept.items()}, args, kwargs
+            )
             return self._keep(key, args, kwargs, derived), True
 
     def _keep(
@@ -160,7 +168,9 @@ class Session:
         modes = tuple([(id(module), module.training) for module in root.modules()])
         grad = torch.is_grad_enabled()
         needed = grad and any(t.requires_grad for t in (*arguments.tensors, *root.parameters()))
-        cast = [(kind, torch.get_autocast_dtype(kind)) for kind in self._kinds if torch.is_autocast_enabled(kind)]
+        cast = [
+            (kind, torch.get_autocast_dtype(kind)) for kind in self._kinds if torch.is_autocast_enabled(kind)
+        ]
         return arguments.key, modes, grad, needed, tuple(cast)
 
     def forget(self, prepared: Prepared) -> None:

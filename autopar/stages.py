@@ -106,7 +106,11 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
 
 
 def plan_captured(
-    captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None = None
+    captured: Captured,
+    machine: Machine,
+    options: Options,
+    tensors: list[torch.Tensor],
+    given: Plan | None = None,
 ) -> Plan:
     """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead."""
     graph = captured.graph
@@ -115,7 +119,11 @@ def plan_captured(
     pins = resolve(graph, options.pins, machine)
 
     def price(candidate: Graph) -> CostedGraph:
-        pinned = {task.name: pins[task.origin or task.name] for task in candidate.tasks if (task.origin or task.name) in pins}
+        pinned = {
+            task.name: pins[task.origin or task.name]
+            for task in candidate.tasks
+            if (task.origin or task.name) in pins
+        }
         measured = None
         if options.measure:
             from .measure import measure
@@ -171,7 +179,9 @@ def deliveries(
     """Where each output and update must come: outputs to the first input's device (or "": where they were made)."""
     first = next((homes[name] for name in (*graph.inputs, *graph.state)), machine.host)
     to = first if outputs == "as_input" else ""
-    return tuple((name, to) for name in graph.outputs) + tuple((made, homes[target]) for made, target in graph.updates)
+    return tuple((name, to) for name in graph.outputs) + tuple(
+        (made, homes[target]) for made, target in graph.updates
+    )
 
 
 def timed(stage: str, function: Any, *args: Any) -> Any:
@@ -180,4 +190,3 @@ def timed(stage: str, function: Any, *args: Any) -> Any:
     result = function(*args)
     log.info("%s: %s", stage, seconds(time.perf_counter() - start))
     return result
-

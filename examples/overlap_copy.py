@@ -37,7 +37,9 @@ def measure(pieces: int = 50, size: int = 0, rounds: int = 3) -> dict[str, float
 
     if isinstance(machine, autopar.Machine):
         # One clock for all that is compared.
-        slow_down = autopar.plan(products, machine, example_inputs=(x,), policy=there).costed.machine.slow_down
+        slow_down = autopar.plan(
+            products, machine, example_inputs=(x,), policy=there
+        ).costed.machine.slow_down
         machine = replace(machine, slow_down=slow_down)
     compute = autopar.compile(products, machine, policy=there, split=None, outputs="as_placed")
     overlapped = autopar.compile(products, machine, policy=there, split=None)
@@ -72,7 +74,9 @@ def wall(function, *inputs: torch.Tensor) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--pieces", default=50, type=int)
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)

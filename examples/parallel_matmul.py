@@ -44,10 +44,14 @@ def measure(pieces: int = 50, size: int = 0, rounds: int = 3) -> dict[str, float
 
     if isinstance(machine, autopar.Machine):
         # One clock for all that is compared: that of the plan which keeps this machine busiest.
-        slow_down = autopar.plan(both, machine, example_inputs=(a, b), policy=by_input).costed.machine.slow_down
+        slow_down = autopar.plan(
+            both, machine, example_inputs=(a, b), policy=by_input
+        ).costed.machine.slow_down
         machine = replace(machine, slow_down=slow_down)
     one = autopar.compile(alone, machine, policy=by_input, split=None, outputs="as_placed")
-    two = autopar.compile(both, machine, policy=by_input, split=None, outputs="as_placed", example_inputs=(a, b))
+    two = autopar.compile(
+        both, machine, policy=by_input, split=None, outputs="as_placed", example_inputs=(a, b)
+    )
     one(a), two(a, b)
     samples: dict[str, list[float]] = {"one": [], "two": [], "locked": []}
     for _ in range(rounds):
@@ -71,15 +75,22 @@ def wall(function, *inputs: torch.Tensor) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--pieces", default=50, type=int)
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)
     with torch.no_grad():
         found = measure(**vars(options.parse_args()))
     print(found["label"])
-    print(f"one device alone {found['one']:.4f} s, both at once {found['two']:.4f} s, under one lock {found['locked']:.4f} s")
-    print(f"parallel ÷ one device alone: {found['parallel']:.3f}   under one lock: {found['under one lock']:.3f}")
+    print(
+        f"one device alone {found['one']:.4f} s, both at once {found['two']:.4f} s, "
+        f"under one lock {found['locked']:.4f} s"
+    )
+    print(
+        f"parallel ÷ one device alone: {found['parallel']:.3f}   under one lock: {found['under one lock']:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -35,24 +35,36 @@ def machine() -> autopar.Machine | list[str]:
 def sizes(devices: autopar.Machine | list[str]) -> None:
     """Where splitting pays and where it does not, by prediction alone."""
     print(f"{'net':>18} {'batch':>6}  {'one device':>20}  {'placed':>9}  decision")
-    for inputs, hidden, outputs, batch in [(784, 256, 10, 256), (1024, 1024, 1024, 1024), (2048, 2048, 2048, 8192)]:
+    for inputs, hidden, outputs, batch in [
+        (784, 256, 10, 256),
+        (1024, 1024, 1024, 1024),
+        (2048, 2048, 2048, 8192),
+    ]:
         model, x = MLP(inputs, hidden, outputs), torch.empty(batch, inputs)
         with torch.no_grad():
             plan = autopar.plan(model, devices, example_inputs=(x,))
         device, single = plan.best_single or ("none", float("nan"))
         used = sorted({placed.device for placed in plan.placed if plan.costed.run[placed.run].seconds})
         split = plan.costed.graph.split
-        why = f"{split} on {', '.join(used)}" if split else f"stays on {', '.join(used)}: nothing tried is faster"
+        why = (
+            f"{split} on {', '.join(used)}"
+            if split
+            else f"stays on {', '.join(used)}: nothing tried is faster"
+        )
         print(f"{inputs:>6}-{hidden}-{outputs:<6} {batch:>6}  {single * 1e3:>8.3f} ms {device:>8}  "
               f"{plan.makespan * 1e3:>6.3f} ms  {why}")  # fmt: skip
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--split", default="auto", type=lambda text: text if text == "auto" else int(text))
     options.add_argument("--batch", default=4096, type=int, help="rows (default 4096)")
     options.add_argument("--width", default=2048, type=int, help="features of every layer (default 2048)")
-    options.add_argument("--out", default=Path("out"), type=Path, help="folder for the pictures (default out)")
+    options.add_argument(
+        "--out", default=Path("out"), type=Path, help="folder for the pictures (default out)"
+    )
     chosen = options.parse_args()
 
     torch.manual_seed(0)
@@ -77,7 +89,9 @@ def main() -> None:
         fast.draw(chosen.out / name)
     for name in ("run.json.gz", "run.html", "run.svg"):
         timeline.save(chosen.out / name)
-    print(f"wrote {chosen.out}/placed.html, placed.svg, run.json.gz (open it in ui.perfetto.dev), run.html, run.svg")
+    print(
+        f"wrote {chosen.out}/placed.html, placed.svg, run.json.gz (open it in ui.perfetto.dev), run.html, run.svg"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Two towers that meet at the end, as in CLIP or a recommender: width that gains without cutting the batch.
 
-    python examples/two_tower.py [--out DIR]
+python examples/two_tower.py [--out DIR]
 """
 
 import argparse
@@ -33,8 +33,12 @@ class TwoTower(nn.Module):
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--out", default=Path("out"), type=Path, help="folder for the pictures (default out)")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--out", default=Path("out"), type=Path, help="folder for the pictures (default out)"
+    )
     chosen = options.parse_args()
     torch.manual_seed(0)
     two_gpus = torch.cuda.device_count() >= 2

@@ -82,7 +82,9 @@ def test_a_wrong_answer_is_named_and_the_signature_forgotten(monkeypatch):
     fast = autopar.compile(model, ["cpu"])
     run = Session._run
     monkeypatch.setattr(Session, "_run", lambda *call: run(*call) + 1)
-    with pytest.raises(autopar.DifferenceError, match=r"output 0 is not eager's: error .*placed execution is at fault"):
+    with pytest.raises(
+        autopar.DifferenceError, match=r"output 0 is not eager's: error .*placed execution is at fault"
+    ):
         fast(x)
     monkeypatch.undo()
     assert torch.equal(fast(x), model(x))

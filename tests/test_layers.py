@@ -29,7 +29,8 @@ LAYERS = [
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages", "batches",
+TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
+         "batches",
          "session", "compiled", "api", "__main__"}  # fmt: skip
 LATER = {("timeline", "view"), ("machine", "declared"), ("detect", "doctor")}
 """Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`."""
@@ -47,7 +48,11 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == up:
             found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "torch":
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.level == 0
+            and (node.module or "").split(".")[0] == "torch"
+        ):
             found.add("torch")
         elif isinstance(node, ast.Import):
             found |= {"torch" for alias in node.names if alias.name.split(".")[0] == "torch"}

@@ -15,9 +15,13 @@ SUITES = ("overhead", "first_call", "overlap", "planner", "gpu")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the suites asked for, print a table of each, and save everything as JSON when `--json` says where."""
     parser = argparse.ArgumentParser(prog="python -m autopar bench", description=__doc__)
-    parser.add_argument("--suite", choices=SUITES, action="append", help="which (repeat for several; default overhead)")
+    parser.add_argument(
+        "--suite", choices=SUITES, action="append", help="which (repeat for several; default overhead)"
+    )
     parser.add_argument("--json", type=Path, help="file for all samples and medians")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds of each contestant (default: the suite's own)")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds of each contestant (default: the suite's own)"
+    )
     chosen = parser.parse_args(argv)
     results: dict[str, object] = {"machine": machine()}
     print(machine())
@@ -34,7 +38,11 @@ def machine() -> str:
     """One line that says what was measured on."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
     return (
         f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, "
         f"torch {torch.__version__}, {', '.join(gpus) or 'no GPU'}"

@@ -57,7 +57,9 @@ def run(rounds: int = 0) -> dict[str, Any]:
     over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / (OPS * CALLS)
     print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)\n")
     data["over_eager_s"] = over
-    found = interleaved({"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()}, rounds)
+    found = interleaved(
+        {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()}, rounds
+    )
     data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
     return data
 
@@ -82,7 +84,9 @@ def ping_pong() -> Callable[[], Any]:
     costed = cost(captured.graph, machine, homes={})
     costed = replace(costed, runs=fuse(captured.graph, machine, costed.costs, shortest_s=0.0))
     names = [run.name for run in costed.runs]
-    plan = place(costed, lambda _: Schedule("ping-pong", {"cpu/0": tuple(names[::2]), "cpu/1": tuple(names[1::2])}))
+    plan = place(
+        costed, lambda _: Schedule("ping-pong", {"cpu/0": tuple(names[::2]), "cpu/1": tuple(names[1::2])})
+    )
     executor = Executor(captured, plan, lower(plan))
 
     def call() -> None:

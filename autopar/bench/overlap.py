@@ -22,7 +22,10 @@ def run(rounds: int = 0) -> dict[str, Any]:
     rows = [("figure", "goal", "found", "under one lock", "machine")]
     data: dict[str, Any] = {}
     with torch.no_grad():
-        for name, key, goal in (("parallel_matmul", "parallel", "≤ 1.02"), ("overlap_copy", "ratio", "≤ 1.05")):
+        for name, key, goal in (
+            ("parallel_matmul", "parallel", "≤ 1.02"),
+            ("overlap_copy", "ratio", "≤ 1.05"),
+        ):
             script = EXAMPLES / f"{name}.py"
             if not script.exists():
                 raise AutoparError(f"{script} is not there; this suite runs from a clone of the repository")

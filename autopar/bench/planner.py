@@ -27,7 +27,11 @@ def run(rounds: int = 0) -> dict[str, Any]:
             middle = time.perf_counter()
             plan = place(costed)
             end = time.perf_counter()
-            data[f"{shape.__name__} {tasks}"] = {"cost_s": middle - start, "place_s": end - middle, "gap": plan.gap}
+            data[f"{shape.__name__} {tasks}"] = {
+                "cost_s": middle - start,
+                "place_s": end - middle,
+                "gap": plan.gap,
+            }
             rows.append((
                 shape.__name__, str(tasks), str(len(costed.runs)), f"{middle - start:.2f}", f"{end - middle:.2f}",
                 f"{(end - start) / tasks * 1e6:.0f}", f"{1 + plan.gap:.2f}",

@@ -25,7 +25,9 @@ def interleaved(
     return samples
 
 
-def report(samples: Mapping[str, list[float]], *, base: str, scale: float = 1e3, unit: str = "ms", per: int = 1) -> dict[str, Any]:
+def report(
+    samples: Mapping[str, list[float]], *, base: str, scale: float = 1e3, unit: str = "ms", per: int = 1
+) -> dict[str, Any]:
     """Print median, least, most, and the median of the ratios round by round to `base`; the same as data."""
     rows: list[tuple[str, ...]] = [("", f"median {unit}", "least", "most", f"÷ {base}")]
     data: dict[str, Any] = {"samples_s": dict(samples), "base": base}

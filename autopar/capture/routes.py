@@ -84,9 +84,9 @@ def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> C
             reasons.append(explain(name, error))
             culprit = culprits(error, stack)
     probe(call, name)
-    captured = _with_islands(call, name, paths, culprit, reasons)
-    if captured is None:
-        captured = _recorded(call, name, paths, reasons)
+    found = _with_islands(call, name, paths, culprit, reasons)
+    captured = found or _recorded(call, name, paths, reasons)
+    if found is None:
         notes.append(
             f"recorded by symbolic trace, changes in place stay on one device: {reasons[0]}"
             if captured.how == "symbolic trace"

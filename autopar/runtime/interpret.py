@@ -29,7 +29,9 @@ def interpret(
     for task in graph.tasks:
         function = bind.target(task.target, calls)
         args = [bind.argument(_wide(a) if double else a, values.__getitem__, device) for a in task.args]
-        kwargs = {k: bind.argument(_wide(a) if double else a, values.__getitem__, device) for k, a in task.kwargs}
+        kwargs = {
+            k: bind.argument(_wide(a) if double else a, values.__getitem__, device) for k, a in task.kwargs
+        }
         made = function(*args, **kwargs)
         for name, value in zip(task.outputs, made if task.unpack else (made,)):
             values[name] = value

@@ -13,6 +13,9 @@ import torch
 PATH = Path(__file__).parents[2] / "docs" / "coverage.md"
 ROUTES = ("task by task", "cpu", "round robin", "adversarial", "batch in two")
 
+LONGEST = 200
+"""Characters of a remark."""
+
 HEAD = """\
 # What is covered
 
@@ -42,7 +45,18 @@ class Row:
     def cells(self) -> list[str]:
         """The row as text, in the order of the table's columns."""
         verdicts = [self.verdicts.get(route, "-") for route in ROUTES]
-        return [self.name, self.family, str(self.tasks or "-"), self.how or "refused", *verdicts, self.reason]
+        return [
+            self.name,
+            self.family,
+            str(self.tasks or "-"),
+            self.how or "refused",
+            *verdicts,
+            _short(self.reason),
+        ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def write(rows: Iterable[Row], path: Path = PATH) -> None:

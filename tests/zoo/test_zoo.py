@@ -52,6 +52,7 @@ def show(entry: Entry) -> Row:
     except CaptureError as error:
         row.reason = " ".join(str(error).split())
         return row
+    row.reason = row.reason or " ".join(" ".join(subject.captured.notes).split())
     row.how, row.tasks = subject.captured.how, len(subject.captured.graph.tasks)
     ways: dict[str, Callable[[], Any]] = {
         "task by task": lambda: routes.interpreted(subject),
