@@ -126,6 +126,6 @@ WAVES = {
     **SMALL, "vocab_size": 16, "conv_dim": (8, 8, 8), "conv_stride": (5, 4, 4), "conv_kernel": (10, 8, 4),
     "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 3,
 }  # fmt: skip
-add("whisper", "audio", _whisper, quick=True)
+add("whisper", "audio", _whisper)
 wave("wav2vec2", "Wav2Vec2ForCTC", "Wav2Vec2Config", WAVES)
-wave("hubert", "HubertModel", "HubertConfig", WAVES)
+wave("hubert", "HubertModel", "HubertConfig", WAVES, quick=True)
