@@ -1,4 +1,4 @@
-"""One proof serves every batch size: the graph and answers of a capture at that size; or there is a capture."""
+"""One proof serves every batch size, with the graph and answers of a capture; or else there is a capture."""
 
 import pytest
 import torch
@@ -123,6 +123,10 @@ SAME = {
     "divided by the rows": (lambda: lambda x: x.sum(0) / x.shape[0] + torch.ones(x.shape[0], 6), vectors),
     "pairs of rows": (lambda: lambda x: x @ x.T, vectors),
     "changed in place": (lambda: lambda x: x.add_(1), vectors),
+    "two inputs, whole slices": (
+        lambda: lambda x, y: torch.cat([x[:, :] * y, y[:, 0:1]], 1),
+        lambda rows: (torch.randn(rows, 6), torch.randn(rows, 6)),
+    ),
     "random": (lambda: lambda x: nn.functional.dropout(x, 0.5), vectors),
 }
 OTHER = {

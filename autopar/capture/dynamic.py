@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -136,7 +137,7 @@ class Family:
         traced.program._example_inputs = None
         self.symbol = _symbol(traced, batch)
         if not any(map(_takes_all, base.graph.tasks)):
-            _drop_idle(traced)
+            _drop_idle(traced, base.graph)
         self.open = [
             (node, value) for node in traced.program.graph.nodes if _open(value := node.meta.get("val"))
         ]
@@ -263,7 +264,9 @@ def _symbol(traced: Traced, batch: Batch) -> Any:
     bounds, known = program.range_constraints.get(symbol), sizes[0].node.shape_env
     if bounds is None or not (bounds.lower <= FEWEST and bounds.upper >= _MANY):
         raise Untraceable(f"export allows a batch of {bounds} rows only")
-    if known.guards or known.deferred_runtime_asserts:
+    # That the batches of several inputs are equal is what the proof is given, and no guard.
+    guards = [guard.expr for guard in known.guards if known.replace(guard.expr) != True]  # noqa: E712
+    if guards or known.deferred_runtime_asserts:
         raise Untraceable("export guards the size of the batch")
     for node in program.graph.nodes:
         if node.op == "output" and any(isinstance(_val(item), torch.SymInt) for item in node.args[0]):
@@ -285,11 +288,20 @@ def _takes_all(call: Task | torch.fx.Node) -> bool:
     return slices and tuple(call.args[2:4]) == (0, sys.maxsize) and tuple(call.args[4:]) in ((), (1,))
 
 
-def _drop_idle(traced: Traced) -> None:
-    """Take out slices that take all, which indexing leaves out where the size is known."""
+def _drop_idle(traced: Traced, base: Graph) -> None:
+    """Take out slices that take all; where the size is known, indexing leaves at most one alias of them."""
+    aliases = Counter(
+        (task.module, task.source) for task in base.tasks if task.target == "aten.alias.default"
+    )
     graph = traced.program.graph
     for node in graph.nodes:
-        if node.op == "call_function" and _takes_all(node):
+        if node.op != "call_function" or not _takes_all(node):
+            continue
+        module, source, _ = traced.locations.find(node)
+        if aliases[module, source] and not any(map(_takes_all, node.users)):
+            aliases[module, source] -= 1
+            node.target, node.args = torch.ops.aten.alias.default, node.args[:1]
+        else:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
