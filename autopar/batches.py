@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -17,6 +17,8 @@ log = logging.getLogger("autopar")
 
 KEPT = 8
 """Proofs that are kept; the oldest goes first."""
+CAPTURED = 2
+"""Batch sizes that are captured one by one before a proof is tried."""
 
 
 class Batches:
@@ -42,7 +44,12 @@ class Batches:
         for batch, kind, _ in related:
             if (kind, batch.rest) in self.families:
                 return self.at(self.families[kind, batch.rest], batch.rows)
+        sizes = Counter((kind, batch.rest) for batch, kind, _ in related)
         for batch, kind, captured in related:
+            # A proof costs two or three captures, so that it pays from the third size on: a full batch and a short
+            # last one need none.
+            if sizes[kind, batch.rest] < CAPTURED:
+                continue
             # What stands against one size of the other axes nearly always stands against all.
             if kind in self.hopeless:
                 continue

@@ -27,6 +27,8 @@ from .timeline import Timeline
 
 log = logging.getLogger("autopar")
 
+_PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
+
 KEPT = 8
 """Signatures whose plans are kept; the least recently used goes first."""
 
@@ -67,6 +69,7 @@ class Session:
         self.kept: OrderedDict[Hashable, Prepared] = OrderedDict()
         self.latest: Prepared | None = None
         self.batches = Batches(model)
+        self._untraced: dict[Hashable, Hashable] = {}
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._lock = threading.RLock()
@@ -129,9 +132,10 @@ class Session:
         """What serves this call, and whether it was made for it just now."""
         key = self._signature(take_apart(args, kwargs))
         with self._lock:
-            found = self.kept.get(key)
+            found = self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
             if found is not None:
-                self.kept.move_to_end(key)
+                if key in self.kept:
+                    self.kept.move_to_end(key)
                 self.latest = found
                 return found, False
             derived = self.batches.derive(
@@ -140,11 +144,14 @@ class Session:
             return self._keep(key, args, kwargs, derived), True
 
     def _keep(
-        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], derived: Captured | None
+        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], derived: Captured | None
     ) -> Prepared:
         """Prepare a signature and keep it as the latest."""
         made = prepare(self.model, self.machine, self.options, args, kwargs, self.given, derived)
         self.kept[key] = self.latest = made
+        if made.captured.how == "opaque":
+            # It runs as the user wrote it, so that attributes are read as they are at each call.
+            self._untraced[key[:-1]] = key
         if len(self.kept) > KEPT:
             self.kept.popitem(last=False)[1].executor.close()
             self._warn_evicted(made.captured.graph.name)
@@ -158,20 +165,22 @@ class Session:
             )  # fmt: skip
         self._evicted = True
 
-    def _signature(self, arguments: Arguments) -> Hashable:
-        """What decides whether a plan made before serves this call."""
+    def _signature(self, arguments: Arguments) -> tuple[Any, ...]:
+        """What decides whether a plan made before serves this call; last, plain attributes of the modules (flags,
+        sizes, train or eval), which are constants of a captured graph."""
         root = self._used
         if root is None:
             root = Function(self.model, arguments)
             if not any(isinstance(constant, nn.Module) for constant in arguments.constants):
                 self._used = root
-        modes = tuple([(id(module), module.training) for module in root.modules()])
+        modes = tuple([id(module) for module in root.modules()])
+        plain = tuple([v for m in root.modules() for v in m.__dict__.values() if v.__class__ in _PLAIN])
         grad = torch.is_grad_enabled()
         needed = grad and any(t.requires_grad for t in (*arguments.tensors, *root.parameters()))
         cast = [
             (kind, torch.get_autocast_dtype(kind)) for kind in self._kinds if torch.is_autocast_enabled(kind)
         ]
-        return arguments.key, modes, grad, needed, tuple(cast)
+        return arguments.key, modes, grad, needed, tuple(cast), (plain, tuple(map(type, plain)))
 
     def forget(self, prepared: Prepared) -> None:
         """Drop one plan."""

@@ -175,17 +175,22 @@ def test_what_is_not_proved_is_captured_and_equals_eager(name, captures):
 
 
 @pytest.mark.parametrize(
-    ("devices", "split"), [(["cpu"], "auto"), (TWO, 2), (TWO, {"emulated:0": 0.3, "emulated:1": 0.7})]
+    ("name", "devices", "split"),
+    [
+        ("mlp", ["cpu"], "auto"),
+        ("conv", TWO, 2),
+        ("encoder", TWO, {"emulated:0": 0.3, "emulated:1": 0.7}),
+        ("embeddings", ["cpu"], None),
+    ],
 )
-@pytest.mark.parametrize("name", ["mlp", "conv", "encoder", "embeddings"])
-def test_one_capture_and_one_proof_serve_all_batches(name, devices, split, captures):
+def test_two_captures_and_one_proof_serve_all_batches(name, devices, split, captures):
     make, inputs = SAME[name]
     model = make()
     fast = autopar.compile(model, devices, split=split, check="always")
     for rows in (8, 8, 5, 2, 7, 12, 3):
         args = inputs(rows)
         equal(fast(*args), model(*args))
-    assert captures == [8]
+    assert captures == [8, 5]
 
 
 def test_a_batch_of_one_is_captured_on_its_own(captures):
@@ -194,7 +199,7 @@ def test_a_batch_of_one_is_captured_on_its_own(captures):
     for rows in (1, 4, 1, 7, 2):
         (x,) = sequences(rows)
         torch.testing.assert_close(fast(x), model(x))
-    assert captures == [1, 4]
+    assert captures == [1, 4, 7]
 
 
 def test_training_statistics_are_those_of_each_batch(captures):
@@ -204,7 +209,7 @@ def test_training_statistics_are_those_of_each_batch(captures):
     for rows in (4, 6, 3, 4):
         args = images(rows)
         torch.testing.assert_close(fast(*args), twin(*args))
-    assert captures == [4]
+    assert captures == [4, 6]
     for mine, theirs in zip(model.buffers(), twin.buffers()):
         torch.testing.assert_close(mine, theirs)
 
@@ -212,7 +217,7 @@ def test_training_statistics_are_those_of_each_batch(captures):
 def test_new_weights_modes_and_shapes_are_seen_after_a_proof(captures):
     model = conv().eval()
     fast = autopar.compile(model, ["cpu"])
-    for rows in (4, 6):
+    for rows in (4, 6, 8):
         fast(*images(rows))
     model[0].weight.mul_(2)
     args = images(5)
@@ -226,30 +231,48 @@ def test_new_weights_modes_and_shapes_are_seen_after_a_proof(captures):
     torch.testing.assert_close(fast(*wide), model(*wide))
     strided = (torch.randn(3, 8, 8, 7).permute(3, 0, 1, 2),)
     torch.testing.assert_close(fast(*strided), model(*strided))
-    assert captures[:2] == [4, 5] and captures[-1] == 7
+    assert captures[:3] == [4, 6, 5] and captures[-1] == 7
 
 
 def test_a_proof_that_proved_wrong_gives_way_to_captures(captures):
+    scale = [2.0]
+
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))
-            self.scale = 2.0
 
         def forward(self, x):
             self.calls.add_(1)
+            return x * scale[0]
+
+    model = Scaled()
+    fast = autopar.compile(model, ["cpu"])
+    for rows in (4, 6, 8):
+        fast(*vectors(rows))
+    assert captures == [4, 6]
+    scale[0] = 3.0
+    for rows in (5, 7):
+        (x,) = vectors(rows)
+        torch.testing.assert_close(fast(x), x * 3)
+    assert captures == [4, 6, 5, 7]
+    assert model.calls == 5
+
+
+def test_an_attribute_that_changes_is_seen(captures):
+    class Scaled(nn.Module):
+        scale = 1
+
+        def forward(self, x):
             return x * self.scale
 
     model = Scaled()
     fast = autopar.compile(model, ["cpu"])
-    for rows in (4, 6):
-        fast(*vectors(rows))
-    model.scale = 3.0
-    for rows in (5, 7):
-        (x,) = vectors(rows)
-        torch.testing.assert_close(fast(x), x * 3)
-    assert captures == [4, 5, 7]
-    assert model.calls == 4
+    (x,) = vectors(4)
+    for scale in (1, 2.0, 3, 2.0):
+        model.scale = scale
+        torch.testing.assert_close(fast(x), x * scale)
+    assert captures == [4, 4, 4]
 
 
 def test_only_a_contiguous_batch_of_two_or_more_is_a_difference():
