@@ -1,0 +1,67 @@
+"""The commands of `python -m autopar`, as a user types them."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from autopar.__main__ import main
+
+
+def run(*words, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "autopar", *words], capture_output=True, text=True, check=False, **more
+    )
+
+
+def test_the_demo_runs_on_three_devices_and_draws(tmp_path):
+    done = run("demo", "--batch", "512", "--width", "512", "--split", "2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for words in ("EMULATED, declared clock", "best single device", "lower bound", "predicted", "measured"):
+        assert words in done.stdout
+    assert "784-256-10" in done.stdout and "stays on" in done.stdout
+    error = float(done.stdout.split("max|Δ| ÷ max|reference| = ")[1].split()[0])
+    assert error <= 1e-5
+    assert "EMULATED" in (tmp_path / "placed.svg").read_text()
+    page = (tmp_path / "placed.html").read_text()
+    assert "<script" in page and 'src="http' not in page
+    events = json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))["traceEvents"]
+    assert {"emulated:0", "emulated:1"} <= {
+        word for event in events if event["ph"] == "M" for word in str(event["args"]).replace("'", " ").split()
+    }
+
+
+def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mymodel.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n    return nn.Sequential(nn.Linear(64, 64), nn.ReLU()), (torch.ones(8, 64),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    machine = ["--machine", "cpu-16,h100-sxm,h100-sxm"]
+    assert main(["plan", "mymodel:make", *machine, "--out", "plan.json"]) == 0
+    assert "declared machine, not run" in capsys.readouterr().out
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "autopar plan 1"
+    for wrong, words in [
+        (["mymodel"], "is not MODULE:FACTORY"),
+        (["nothing:make"], "No module named 'nothing'"),
+        (["mymodel:other"], "no attribute 'other'"),
+    ]:
+        assert main(["plan", *wrong, *machine]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["plan", "mymodel:make", "--machine", "h1000"]) == 2
+    assert "h100" in capsys.readouterr().err
+
+
+def test_doctor_says_what_there_is():
+    done = run("doctor")
+    assert done.returncode == 0, done.stderr
+    assert "cpu" in done.stdout and "h100-sxm" in done.stdout
+
+
+def test_an_unknown_command_is_refused():
+    with pytest.raises(SystemExit) as error:
+        main(["dance"])
+    assert error.value.code == 2
