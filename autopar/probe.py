@@ -28,18 +28,21 @@ def threads(count: int) -> Iterator[None]:
 def rates(device: str, count: int) -> dict[str, float]:
     """FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
 
-    Takes some 50 ms on a CPU and, after the libraries are loaded, about as long on an accelerator.
+    Takes some 50 ms on a CPU, once for one thread and once for all, and, after the libraries are loaded, about as long on an accelerator.
     """
     kind = torch.device(device).type
+    # On a machine that others use too, threads that wait for each other make many look slower than one.
+    alone = rates(device, 1) if kind == "cpu" and count > 1 else {}
     with torch.no_grad(), threads(count):
         found: dict[str, float] = {}
         for name, side in _CPU_SIDES if kind == "cpu" else _GPU_SIDES:
-            rate = _product(device, getattr(torch, name), side)
+            rate = max(_product(device, getattr(torch, name), side) or 0.0, alone.get(name, 0.0))
             if rate:
                 found[name] = rate
         source = torch.empty(_LARGE, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
-        found["bytes_per_s"] = 2 * _LARGE / best(lambda: target.copy_(source), device, 2)
+        copied = 2 * _LARGE / best(lambda: target.copy_(source), device, 2)
+        found["bytes_per_s"] = max(copied, alone.get("bytes_per_s", 0.0))
         one = torch.ones(1, device=device)
         found["launch_s"] = best(lambda: [torch.add(one, one) for _ in range(50)], device, 3) / 50
     return found
