@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..plans import Placed, Plan
-from .names import common_module, module_of
+from .names import common_module, module_of, run_name
 
 BUDGET = 150
 """The most boxes of one picture, when no more lanes than that are used."""
@@ -83,7 +83,7 @@ def _card(plan: Plan, placed: Placed) -> Card:
     return Card(
         placed.lane,
         placed.device,
-        placed.run,
+        run_name(plan, placed.run),
         module_of(plan, placed.run),
         placed.start,
         placed.end,

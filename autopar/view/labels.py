@@ -60,7 +60,10 @@ def _second_line(layout: Layout, box: Box) -> str:
     else:
         tasks = layout.plan.costed.run[card.runs[0]].tasks
         module = module_of(layout.plan, card.runs[0])
-        parts.append(module if module != card.title else "")
+        heavy = layout.plan.costed.graph.task.get(card.runs[0])
+        called = heavy.origin or heavy.name if heavy else ""
+        parts.append(module if module and not card.title.startswith(module) else called if module else "")
+        parts.append(heavy.part if heavy else "")
         if len(tasks) > 1:
             parts.append(f"{len(tasks)} tasks")
     if share < 0.985:

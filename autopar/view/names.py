@@ -65,6 +65,17 @@ def value_name(plan: Plan, value: str) -> str:
     return known.path if known and known.path and known.kind != "made" else value
 
 
+def run_name(plan: Plan, run: str) -> str:
+    """A run as its author would call it: the module it computes and the part of the batch, `fc1 #2`; without a module,
+    or where it has several, its own name."""
+    costed = plan.costed
+    modules = {costed.graph.task[task].module for task in costed.run[run].tasks} - {""}
+    if len(modules) != 1:
+        return run
+    _, mark, part = run.partition("#")
+    return f"{modules.pop()} #{part}" if mark else modules.pop()
+
+
 def module_of(plan: Plan, run: str) -> str:
     """The longest module path that all tasks of a run which have one share."""
     paths = [plan.costed.graph.task[task].module for task in plan.costed.run[run].tasks]
