@@ -28,7 +28,8 @@ def threads(count: int) -> Iterator[None]:
 def rates(device: str, count: int) -> dict[str, float]:
     """FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
 
-    Takes some 50 ms on a CPU, once for one thread and once for all, and, after the libraries are loaded, about as long on an accelerator.
+    Takes some 50 ms on a CPU, once for one thread and once for all, and, after the libraries are loaded, about
+    as long on an accelerator.
     """
     kind = torch.device(device).type
     # On a machine that others use too, threads that wait for each other make many look slower than one.
