@@ -76,6 +76,11 @@ class Compiled:
 
         draw(self.plan, path)
 
+    def refresh(self) -> None:
+        """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
+        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen."""
+        self._session.refresh()
+
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""
         self._session.close()
@@ -150,11 +155,14 @@ class CompiledModule(Compiled, nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
-        where = fn(torch.empty(0)).device
-        if where.type != "cpu":
+        try:
+            where = str(fn(torch.empty(0)).device)
+        except (AssertionError, RuntimeError) as error:
+            where = f"a device that is not here ({error})"
+        if where != "cpu":
             raise DeviceError(
                 f"a compiled model is not moved to {where}: its plan says what is where. Name the devices in "
-                f'autopar.compile(model, ["cpu", "{where}", …]), or pin parts of it with pins='
+                'autopar.compile(model, ["cpu", "cuda:0", …]), or pin parts of it with pins='
             )
         self.module._apply(fn, recurse)
         self._session.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from typing import Any
 
@@ -22,6 +24,7 @@ from .errors import AutoparError, CaptureError, DifferenceError
 from .machine import Machine
 from .options import Options
 from .plans import Plan
+from .runtime.ambient import entered
 from .stages import Prepared, prepare
 from .timeline import Timeline
 
@@ -31,6 +34,9 @@ _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dty
 
 KEPT = 8
 """Signatures whose plans are kept; the least recently used goes first."""
+
+
+_alive: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Recording:
@@ -73,8 +79,10 @@ class Session:
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._lock = threading.RLock()
+        self._running = 0
         self._evicted = False
         self._used: nn.Module | None = model if isinstance(model, nn.Module) else None
+        _alive.add(self)
         self._kinds = tuple(dict.fromkeys("cpu" if d.kind == "emulated" else d.kind for d in machine.devices))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,10 +94,20 @@ class Session:
                 f"{captured.graph.name}: the result of this call would require grad, and autopar does not train yet; "
                 "call it inside `with torch.no_grad():` (or torch.inference_mode())"
             )
-        if check == "always" or (check == "first" and fresh and not unwanted(prepared.plan, captured)):
-            with self._lock:
-                return self._checked(prepared, args, kwargs)
-        return self._run(prepared, args, kwargs)
+        checked = check == "always" or (check == "first" and fresh and not unwanted(prepared.plan, captured))
+        if not checked and not prepared.stateful:
+            return self._run(prepared, args, kwargs)
+        # A check runs eager on the very buffers and generators that another call would read and write.
+        with self._turn():
+            before, self._running = self._running, id(prepared.executor)
+            try:
+                return (self._checked if checked else self._run)(prepared, args, kwargs)
+            finally:
+                self._running = before
+
+    def _turn(self) -> AbstractContextManager[Any]:
+        """The lock, unless this thread is a lane of a call that holds it."""
+        return nullcontext() if self._running in entered.stack else self._lock
 
     def _checked(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reference = Reference(prepared.captured, self.model, args, kwargs)
@@ -131,7 +149,7 @@ class Session:
     def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, bool]:
         """What serves this call, and whether it was made for it just now."""
         key = self._signature(take_apart(args, kwargs))
-        with self._lock:
+        with self._turn():
             found = self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
             if found is not None:
                 if key in self.kept:
@@ -191,8 +209,13 @@ class Session:
 
     def close(self) -> None:
         """Stop the threads of every plan; the next call starts them again."""
-        for prepared in self.kept.values():
+        for prepared in tuple(self.kept.values()):
             prepared.executor.close()
+
+    def refresh(self) -> None:
+        """Copy parameters to their devices again at the next call of every plan."""
+        for prepared in tuple(self.kept.values()):
+            prepared.executor.refresh()
 
     def ready(self) -> Prepared:
         """What served the last call; AutoparError when nothing has been planned."""
@@ -210,3 +233,12 @@ class Session:
             yield self.recording
         finally:
             self.recording = outer
+
+
+def _after_fork() -> None:
+    # The thread that may have held the lock is not in this process.
+    for session in list(_alive):
+        session._lock, session._running = threading.RLock(), 0
+
+
+os.register_at_fork(after_in_child=_after_fork)

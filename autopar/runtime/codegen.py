@@ -11,6 +11,7 @@ import itertools
 import keyword
 import linecache
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
@@ -254,7 +255,7 @@ def lane_code(
     source = writer.lines[0] + "\n" + "".join(f"    {line}\n" for line in writer.lines[1:])
     # linecache keeps one text for each name, and none for names in angle brackets.
     filename = f"autopar program {next(_programs)} of {graph.name}, {lane.name}"
-    return Code(
+    made = Code(
         lane.name,
         filename,
         source,
@@ -262,3 +263,5 @@ def lane_code(
         writer.names,
         compile(source, filename, "exec", optimize=2),
     )
+    weakref.finalize(made, linecache.cache.pop, filename, None)
+    return made
