@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from runtime_cases import mlp
 
 from autopar.errors import RunError
+from autopar.programs import Copy
 from autopar.runtime import accelerator, run
+from autopar.runtime.assembly import Assembly
 
 
 class Notes:
@@ -118,6 +121,19 @@ def test_a_result_on_the_cpu_is_there_when_the_call_returns(notes):
     assert torch.equal(executor([x])[0], eager(x))
     assert notes.of("cuda:0/out")[-1] == "synchronize"
     executor.close()
+
+
+@torch.no_grad()
+def test_a_program_of_copies_alone_has_streams_of_its_own(notes):
+    """On the caller's own stream nothing would wait for what comes to the CPU."""
+    case, _, _ = mlp("cuda:0/0", "cuda:0/0", "cuda:0/0")
+    captured, plan, program = case.build()
+    lane = program.lane["cuda:0/in"]
+    steps = tuple(step for step in lane.steps if isinstance(step, Copy))
+    assembly = Assembly(captured, plan, replace(program, lanes=(replace(lane, steps=steps),)))
+    (lane,) = assembly.lanes.values()
+    assert not lane.direct and assembly.streamed
+    assert lane.last[-1] == "stream.synchronize()"
 
 
 @torch.no_grad()

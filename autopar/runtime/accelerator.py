@@ -36,8 +36,8 @@ def stream(lane: str, device: torch.device) -> torch.Stream:
 
 
 class AcceleratorLane(HostLane):
-    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane
-    needs no hand-off.
+    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane, and
+    no copies, needs no hand-off.
     """
 
     def __init__(
@@ -166,7 +166,9 @@ def to_host(value: Any) -> Any:
     """The tensor in pinned memory, there when the stream gets so far."""
     if not isinstance(value, torch.Tensor):
         return value
-    if value.nbytes > PINNED_LIMIT:
+    # torch conjugates and negates on the host, at once, without waiting for what it copies there.
+    value = value.resolve_conj().resolve_neg()
+    if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT:
         return value.to("cpu")
     made = torch.empty_like(value, device="cpu", pin_memory=True)
     made.copy_(value, non_blocking=True)
@@ -177,8 +179,8 @@ def to_device(value: Any, device: torch.device) -> Any:
     """The tensor on `device`, there when the stream gets so far; from the CPU by way of pinned memory."""
     if not isinstance(value, torch.Tensor):
         return value
-    if value.device.type == "cpu" and not value.is_pinned():
-        if value.nbytes > PINNED_LIMIT:
+    if value.device.type == "cpu" and (value.layout is not torch.strided or not value.is_pinned()):
+        if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT:
             return value.to(device)
         value = torch.empty_like(value, pin_memory=True).copy_(value)
     return value.to(device, non_blocking=True)

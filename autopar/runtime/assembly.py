@@ -49,6 +49,7 @@ class Assembly:
         self.user_code = any(task.target in captured.calls for task in self.graph.tasks)
         self.declared = self.machine.clock == "declared"
         busy = [lane for lane in program.lanes if lane.steps]
+        direct = len(busy) == 1 and not any(isinstance(step, Copy) for step in busy[0].steps)
         self.lanes: dict[str, HostLane] = {}
         streams: dict[str, torch.device] = {}
         for lane in busy:
@@ -57,9 +58,8 @@ class Assembly:
                 self.lanes[lane.name] = HostLane(lane, program, device)
             else:
                 streams[lane.name] = device
-                direct = len(busy) == 1
                 self.lanes[lane.name] = AcceleratorLane(lane, program, device, self.place, direct)
-        self.streamed = bool(streams) and len(busy) > 1
+        self.streamed = bool(streams) and not direct
         self._signals = accelerator.signals(program, streams)
         # Only to number events: every crew has gates of its own, numbered alike.
         self._gates = Gates(program)

@@ -206,12 +206,17 @@ class Executor:
 def _refreshed(tensor: torch.Tensor, device: torch.device, held: torch.Tensor | None) -> torch.Tensor:
     """A copy of `tensor` on `device`, in the memory of the copy there was where that is possible."""
     with torch.inference_mode(False), torch.no_grad():
-        if held is None or _form(held) != _form(tensor):
-            return tensor.detach().to(device, copy=True)
-        if device.type != "cpu":
+        if held is not None and device.type != "cpu":
             # Lanes of an earlier call, made from another thread, may still read it.
             torch.accelerator.synchronize(device)
-        return held.copy_(tensor)
+        if held is None or _form(held) != _form(tensor):
+            held = tensor.detach().to(device, copy=True)
+        else:
+            held.copy_(tensor)
+        if device.type != "cpu":
+            # A later call may come from another stream, which does not wait for this one.
+            torch.accelerator.current_stream(device).synchronize()
+        return held
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
