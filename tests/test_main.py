@@ -65,3 +65,10 @@ def test_an_unknown_command_is_refused():
     with pytest.raises(SystemExit) as error:
         main(["dance"])
     assert error.value.code == 2
+
+
+def test_the_gpu_suite_says_in_one_line_that_there_is_none(monkeypatch, capsys):
+    monkeypatch.setattr("autopar.bench.gpu.accelerators", lambda: ())
+    assert main(["bench", "--suite", "gpu"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "needs a CUDA device" in line and "--suite overlap" in line

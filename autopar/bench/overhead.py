@@ -27,6 +27,7 @@ from .timing import interleaved, report
 OPS = 400
 CALLS = 20
 HOPS = 200
+ROUNDS = 15
 
 
 class Chain(nn.Module):
@@ -40,11 +41,23 @@ class Chain(nn.Module):
 
 def run(rounds: int = 0) -> dict[str, Any]:
     """Print and return µs of CPU time per op of each contestant and of a hand-off, `rounds` (default 15) of each."""
-    rounds = rounds or 15
-    model, x = Chain().eval(), torch.randn(8)
+    data = {"chain": chain("cpu", rounds)}
+    print()
+    found = interleaved(
+        {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()},
+        rounds or ROUNDS,
+    )
+    data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
+    return data
+
+
+def chain(device: str, rounds: int = 0) -> dict[str, Any]:
+    """Print and return µs of CPU time per op of each contestant on one device."""
+    model, x = Chain().eval(), torch.randn(8, device=device)
     traced = torch.fx.symbolic_trace(model)
     with torch.no_grad():
-        fast = compile(model, ["cpu"], example_inputs=(x,), check="never")
+        fast = compile(model, list(dict.fromkeys(["cpu", device])), policy=f"single {device}", split=None,
+                       example_inputs=(x,), check="never")  # fmt: skip
         interpreter = torch.fx.Interpreter(traced)
         contestants = {
             "eager": lambda: repeat(lambda: model(x)),
@@ -52,16 +65,11 @@ def run(rounds: int = 0) -> dict[str, Any]:
             "autopar": lambda: repeat(lambda: fast(x)),
             "fx.Interpreter": lambda: repeat(lambda: interpreter.run(x)),
         }
-        samples = interleaved(contestants, rounds, time.thread_time)
-    data: dict[str, Any] = {"chain": report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS * CALLS)}
+        samples = interleaved(contestants, rounds or ROUNDS, time.thread_time)
+    data = report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS * CALLS)
     over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / (OPS * CALLS)
-    print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)\n")
-    data["over_eager_s"] = over
-    found = interleaved(
-        {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()}, rounds
-    )
-    data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
-    return data
+    print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)")
+    return {**data, "over_eager_s": over}
 
 
 def repeat(call: Callable[[], Any]) -> None:

@@ -1,0 +1,295 @@
+"""The whole path on a CPU and a real GPU; skipped without one."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar import equal
+from autopar.runtime import accelerator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+DEVICES = ["cpu", "cuda:0"]
+SLEEP = 20_000_000
+"""Clock cycles of a GPU, some 10 ms: far more than it takes the host to get ahead."""
+
+
+class Net(nn.Module):
+    """Two towers, a buffer that changes and a view: a task for every device and a copy each way."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.out = nn.Linear(2 * width, 10)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = self.left(x), self.right(x).tanh()
+        for _ in range(3):
+            left, right = torch.relu(left + right), right * 0.5 + left.flip(0)
+        both = torch.cat([self.norm(left), right], 1)
+        return self.out(both), both[:, ::2]
+
+
+def in_turn(costed) -> dict[str, str]:
+    """Runs of tasks on the CPU and the GPU by turns: as many hand-offs as there can be."""
+    names = [device.name for device in costed.machine.devices]
+    return {run.name: names[place % len(names)] for place, run in enumerate(costed.runs)}
+
+
+def alike(found, expected) -> bool:
+    return all(equal.error(a, b) <= equal.limit(b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Every copy starts late on its stream and everything that hands off sleeps: what does not wait is wrong."""
+    to_host, to_device = accelerator.to_host, accelerator.to_device
+
+    def late_to_host(value):
+        torch.cuda._sleep(SLEEP)
+        return to_host(value)
+
+    def late_to_device(value, device):
+        torch.cuda._sleep(SLEEP)
+        made = to_device(value, device)
+        torch.cuda._sleep(SLEEP)
+        return made
+
+    monkeypatch.setattr(accelerator, "to_host", late_to_host)
+    monkeypatch.setattr(accelerator, "to_device", late_to_device)
+
+
+@pytest.mark.parametrize("policy", ["auto", "heft", "round_robin", in_turn])
+@pytest.mark.parametrize("split", [None, 2])
+@torch.no_grad()
+def test_equal_to_eager(policy, split):
+    model = Net().eval()
+    fast = autopar.compile(model, DEVICES, policy=policy, split=split)
+    for rows in (32, 32, 7):
+        x = torch.randn(rows, 64)
+        assert alike(fast(x), model(x))
+        assert all(tensor.device.type == "cpu" for tensor in fast(x))
+    fast.close()
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@torch.no_grad()
+def test_late_copies_are_waited_for(slow, where):
+    """Input, parameters and result on either side, several calls in flight, nothing synchronised in between."""
+    model = Net().eval()
+    reference = copy.deepcopy(model)
+    fast = autopar.compile(model.to(where), DEVICES, policy=in_turn, split=None, check="never")
+    inputs = [torch.randn(32, 64) for _ in range(4)]
+    found = [fast(x.to(where)) for x in inputs]
+    for x, outputs in zip(inputs, found, strict=True):
+        assert all(tensor.device.type == torch.device(where).type for tensor in outputs)
+        assert alike([tensor.cpu() for tensor in outputs], reference(x))
+    fast.close()
+
+
+@torch.no_grad()
+def test_a_result_may_be_dropped_while_the_caller_still_computes_with_it():
+    """Its memory must not go back to the lane's stream before the caller's stream is done."""
+    model = Net(256).eval().to("cuda:0")
+    fast = autopar.compile(model, DEVICES, policy="round_robin", split=2)
+    x = torch.randn(256, 256, device="cuda:0")
+    expected = [tensor.sum() for tensor in fast(x)]
+    sums = []
+    for _ in range(20):
+        made = fast(x)
+        torch.cuda._sleep(SLEEP // 10)
+        sums.append([tensor.sum() for tensor in made])
+        del made
+    assert all(alike(found, expected) for found in sums)
+    fast.close()
+
+
+@torch.no_grad()
+def test_pinned_input_may_be_overwritten_after_the_call(slow):
+    model = Net().eval()
+    fast = autopar.compile(
+        model, DEVICES, policy="single cuda:0", split=None, check="never", outputs="as_placed"
+    )
+    x = torch.randn(32, 64).pin_memory()
+    expected = model(x)
+    found = fast(x)
+    x.fill_(float("nan"))
+    assert alike([tensor.cpu() for tensor in found], expected)
+    fast.close()
+
+
+@torch.no_grad()
+def test_conjugate_views_come_back_right(slow):
+    """torch conjugates on the host without waiting for the copy."""
+
+    def function(x):
+        return (x * 2).conj(), torch.imag((x * 3).conj())
+
+    fast = autopar.compile(function, DEVICES, policy="single cuda:0", split=None, check="never")
+    x = torch.randn(512, 512, dtype=torch.complex64)
+    assert alike(fast(x), function(x))
+    fast.close()
+
+
+@torch.no_grad()
+def test_a_parameter_of_the_other_device_comes_with_the_call():
+    """A program of one copy and nothing else."""
+    weight = nn.Parameter(torch.randn(2048, 2048, device="cuda:0"), requires_grad=False)
+
+    class Weight(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x):
+            return self.weight.t(), x
+
+    fast = autopar.compile(Weight(), DEVICES, split=None, check="never")
+    for _ in range(3):
+        torch.cuda._sleep(SLEEP)
+        weight.add_(1)
+        assert torch.equal(fast(torch.ones(2))[0].cpu(), weight.t().cpu())
+    fast.close()
+
+
+@torch.no_grad()
+def test_updates_and_training_mode():
+    model = Net()
+    reference = copy.deepcopy(model)
+    fast = autopar.compile(model, DEVICES, policy=in_turn, split=None)
+    for _ in range(3):
+        x = torch.randn(16, 64)
+        assert alike(fast(x), reference(x))
+        assert alike(model.state_dict().values(), reference.state_dict().values())
+    fast.close()
+
+
+@torch.no_grad()
+def test_changed_parameters_are_seen():
+    model = Net().eval()
+    fast = autopar.compile(model, DEVICES, policy=in_turn, split=None)
+    x = torch.randn(16, 64)
+    fast(x)
+    model.left.weight.mul_(2)
+    assert alike(fast(x), model(x))
+    model.right.weight.data.mul_(2)
+    fast.refresh()
+    assert alike(fast(x), model(x))
+    fast.close()
+
+
+@torch.no_grad()
+def test_recorded():
+    fast = autopar.compile(Net().eval(), DEVICES, policy=in_turn, split=None)
+    x = torch.randn(512, 64)
+    with fast.record() as timeline:
+        for _ in range(3):
+            fast(x)
+    last = timeline.last
+    assert {"cuda:0/0", "cuda:0/in", "cpu/0"} <= {span.lane for span in last.spans}
+    assert all(0 <= span.start <= span.end for span in last.spans)
+    # Host and device clocks are two: they agree to well under a millisecond.
+    assert max(span.end for span in last.spans) <= last.makespan + 1e-3
+    assert not last.label
+    fast.close()
+
+
+@torch.no_grad()
+def test_nothing_synchronises_in_secret_on_one_gpu():
+    model = Net().eval().to("cuda:0")
+    fast = autopar.compile(model, DEVICES, policy="single cuda:0", split=None)
+    x = torch.randn(32, 64, device="cuda:0")
+    fast(x)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = fast(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert alike(found, model(x))
+    fast.close()
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@torch.no_grad()
+def test_memory_is_flat_over_100_calls(where):
+    model = Net(256).eval().to(where)
+    fast = autopar.compile(model, DEVICES, policy="round_robin", split=2)
+    x = torch.randn(256, 256, device=where)
+
+    def after(calls: int) -> tuple[int, int]:
+        for _ in range(calls):
+            fast(x)
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    after(20)
+    allocated, reserved = after(5)
+    later = after(100)
+    assert later[0] <= allocated and later[1] <= reserved + (32 << 20)
+    fast.close()
+
+
+@torch.no_grad()
+def test_callers_on_streams_of_their_own():
+    model = Net().eval().to("cuda:0")
+    fast = autopar.compile(model, DEVICES, policy=in_turn, split=None)
+    wrong: list[object] = []
+
+    def caller(seed: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(10):
+                x = torch.full((32, 64), float(seed + turn), device="cuda:0") / 50
+                torch.cuda._sleep(SLEEP // 20)
+                x = x + torch.linspace(0, 1, 64, device="cuda:0")
+                if not alike(fast(x), model(x)):
+                    wrong.append((seed, turn))
+
+    fast(torch.randn(32, 64, device="cuda:0"))
+    threads = [threading.Thread(target=caller, args=(seed,)) for seed in (1, 20, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    fast.close()
+
+
+@torch.no_grad()
+def test_the_callers_device_and_stream_are_as_before():
+    model = Net().eval()
+    fast = autopar.compile(model, DEVICES, policy=in_turn, split=None)
+    x = torch.randn(8, 64)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        device, stream = torch.cuda.current_device(), torch.cuda.current_stream()
+        assert alike(fast(x), model(x))
+        assert (torch.cuda.current_device(), torch.cuda.current_stream()) == (device, stream)
+    fast.close()
+
+
+@torch.no_grad()
+def test_a_call_that_fails_on_the_gpu_changes_nothing():
+    """A call needs more memory than there is: every stream is drained, and the next call works."""
+
+    def function(x, much):
+        return (x.tanh() * 2).expand(much.shape[0], -1).contiguous().sum(0)
+
+    fast = autopar.compile(function, DEVICES, policy="single cuda:0", split=None, check="never")
+    x, free = torch.ones(1, 1 << 20), torch.cuda.mem_get_info(0)[0]
+    held = torch.empty(max(0, free - (2 << 30)), dtype=torch.uint8, device="cuda:0")
+    with pytest.raises(autopar.RunError, match="out of memory"):
+        fast(x, torch.empty(1024, 0))
+    del held
+    torch.cuda.empty_cache()
+    assert alike([fast(x, torch.empty(2, 0))], [function(x, torch.empty(2, 0))])
+    fast.close()
