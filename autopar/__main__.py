@@ -7,6 +7,7 @@ import importlib
 import logging
 import runpy
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def demo(argv: Sequence[str]) -> int:
         raise AutoparError(
             f"the demo is {script.name} in a clone of the repository, and {script.parent} is not there"
         )
+    # torch says so once when it traces without numpy, which nothing here needs.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     sys.argv = [str(script), *argv]
     runpy.run_path(str(script), run_name="__main__")
     return 0
@@ -76,20 +79,30 @@ def plan(argv: Sequence[str]) -> int:
     from .machine import Machine
     from .view import draw, explain
 
-    model, inputs = _factory(chosen.factory)()
+    made = _factory(chosen.factory)()
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], (tuple, list)):
+        raise AutoparError(
+            f"{chosen.factory} must return (model, (x, …)): a model and the tuple of its arguments"
+        )
+    model, inputs = made
     names = chosen.machine.split(",")
     real = all(name.split(":")[0].split("*")[0] in ("cpu", "cuda", "xpu", "emulated") for name in names)
     split = {"auto": "auto", "none": None}.get(chosen.split, chosen.split)
     if split not in ("auto", None):
-        split = int(split)
+        try:
+            split = int(split)
+        except ValueError:
+            raise AutoparError(
+                f"--split {split} is not known; give auto, none or a number of parts"
+            ) from None
     with torch.no_grad():
-        made = api.plan(model, names if real else Machine.declare(*names), example_inputs=inputs,
+        found = api.plan(model, names if real else Machine.declare(*names), example_inputs=inputs,
                         policy=chosen.policy, split=split)  # fmt: skip
-    print(explain(made))
+    print(explain(found))
     if chosen.out and chosen.out.endswith(".json"):
-        made.save(chosen.out)
+        found.save(chosen.out)
     elif chosen.out:
-        draw(made, chosen.out)
+        draw(found, chosen.out)
     return 0
 
 
@@ -106,9 +119,12 @@ def _factory(text: str):  # type: ignore[no-untyped-def]
         raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
     sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise AutoparError(f"{text!r} is {found!r}; name a function that returns (model, (x, …))")
+    return found
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import nn
 from .capture import capture
 from .compiled import Compiled, CompiledModule
 from .detect import detect
-from .errors import DeviceError
+from .errors import CaptureError, DeviceError, PlanError
 from .machine import Device, Machine
 from .options import Options
 from .pins import parse_bytes
@@ -52,6 +52,7 @@ def compile(
 
     Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
     """
+    _require_callable(model)
     machine = _machine(devices, memory)
     if machine.absent:
         raise DeviceError(
@@ -60,6 +61,10 @@ def compile(
         )
     options = Options(pins or {}, policy, split, measure, check, outputs)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
+    if given is not None and not isinstance(given, Plan):
+        raise PlanError(
+            f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
+        )
     session = Session(model, machine, options, given)
     compiled = CompiledModule(session) if isinstance(model, nn.Module) else Compiled(session)
     if example_inputs is not None or example_kwargs is not None:
@@ -82,10 +87,16 @@ def plan(
 
     Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run.
     """
+    _require_callable(model)
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     captured = capture(model, args, kwargs)
     options = Options(pins or {}, policy, split)
     return plan_captured(captured, _machine(devices, memory), options, captured.flatten(args, kwargs))
+
+
+def _require_callable(model: Any) -> None:
+    if not callable(model):
+        raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
 
 
 def _machine(

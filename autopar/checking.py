@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .capture import Captured
+from .capture import Captured, fails_alone
 from .equal import error, limit
 from .errors import DifferenceError
 from .plans import Plan
@@ -40,7 +40,10 @@ class Reference:
         }
         with self.restored():
             with torch.no_grad():
-                flat = pytree.tree_leaves(model(*args, **kwargs))
+                try:
+                    flat = pytree.tree_leaves(model(*args, **kwargs))
+                except Exception as error:
+                    raise fails_alone(captured.graph.name, error) from error
             self.outputs = [_clone(leaf) for leaf in flat]
             live = self.live()
             self.updates = {target: _clone(live[target]) for _, target in captured.graph.updates}

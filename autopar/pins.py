@@ -38,8 +38,11 @@ def resolve(graph: Graph, pins: Mapping[str, str], machine: Machine) -> dict[str
     pinned apart, and for tasks that must stay together but are pinned apart; DeviceError for a device the
     machine lacks.
     """
-    for device in pins.values():
-        machine.require(device)
+    for path, device in pins.items():
+        if device not in machine.device:
+            raise DeviceError(
+                f"the pin {path!r}: no device {device!r} in this machine; it has {', '.join(machine.device)}"
+            )
     modules = _modules(graph)
     paths = [graph.value[name].path for name in graph.state if graph.value[name].path]
     strength: dict[str, tuple[int, bool, int, str]] = {}

@@ -14,7 +14,7 @@ from .machine import Machine
 from .placement import Policy, place
 from .plans import Candidate, Plan
 from .split import allot, batch_of, even, shares, split
-from .tables import seconds
+from .tables import percent, seconds
 
 log = logging.getLogger("autopar")
 
@@ -61,22 +61,46 @@ def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Spl
     if not plans:
         raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
     best = min(plans, key=lambda plan: plan.makespan)
-    if policy == "auto" and split in (None, "auto") and whole and not _worth(best):
-        best = place(whole.costed, "single")
+    if policy == "auto" and split in (None, "auto") and whole and (why := _not_worth(best)):
+        beaten, best = (
+            Candidate(best.policy, best.costed.graph.split, best.makespan, why),
+            place(whole.costed, "single"),
+        )
+        if best.makespan > (beaten.makespan or 0.0):
+            ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
+            best = passed_over(best, beaten)
     return replace(best, singles=whole.singles if whole else best.singles, candidates=tuple(ran))
 
 
-def _worth(plan: Plan) -> bool:
-    """Whether a plan beats the best single device by enough, cores that emulated devices share counted once."""
+def _not_worth(plan: Plan) -> str:
+    """Why a plan does not beat the best single device by enough, cores that emulated devices share counted once; ""
+    when it does."""
     single, machine = plan.best_single, plan.costed.machine
     if single is None:
-        return True
-    expected = plan.makespan
+        return ""
+    enough = (1 - WORTH) * single[1]
+    if plan.makespan >= enough:
+        return f"a gain below {percent(WORTH)} is finer than predictions are"
     if machine.emulated and machine.clock == "real":
         host = machine.device[machine.host]
         work = sum(machine.device[p.device].threads * (p.end - p.start) for p in plan.placed)
-        expected = max(expected, work / (host.threads * host.lanes))
-    return expected < (1 - WORTH) * single[1]
+        expected = work / (host.threads * host.lanes)
+        if expected >= enough:
+            return f"stand-ins share the cores of {host.name}, which needs {seconds(expected)} for all of it"
+    return ""
+
+
+def passed_over(plan: Plan, beaten: Candidate) -> Plan:
+    """A plan on one device whose reasons say why `beaten`, predicted to be shorter, was not taken: its note."""
+    text = (
+        f"Everything is on {plan.placed[0].device}: {beaten.name} is predicted to take "
+        f"{seconds(beaten.makespan or 0.0)}, but {beaten.note}."
+    )
+    reasons = tuple(
+        replace(reason, text=text) if sum(choice.end is not None for choice in reason.choices) > 1 else reason
+        for reason in plan.reasons
+    )
+    return replace(plan, reasons=reasons)
 
 
 def split_graph(graph: Graph, sizes: tuple[int, ...], *, forced: bool = False) -> Graph:
@@ -97,6 +121,10 @@ def candidates(
     batch = batch_of(graph)
     if wanted is None:
         return []
+    if wanted != "auto" and (isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping))):
+        raise PlanError(
+            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
+        )
     if not isinstance(wanted, str):
         if isinstance(wanted, int) and wanted < 1:
             raise PlanError(f"split={wanted}: the number of parts is at least 1")
@@ -113,10 +141,6 @@ def candidates(
         for name in wanted:
             machine.require(name)
         return [shares(batch, tuple(wanted.values()))]
-    if wanted != "auto":
-        raise PlanError(
-            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
-        )
     if batch is None or batch < 2:
         return []
     lanes = sum(device.lanes for device in machine.devices)

@@ -72,6 +72,11 @@ class Candidate:
     makespan: float | None
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        """Policy and split, as in `heft, 2 parts: 4 + 4`."""
+        return f"{self.policy}, {self.split}" if self.split else self.policy
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -49,7 +49,7 @@ def sizes(devices: autopar.Machine | list[str]) -> None:
         why = (
             f"{split} on {', '.join(used)}"
             if split
-            else f"stays on {', '.join(used)}: nothing tried is faster"
+            else f"stays on {', '.join(used)}: nothing tried is clearly faster"
         )
         print(f"{inputs:>6}-{hidden}-{outputs:<6} {batch:>6}  {single * 1e3:>8.3f} ms {device:>8}  "
               f"{plan.makespan * 1e3:>6.3f} ms  {why}")  # fmt: skip

@@ -332,6 +332,8 @@ def test_an_interrupt_drains_and_leaves_no_thread():
         from runtime_cases import Case
         from autopar.graph import Ref
 
+        # A shell's background job is started with the signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         slow = [True]
 
         def sleep(x):

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from ..errors import CaptureError
 from .functions import Call
-from .refusals import Untraceable, place
+from .refusals import Untraceable, fails_alone
 from .states import tensors_of
 from .untouched import Attributes
 
@@ -32,10 +32,7 @@ def probe(call: Call, name: str) -> None:
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(
-                f"{name} fails on these arguments without autopar too{place(error)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise fails_alone(name, error) from error
 
 
 def refuse_counters(call: Call, name: str) -> None:

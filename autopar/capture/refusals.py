@@ -62,6 +62,13 @@ def explain(name: str, error: BaseException) -> str:
     return f"{name}{place(error)}: {what} ({_first(error)}); {change}"
 
 
+def fails_alone(name: str, error: BaseException) -> CaptureError:
+    """What to raise when the model itself cannot take a call."""
+    return CaptureError(
+        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
+    )
+
+
 def place(error: BaseException) -> str:
     """` at file:line: `code`` of the deepest frame outside torch and autopar, "" when there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -103,6 +103,8 @@ def _sentence(
     others: str,
     alone: bool,
 ) -> str:
+    if len(problem.devices) == 1:
+        return f"{own.device} is the only device there is."
     if len(problem.allowed[r]) == 1:
         task = problem.costed.graph.task[problem.costed.runs[r].tasks[0]]
         why = (

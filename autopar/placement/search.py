@@ -127,6 +127,10 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
             if entry is None:
                 raise race.errors[-1]
             return [entry]
+        if not isinstance(given, Mapping):
+            raise PlanError(
+                f"policy= returned {given!r}; a policy returns {{name of a task or run: device}} or a Schedule"
+            )
         allowed = _by_name(problem, given)
 
         def rest(problem: Problem, room: float = 1.0) -> Schedule:

@@ -148,11 +148,13 @@ def _single(plan: Plan) -> str:
     if other is None:
         return f"Everything is on {device}; no other candidate was feasible."
     lost = (other.makespan or 0.0) - plan.makespan
+    if lost < 0 and other.note:
+        taken = seconds(other.makespan or 0.0)
+        return f"Everything is on {device}: {other.name} is predicted to take {taken}, but {other.note}."
     if lost <= 1e-6 * plan.makespan:
         return f"Everything is on {device}: no plan over several devices was found that takes less."
-    how = f"{other.policy}, {other.split}" if other.split else other.policy
     return (
-        f"Everything is on {device}: the best plan over several devices ({how}) would take "
+        f"Everything is on {device}: the best plan over several devices ({other.name}) would take "
         f"{seconds(other.makespan or 0.0)}, {seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %), "
         "so splitting does not pay."
     )

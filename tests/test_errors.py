@@ -1,0 +1,242 @@
+"""Each refusal, tried as a newcomer would meet it: what is wrong, where, and what to type next."""
+
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar import (
+    CaptureError,
+    DeviceError,
+    DifferenceError,
+    MemoryCapError,
+    PlanError,
+    RunError,
+    planning,
+)
+from autopar.__main__ import main
+from autopar.tables import seconds
+from autopar.view import explain
+
+DEVICES = ["cpu", "emulated:0", "emulated:1"]
+
+
+class Towers(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.tower_a, self.tower_b = nn.Linear(width, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x):
+        return self.head(self.tower_a(x).relu() + self.tower_b(x))
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head = nn.Embedding(10, 8), nn.Linear(8, 8)
+
+    def forward(self, index):
+        return self.head(self.emb(index))
+
+
+@pytest.fixture(autouse=True)
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
+def refused(kind, *words, model=None, devices=DEVICES, **keywords):
+    with pytest.raises(kind) as caught:
+        autopar.compile(model or Towers(), devices, example_inputs=(torch.ones(8, 32),), **keywords)
+    for word in words:
+        assert word in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_device():
+    missing = "cuda:63"
+    refused(DeviceError, missing, "there are cpu", "Machine.declare(", "emulated:", devices=["cpu", missing])
+    refused(DeviceError, "'tpu' has no index", "'tpu:0'", devices=["tpu"])
+
+
+def test_duplicate_device():
+    for devices in (["cpu", "cpu"], ["cpu", "cpu*2"], ["cpu", "emulated:0", "emulated:0"]):
+        refused(DeviceError, f"device '{devices[-1][:-2] if '*' in devices[-1] else devices[-1]}' is listed twice",
+                "'cpu*2'", devices=devices)  # fmt: skip
+
+
+def test_empty_device_list():
+    refused(DeviceError, "the device list is empty", '["cpu"]', devices=[])
+
+
+def test_a_machine_that_is_only_declared():
+    refused(DeviceError, "autopar.plan(", "Machine.emulate(", devices=autopar.Machine.declare("cpu", "t4"))
+
+
+def test_a_cap_too_small_says_what_would_fit_and_that_fits():
+    caps = dict.fromkeys(DEVICES, "1KiB")
+    text = refused(MemoryCapError, "would need", "capped at 1.02 kB", "tower_a.weight", memory=caps)
+    device, amount = re.search(r"memory=\{'([\w:]+)': (\d+)\} would fit", text).groups()
+    autopar.compile(
+        Towers(), DEVICES, example_inputs=(torch.ones(8, 32),), memory={**caps, device: int(amount)}
+    )
+    refused(DeviceError, "'6 gigs'", '"6GiB"', memory={"cpu": "6 gigs"})
+
+
+def test_pins():
+    refused(PlanError, "'tower_c' names no module, parameter or buffer", "'tower_b'", pins={"tower_c": "cpu"})
+    refused(PlanError, "'*.embedding'", "near are", pins={"*.embedding": "cpu"})
+    refused(DeviceError, "the pin 'tower_a': no device 'cuda:9'", "emulated:1", pins={"tower_a": "cuda:9"})
+    tied = Towers()
+    tied.tower_b.weight = tied.tower_a.weight
+    pins = {"tower_a": "emulated:0", "tower_b": "emulated:1"}
+    refused(PlanError, "'tower_a.weight' is shared by", "pin both to one device", model=tied, pins=pins)
+
+
+def test_keywords_of_the_wrong_kind():
+    refused(PlanError, "policy='hefty'", "round_robin", policy="hefty")
+    refused(PlanError, "policy= returned None", "{name of a task or run: device}", policy=lambda costed: None)
+    refused(PlanError, "'nonsense', which is no run or task", policy=lambda costed: {"nonsense": "cpu"})
+    for split in ("many", 2.5, True):
+        refused(PlanError, f"split={split!r} is not known", "a number of parts", split=split)
+    refused(PlanError, "split=0", "at least 1", split=0)
+    refused(DeviceError, "'mars'", "emulated:1", split={"mars": 1.0})
+    refused(PlanError, "check='sometimes'", "'never'", check="sometimes")
+    refused(PlanError, "outputs='there'", "'as_placed'", outputs="there")
+    refused(PlanError, "plan=3 is no plan", "fast.plan", plan=3)
+    refused(CaptureError, "3 is no model", "nn.Module", model=3)
+
+
+def test_data_dependent_control_flow_runs_as_written_and_says_where(caplog):
+    class Branch(nn.Module):
+        def forward(self, x):
+            if x.sum() > 0:
+                return x + 1
+            return x - 1
+
+    fast = autopar.compile(Branch(), DEVICES)
+    for x in (torch.ones(4), -torch.ones(4)):
+        assert torch.equal(fast(x), Branch()(x))
+    text = caplog.text
+    assert "WARNING" in text and "runs as one task, not traced" in text and "`if x.sum() > 0:`" in text
+    assert "test_errors.py" in text and "torch.where or torch.cond" in text
+    assert "`if x.sum() > 0:`" in fast.explain()
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_a_call_that_the_model_cannot_take(check):
+    fast = autopar.compile(Towers(), DEVICES, check=check)
+    fast(torch.ones(8, 32))
+    for wrong in (torch.ones(8, 32, dtype=torch.float64), torch.ones(8, 5)):
+        with pytest.raises(
+            CaptureError, match=r"fails on these arguments without autopar too at .*test_errors\.py"
+        ):
+            fast(wrong)
+    with pytest.raises(
+        CaptureError, match=r"without autopar too.*missing 1 required positional argument: 'x'"
+    ):
+        fast()
+    assert torch.equal(fast(torch.ones(8, 32)).isfinite(), torch.ones(8, 4, dtype=torch.bool))
+
+
+def test_a_model_whose_dtype_changes_is_planned_again():
+    model = Towers()
+    fast = autopar.compile(model, DEVICES, check="always")
+    assert fast(torch.ones(8, 32)).dtype == torch.float32
+    model.double()
+    assert fast(torch.ones(8, 32, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_equality_knows_nan():
+    fast = autopar.compile(lambda x: torch.log(x) * 2, DEVICES, check="always", policy="round_robin")
+    assert fast(torch.tensor([-1.0, 0.0])).isnan().tolist() == [True, False]
+
+
+def test_a_run_with_nan_where_eager_has_none_is_refused():
+    fast = autopar.compile(lambda x: x * 2, DEVICES, check="always")
+    x = torch.ones(3)
+    fast(x)
+    run = fast._session._run
+
+    def spoiled(*arguments):
+        return torch.full_like(run(*arguments), float("nan"))
+
+    fast._session._run = spoiled
+    with pytest.raises(DifferenceError, match=r'output 0 is not eager\'s.*check="never"'):
+        fast(x)
+
+
+def test_a_failing_operator_in_a_worker_names_all_and_the_next_call_works():
+    fast = autopar.compile(Embedded(), DEVICES, pins={"emb": "emulated:1"}, check="never")
+    good = torch.arange(8)
+    fast(good)
+    with pytest.raises(RunError) as caught:
+        fast(good + 5)
+    for word in ("task 'embedding'", "in emb at", "test_errors.py", "emulated:1/0", "index out of range"):
+        assert word in str(caught.value)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert fast(good).shape == (8, 8)
+
+
+def test_moving_pickling_and_training_are_refused():
+    fast = autopar.compile(Towers(), DEVICES)
+    with pytest.raises(DeviceError, match=r"a compiled model is not moved to .*autopar.compile"):
+        fast.to("cuda")
+    with pytest.raises(TypeError, match=r"cannot be pickled.*plan\.save\(.*state_dict\(\).*Plan\.load"):
+        pickle.dumps(fast)
+    with torch.enable_grad(), pytest.raises(CaptureError, match=r"torch\.no_grad\(\)"):
+        fast(torch.ones(8, 32))
+
+
+def test_what_is_asked_before_anything_is_planned():
+    fast = autopar.compile(Towers(), DEVICES)
+    for ask in (lambda: fast.plan, lambda: fast.draw("x.html"), fast.explain):
+        with pytest.raises(
+            autopar.AutoparError, match="nothing is planned yet: call the compiled model once"
+        ):
+            ask()
+
+
+def test_a_factory_that_gives_no_model(tmp_path, monkeypatch, capsys):
+    (tmp_path / "odd.py").write_text(
+        "from torch import nn, ones\nvalue = 3\ndef alone(): return nn.ReLU()\n"
+        "def bare(): return nn.ReLU(), ones(4)\ndef make(): return nn.ReLU(), (ones(4),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for words, answer in [
+        (["odd:value"], "name a function that returns (model, (x, …))"),
+        (["odd:alone"], "odd:alone must return (model, (x, …))"),
+        (["odd:bare"], "odd:bare must return (model, (x, …))"),
+        (["odd:make", "--split", "x"], "--split x is not known"),
+    ]:
+        assert main(["plan", *words, "--machine", "cpu"]) == 2
+        assert answer in capsys.readouterr().err
+
+
+def test_a_plan_passed_over_is_not_called_slower(monkeypatch):
+    """The report on a plan of one device must not say that nothing shorter was tried when something was."""
+    machine = autopar.Machine.declare("cpu-16", "t4", "t4")
+    example = (torch.empty(8192, 1024),)
+    assert (
+        len({placed.device for placed in autopar.plan(Towers(1024), machine, example_inputs=example).placed})
+        > 1
+    )
+    monkeypatch.setattr(planning, "WORTH", 0.99)
+    plan = autopar.plan(Towers(1024), machine, example_inputs=example)
+    assert len({placed.device for placed in plan.placed}) == 1
+    beaten = min((c for c in plan.candidates if c.makespan), key=lambda c: c.makespan)
+    assert beaten.makespan < plan.makespan and beaten.note
+    why = f"{beaten.name} is predicted to take {seconds(beaten.makespan)}, but a gain below 99 % is finer"
+    assert all(why in reason.text for reason in plan.reasons)
+    text = explain(plan)
+    assert why in text and "no plan" not in text.partition("candidate")[2]
+
+
+def test_one_device_needs_no_other_reason():
+    plan = autopar.plan(Towers(), ["cpu"], example_inputs=(torch.ones(8, 32),))
+    assert {reason.text for reason in plan.reasons} == {"cpu is the only device there is."}
