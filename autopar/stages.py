@@ -23,7 +23,7 @@ from .machine import Machine
 from .options import Options
 from .pins import resolve
 from .placement import replan
-from .planning import best_plan, split_graph
+from .planning import best_plan, passed_over, split_graph
 from .plans import Candidate, Plan
 from .programs import Program
 from .roofline import cost
@@ -109,7 +109,8 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
     note = f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}"
     beaten = Candidate(placed.plan.policy, graph.split, placed.plan.makespan, note)
     others = tuple(c for c in placed.plan.candidates if (c.policy, c.split) != (beaten.policy, beaten.split))
-    return replace(alone, plan=replace(alone.plan, candidates=(*others, beaten)), single_s=alone_s)
+    kept = replace(passed_over(alone.plan, beaten), candidates=(*others, beaten))
+    return replace(alone, plan=kept, single_s=alone_s)
 
 
 def plan_captured(

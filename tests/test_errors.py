@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from autopar import (
     planning,
 )
 from autopar.__main__ import main
+from autopar.stages import Prepared, race
 from autopar.tables import seconds
 from autopar.view import explain
 
@@ -235,6 +237,26 @@ def test_a_plan_passed_over_is_not_called_slower(monkeypatch):
     assert all(why in reason.text for reason in plan.reasons)
     text = explain(plan)
     assert why in text and "no plan" not in text.partition("candidate")[2]
+
+
+def test_a_plan_that_measured_slower_is_not_called_slower_by_prediction():
+    class Timed:
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def run(self, tensors):
+            return [], SimpleNamespace(makespan=self.seconds)
+
+        def close(self):
+            pass
+
+    machine, example = autopar.Machine.declare("cpu-16", "t4", "t4"), (torch.empty(8192, 1024),)
+    many = autopar.plan(Towers(1024), machine, example_inputs=example)
+    one = autopar.plan(Towers(1024), machine, example_inputs=example, policy="single", split=None)
+    kept = race(Prepared(None, many, None, Timed(2.0)), Prepared(None, one, None, Timed(1.0)), [])
+    why = f"is predicted to take {seconds(many.makespan)}, but measured 2.00 s, the single device 1.00 s"
+    assert kept.single_s == 1.0 and why in explain(kept.plan)
+    assert all(why in reason.text for reason in kept.plan.reasons)
 
 
 def test_one_device_needs_no_other_reason():
