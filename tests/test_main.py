@@ -29,7 +29,10 @@ def test_the_demo_runs_on_three_devices_and_draws(tmp_path):
     assert "<script" in page and 'src="http' not in page
     events = json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))["traceEvents"]
     assert {"emulated:0", "emulated:1"} <= {
-        word for event in events if event["ph"] == "M" for word in str(event["args"]).replace("'", " ").split()
+        word
+        for event in events
+        if event["ph"] == "M"
+        for word in str(event["args"]).replace("'", " ").split()
     }
 
 
