@@ -13,6 +13,8 @@ from torch import nn
 
 import autopar
 from autopar.checking import Reference
+from autopar.runtime.crew import Crew
+from autopar.runtime.lanes import Worker
 
 DEVICES = ["cpu", "emulated:0"]
 
@@ -122,15 +124,54 @@ def test_a_fork_while_another_thread_is_in_a_call_leaves_the_child_free_to_call(
 @torch.no_grad()
 def test_refresh_after_writes_that_leave_no_trace():
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
-    fast = autopar.compile(model, ["emulated:0", "emulated:1"], policy="round_robin", split=None)
+    fast = autopar.compile(model, DEVICES, pins={"2": "emulated:0"}, split=None)
     x = torch.randn(4, 8)
     fast(x), fast(x[:2])
-    model[0].weight.detach().numpy()[:] *= 3
+    model[2].weight.detach().numpy()[:] *= 3
     fast.refresh()
     # Every signature has copies of its own.
     torch.testing.assert_close(fast(x), model(x))
     torch.testing.assert_close(fast(x[:2]), model(x[:2]))
     fast.close()
+
+
+@pytest.mark.parametrize("when", ["start", "submit", "abandon"])
+@torch.no_grad()
+def test_an_interrupt_leaves_no_thread_behind(monkeypatch, when):
+    """It comes as a thread has just started, as a job has just been given, or twice in a row."""
+
+    def threads() -> int:
+        return sum(thread.name.startswith("autopar ") for thread in threading.enumerate())
+
+    gc.collect()
+    before = threads()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
+    fast = autopar.compile(model, DEVICES, pins={"2": "emulated:0"}, split=None)
+    x = torch.randn(4, 8)
+    if when != "start":
+        fast(x)
+    change = {
+        "start": ((Worker, "start"),),
+        "submit": ((Worker, "submit"),),
+        "abandon": ((Worker, "submit"), (Crew, "_abandon")),
+    }
+
+    def interrupted(function):
+        def call(*args):
+            if function.__name__ != "_abandon":
+                function(*args)
+            raise KeyboardInterrupt
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in change[when]:
+            patch.setattr(owner, name, interrupted(getattr(owner, name)))
+        with pytest.raises(KeyboardInterrupt):
+            fast(x)
+    torch.testing.assert_close(fast(x), model(x))
+    fast.close()
+    assert threads() <= before
 
 
 @torch.no_grad()

@@ -35,10 +35,14 @@ class Crew:
         self._gates = Gates(assembly.program)
         self._functions: dict[tuple[str, bool], LaneFunction] = {}
         self._own: HostLane | None = None
+        self._busy = False
         self._others: list[tuple[HostLane, Worker]] | None = None
 
     def start(self) -> bool:
         """Start the threads unless they are there; whether there are any."""
+        if self._busy:
+            self._gates.fail("", KeyboardInterrupt())
+            self._abandon()
         if self._others is None:
             self._others = self._start()
         return bool(self._others)
@@ -50,6 +54,8 @@ class Crew:
 
     def call(self, slots: list[Any], call: Call, current: Ambient, recorded: bool) -> None:
         """Execute every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
+        # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
+        self._busy = True
         try:
             assert self._others is not None
             for backend, worker in self._others:
@@ -63,6 +69,7 @@ class Crew:
             self._gates.fail("", error)
             self._abandon()
             raise
+        self._busy = False
         if self._gates.failed:
             self._raise()
 
@@ -100,6 +107,7 @@ class Crew:
         for name, backend in assembly.lanes.items():
             if backend is not self._own:
                 self.workers.append(Worker(name))
+                self.workers[-1].start()
                 others.append((backend, self.workers[-1]))
                 self.workers[-1].submit(_setup(assembly.threads(backend)))
         for _, worker in others:
@@ -155,9 +163,7 @@ class Crew:
         """End every lane, whatever state it is in, and go back to the state before the first call."""
         for _ in range(2):
             try:
-                while self.workers:
-                    self.workers[-1].stop()
-                    self.workers.pop()
+                stop_all(self.workers)
                 self.drain()
                 break
             except BaseException:
@@ -168,6 +174,7 @@ class Crew:
 
     def _renew(self) -> None:
         self._others = None
+        self._busy = False
         self._gates.failed.clear()
         self._gates = Gates(self.assembly.program)
         self._functions.clear()

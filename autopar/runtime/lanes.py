@@ -43,12 +43,19 @@ def _serve(box: _Box) -> None:
 
 
 class Worker:
-    """A persistent daemon thread named `autopar <lane>` that does one job at a time. Jobs must not raise."""
+    """A persistent daemon thread named `autopar <lane>` that does one job at a time. Jobs must not raise.
+
+    It starts with `start`, for who wants to have it on his list before there is a thread to lose: an
+    interrupt may come at any point.
+    """
 
     def __init__(self, name: str) -> None:
         self._box = _Box()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=_serve, args=(self._box,), name=f"autopar {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -60,17 +67,26 @@ class Worker:
         """Block until the submitted job has ended."""
         self._box.done.acquire()
 
-    def stop(self) -> None:
-        """End the thread after the job it may be doing, and wait until it has ended. Safe in any state."""
+    def dismiss(self) -> None:
+        """Let the thread end after the job it may be doing, without waiting for it. Safe in any state."""
         self._box.stop = True
         with contextlib.suppress(RuntimeError):
             self._box.go.release()
+
+    def stop(self) -> None:
+        """End the thread after the job it may be doing, and wait until it has ended. Safe in any state."""
+        self.dismiss()
         # A garbage collection may run this on the very thread it stops; in a forked child there is no thread.
         if self._thread is not threading.current_thread() and self._pid == os.getpid():
-            self._thread.join()
+            # One whose start was interrupted cannot be joined; it ends all the same.
+            with contextlib.suppress(RuntimeError):
+                self._thread.join()
 
 
 def stop_all(workers: list[Worker]) -> None:
-    """End every worker of the list and empty it."""
+    """End every worker of the list and empty it; once more, where it was interrupted."""
+    for worker in workers:
+        worker.dismiss()
     while workers:
-        workers.pop().stop()
+        workers[-1].stop()
+        workers.pop()
