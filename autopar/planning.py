@@ -34,6 +34,11 @@ def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Spl
     mapping gives the share of rows of each device, "auto" tries all that may pay. Raises PlanError or MemoryCapError
     when nothing is feasible; the error of the uncut graph is the one that is raised.
     """
+    rows = batch_of(graph)
+    if split is not None and not isinstance(split, str) and rows is not None and rows < 2:
+        # The last, short batch of a loader must not stop the loop.
+        log.info("%s: a batch of %d rows stays whole", graph.name, rows)
+        split = None
     whole: Plan | None = None
     refusal: PlanError | None = None
     try:
@@ -133,10 +138,6 @@ def candidates(
                 f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None"
             )
         if isinstance(wanted, int):
-            if wanted > 1 and batch < 2:
-                raise PlanError(
-                    f"split={wanted}: the batch of {graph.name!r} has {batch} rows and cannot be cut; leave split=None"
-                )
             return [even(batch, wanted)] if wanted > 1 else []
         for name in wanted:
             machine.require(name)

@@ -1,6 +1,6 @@
 """d2l 13.3, second half: results are copied to the CPU while the rest is still being computed.
 
-    python examples/overlap_copy.py [--pieces 50] [--size N] [--rounds 3]
+    python examples/overlap_copy.py [--pieces 100] [--size N] [--rounds 3]
 
 Prints overlapped ÷ max(compute, copy) by the caller's wall clock: a perfect pipe of n pieces is 1 + 1/n. One lock
 round all lanes must bring it to about 2 where compute and copy last alike; that is printed too.
@@ -24,7 +24,7 @@ def device() -> tuple[autopar.Machine | list[str], str, int]:
     return autopar.Machine.emulate("cpu-16", "t4"), "emulated:0", 768
 
 
-def measure(pieces: int = 50, size: int = 0, rounds: int = 3) -> dict[str, float]:
+def measure(pieces: int = 100, size: int = 0, rounds: int = 3) -> dict[str, float]:
     """Median seconds of compute alone, copy alone, both overlapped, and under one lock, and the ratios."""
     machine, accelerator, usual = device()
     x = torch.randn(size or usual, size or usual)
@@ -77,7 +77,7 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--pieces", default=50, type=int)
+    options.add_argument("--pieces", default=100, type=int)
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)
     with torch.no_grad():

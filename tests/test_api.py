@@ -64,6 +64,14 @@ def test_a_forced_split_cuts_the_batch(model, x):
     torch.testing.assert_close(fast(x), model(x))
 
 
+@pytest.mark.parametrize("split", [2, {"emulated:0": 0.5, "emulated:1": 0.5}])
+def test_the_short_last_batch_of_a_loader_stays_whole(model, split):
+    fast = autopar.compile(model, THREE, split=split)
+    for rows in (6, 6, 1, 0, 3):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(fast(x), model(x))
+
+
 def test_a_share_for_each_device_is_taken_as_given(model, x):
     fast = autopar.compile(model, THREE, split={"emulated:0": 0.25, "emulated:1": 0.75}, example_inputs=(x,))
     assert fast.plan.costed.graph.split.endswith("3 + 9")
