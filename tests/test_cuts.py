@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from cut_cases import CASES, NONE, r
+from cut_cases import CASES as OTHERS
+from cut_cases import NONE, r
+from cut_products import LINEAR
 
 from autopar.capture.cuts import cuts
 from autopar.graph import Cut
 
 aten = torch.ops.aten
+CASES = [*OTHERS, *LINEAR]
 
 
 def tensors(arguments: Any) -> list[torch.Tensor]:
