@@ -26,6 +26,7 @@ from .placement import replan
 from .planning import best_plan, passed_over, split_graph
 from .plans import Candidate, Plan
 from .programs import Program
+from .progress import ticking
 from .roofline import cost
 from .runtime import Executor
 from .tables import seconds
@@ -193,8 +194,9 @@ def deliveries(
 
 
 def timed(stage: str, function: Any, *args: Any) -> Any:
-    """Call a stage and say on the logger how long it took."""
+    """Call a stage and say on the logger how long it took, and on a terminal that it is at work."""
     start = time.perf_counter()
-    result = function(*args)
+    with ticking(f"autopar: {stage}"):
+        result = function(*args)
     log.info("%s: %s", stage, seconds(time.perf_counter() - start))
     return result
