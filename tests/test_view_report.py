@@ -55,6 +55,15 @@ def test_one_device_says_what_splitting_would_cost():
     assert "no other candidate was feasible" in explain(alone)
 
 
+def test_figures_of_a_late_run_are_refused():
+    plan = view_plans.mlp()
+    timeline = replace(view_plans.measured(plan), makespan=1234.5, late=0.3, needs_slow_down=77.0)
+    text = explain(plan, timeline)
+    assert "refused" in text and "30 % late: needs slow_down ≥ 77" in text
+    assert seconds(1234.5) not in text
+    assert seconds(1234.5) in explain(plan, replace(timeline, needs_slow_down=0.0))
+
+
 def test_a_plan_that_is_not_run_says_so():
     assert "not run yet" in explain(view_plans.mlp())
 

@@ -61,7 +61,10 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
     gap = f"gap to the bound {percent(plan.gap)}" if plan.lower_bound else ""
     gain = faster(single[1] / plan.makespan) if single and plan.makespan else ""
     rows.append(("predicted", seconds(plan.makespan), "; ".join(filter(None, (gap, gain)))))
-    if timeline:
+    if timeline and timeline.needs_slow_down:
+        note = f"emulated work was {percent(timeline.late)} late: needs slow_down ≥ {timeline.needs_slow_down:.3g}"
+        rows.append(("measured", "refused", note))
+    elif timeline:
         expected = plan.makespan * slow_down(plan)
         note = f"{change(timeline.makespan / expected - 1)} against predicted" if expected else ""
         if slow_down(plan) != 1:
@@ -80,6 +83,8 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
 
 
 def _devices(plan: Plan, timeline: Timeline | None) -> str:
+    if timeline and timeline.needs_slow_down:
+        timeline = None
     busy = device_busy(plan.timeline())
     real = device_busy(timeline) if timeline else {}
     memory = {item.device: item.peak for item in timeline.memory} if timeline else {}
