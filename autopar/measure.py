@@ -93,7 +93,7 @@ def _seconds(
             args = [bind.argument(value, made.__getitem__, on) for value in task.args]
             kwargs = {name: bind.argument(value, made.__getitem__, on) for name, value in task.kwargs}
             return _shortest(lambda: function(*args, **kwargs), place, budget_s)
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, MemoryError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
         log.debug("%s is not measured on %s: %s", task.where, device.name, error)
         return None
 

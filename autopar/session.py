@@ -24,6 +24,7 @@ from .errors import AutoparError, CaptureError, DifferenceError
 from .machine import Machine
 from .options import Options
 from .plans import Plan
+from .runtime import Executor
 from .runtime.ambient import entered
 from .stages import Prepared, prepare
 from .timeline import Timeline
@@ -79,6 +80,8 @@ class Session:
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._lock = threading.RLock()
+        # Planning ahead (`example_inputs`) makes a signature; its first call is still to be checked.
+        self._unchecked: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._running = 0
         self._evicted = False
         self._used: nn.Module | None = model if isinstance(model, nn.Module) else None
@@ -94,7 +97,10 @@ class Session:
                 f"{captured.graph.name}: the result of this call would require grad, and autopar does not train yet; "
                 "call it inside `with torch.no_grad():` (or torch.inference_mode())"
             )
-        checked = check == "always" or (check == "first" and fresh and not unwanted(prepared.plan, captured))
+        if fresh and check == "first" and unwanted(prepared.plan, captured):
+            self._unchecked.discard(prepared.executor)
+            fresh = False
+        checked = check == "always" or (check == "first" and fresh)
         if not checked and not prepared.stateful:
             return self._run(prepared, args, kwargs)
         # A check runs eager on the very buffers and generators that another call would read and write.
@@ -125,6 +131,7 @@ class Session:
             with reference.restored():
                 key = self._signature(take_apart(args, kwargs))
             return self._checked(self._keep(key, args, kwargs, None), args, kwargs)
+        self._unchecked.discard(prepared.executor)
         return output
 
     def _run(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,7 +154,7 @@ class Session:
         return captured.rebuild(outputs)
 
     def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, bool]:
-        """What serves this call, and whether it was made for it just now."""
+        """What serves this call, and whether it has yet to be held against eager."""
         key = self._signature(take_apart(args, kwargs))
         with self._turn():
             found = self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
@@ -155,7 +162,7 @@ class Session:
                 if key in self.kept:
                     self.kept.move_to_end(key)
                 self.latest = found
-                return found, False
+                return found, found.executor in self._unchecked
             derived = self.batches.derive(
                 key, {k: old.captured for k, old in self.kept.items()}, args, kwargs
             )
@@ -167,6 +174,7 @@ class Session:
         """Prepare a signature and keep it as the latest."""
         made = prepare(self.model, self.machine, self.options, args, kwargs, self.given, derived)
         self.kept[key] = self.latest = made
+        self._unchecked.add(made.executor)
         if made.captured.how == "opaque":
             # It runs as the user wrote it, so that attributes are read as they are at each call.
             self._untraced[key[:-1]] = key

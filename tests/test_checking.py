@@ -107,6 +107,21 @@ def test_a_model_that_depends_on_what_capture_cannot_see_is_stopped():
         again(x)
 
 
+def test_planning_ahead_does_not_use_up_the_check():
+    class Hidden(nn.Module):
+        def forward(self, x):
+            return x * len(seen)
+
+    seen, x = [1], torch.ones(3)
+    fast = autopar.compile(Hidden(), ["cpu"], example_inputs=(x,))
+    seen.append(2)
+    with pytest.raises(autopar.DifferenceError):
+        fast(x)
+    assert torch.equal(fast(x), 2 * x)
+    seen.append(3)
+    assert torch.equal(fast(x), 2 * x), "only the first call is held against eager"
+
+
 def test_never_checks_when_told_so(monkeypatch):
     monkeypatch.setattr(Reference, "__init__", lambda *_: pytest.fail("eager ran"))
     autopar.compile(nn.Linear(2, 2), ["cpu"], check="never")(torch.ones(1, 2))
