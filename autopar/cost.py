@@ -91,7 +91,7 @@ class CostedGraph:
     @cached_property
     def resident(self) -> frozenset[str]:
         """State that stays on each device that reads it from call to call."""
-        return frozenset(self.graph.state) - self.graph.mutated
+        return self.graph.resident
 
     @cached_property
     def before(self) -> dict[str, tuple[str, ...]]:

@@ -61,7 +61,7 @@ class _Pieces:
         # Bytes that the fastest link moves in a tenth of the shortest run are not worth a run of their own.
         self.slack = rate * shortest_s / 10
         number = {task.name: position for position, task in enumerate(graph.tasks)}
-        resident = set(graph.state) - graph.mutated
+        resident = graph.resident
         wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
         self.heaviest = [min(s for s in costs[task.name].seconds if s is not None) for task in graph.tasks]
         self.total = list(self.heaviest)

