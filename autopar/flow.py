@@ -7,15 +7,19 @@ is cut the way that has the fewest bytes rejoined. Linear in tasks and cuts.
 A view may merge the batch with axes before it: (length, batch, width) to (length × batch, width). The rows
 of a part are then strided in the merged axis, `outer` blocks of them; tasks that treat each row alike, and
 the view that takes the axes apart again, go on in parts. (DTensor calls this a strided shard.)
+
+A task that contracts the batch (the gradient of a weight) ends it: its parts are summands of a value that has
+no rows. The backward begins rows anew where it spreads such a value over the batch again.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .graph import Argument, Cut, Graph, Task
+from .graph import OWN, SUMMED, Argument, Cut, Graph, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class Flow:
     """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to cut.
 
     `outer` counts the blocks of values whose batch lies within a merged axis, where that is more than one.
-    `work` weighs what is cut against what is rejoined, for comparing two flows.
+    `work` weighs what is cut against what is rejoined, for comparing two flows: of the forward alone, and
+    without what is summed, so that a graph has the same batch whether it is trained or not.
     """
 
     rows: int
@@ -33,9 +38,12 @@ class Flow:
     work: int
 
 
-def flow(graph: Graph, rows: int, first: int = 0) -> Flow:
-    """Follow the inputs' axis of `rows` rows: axis `first` where it has that size, else the other of 0, 1."""
-    return _Flow(graph, rows, first).run()
+def flow(graph: Graph, rows: int, first: int = 0, parts: int = 2) -> Flow:
+    """Follow the inputs' axis of `rows` rows: axis `first` where it has that size, else the other of 0, 1.
+
+    `parts` is how many there will be: a sum has that many summands.
+    """
+    return _Flow(graph, rows, first, parts).run()
 
 
 _RESHAPES = frozenset({"aten.reshape.default", "aten.view.default"})
@@ -53,25 +61,37 @@ def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argu
 
 
 class _Flow:
-    def __init__(self, graph: Graph, rows: int, first: int) -> None:
-        self.graph, self.rows = graph, rows
+    def __init__(self, graph: Graph, rows: int, first: int, parts: int) -> None:
+        self.graph, self.rows, self.parts = graph, rows, parts
         self.reads = {task.name: task.inputs for task in graph.tasks}
         self.kept = {*graph.outputs, *(made for made, _ in graph.updates)}
         written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
         self.frozen = {value.name for value in graph.values if value.storage in written}
-        self.axis: dict[str, int] = {}
-        self.outer: dict[str, int] = {}
+        self.given: dict[str, int] = {}
         for name in graph.inputs:
             shape = graph.value[name].shape
             found = (axis for axis in (first, 1 - first) if axis < len(shape) and shape[axis] == rows)
             axis = next(found, None)
             if axis is not None and name not in self.frozen:
-                self.axis[name] = axis
+                self.given[name] = axis
+        self.refused: set[str] = set()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all but what the inputs say and which tasks must stay whole."""
+        self.axis = dict(self.given)
+        self.outer: dict[str, int] = {}
+        self.own: set[str] = set()
         self.cuts: dict[str, Cut] = {}
         self.sizes: set[tuple[int, int]] = set()
+        self.rooted: set[str] = set()
 
     def run(self) -> Flow:
         self.follow()
+        while torn := self.torn():
+            self.refused |= torn
+            self.restart()
+            self.follow()
         self.trim_front()
         self.trim_back()
         self.drop_idle()
@@ -82,21 +102,34 @@ class _Flow:
 
     def follow(self) -> None:
         """Choose a cut for each task that the batch reaches, or guess where its outputs hold the batch."""
-        reached = set(self.axis)
+        reached, rooted = set(self.axis), set(self.axis)
         for task in self.graph.tasks:
-            if reached.isdisjoint(self.reads[task.name]):
+            if task.phase == "update":
                 continue
-            reached.update(task.outputs)
+            reads = self.reads[task.name]
+            if not rooted.isdisjoint(reads):
+                self.rooted.add(task.name)
+            elif reached.isdisjoint(reads) and task.phase != "backward":
+                continue
             cut, outer = self.choose(task)
-            if cut is not None:
-                self.cuts[task.name] = cut
-                if outer > 1:
-                    self.outer.update(dict.fromkeys(task.outputs, outer))
-            for index, name in enumerate(task.outputs):
-                axis = cut.outputs[index] if cut is not None else self.guess(name)
-                if axis is not None:
+            if cut is None and reached.isdisjoint(reads):
+                continue
+            axes = cut.outputs if cut is not None else map(self.guess, task.outputs)
+            for name, axis in zip(task.outputs, axes, strict=True):
+                if axis == OWN:
+                    self.own.add(name)
+                if axis is not None and axis >= 0:
                     self.axis[name] = axis
                     self.sizes.add((axis, self.graph.value[name].shape[axis]))
+                    if outer > 1:
+                        self.outer[name] = outer
+                elif cut is not None:
+                    continue
+                reached.add(name)
+                if task.name in self.rooted:
+                    rooted.add(name)
+            if cut is not None:
+                self.cuts[task.name] = cut
 
     def guess(self, name: str) -> int | None:
         """Where an uncut task's output seems to hold the batch, so that cutting can begin again after it."""
@@ -115,31 +148,85 @@ class _Flow:
         """
         if task.random is not None or task.writes or task.home or task.colocate is not None:
             return None, 1
+        if task.name in self.refused:
+            return None, 1
         best: tuple[tuple[int, int], Cut, int] | None = None
         for cut in task.cuts:
             joined, cost = 0, 0
             blocks: set[int] = set()
-            other = False
+            other = torn = False
             for name, axis in zip(self.reads[task.name], cut.inputs, strict=True):
                 own = self.axis.get(name)
-                if own is not None and own == axis:
+                if axis == OWN:
+                    torn = torn or name not in self.own
+                elif own is not None and own == axis:
                     blocks.add(self.outer.get(name, 1))
                     cost -= self.bytes(name)
                     continue
-                other = other or axis is not None
+                else:
+                    other = other or axis is not None
                 if own is not None:
                     joined += self.bytes(name)
-            if len(blocks) != 1 or (blocks != {1} and (other or not self.rowwise(task, cut))):
+            if torn or len(blocks) != 1 or (blocks != {1} and (other or not self.rowwise(task, cut))):
                 continue
-            worth = task.flops > 0 or joined <= sum(map(self.bytes, task.outputs))
-            if worth and (best is None or (joined, cost) < best[0]) and self.right(task, cut):
+            if (
+                self.worth(task, cut, joined, -cost)
+                and (best is None or (joined, cost) < best[0])
+                and self.right(task, cut)
+            ):
                 best = (joined, cost), cut, blocks.pop()
-        return best[1:] if best else self.merged(task)
+        if best is not None:
+            return best[1:]
+        if any(name in self.axis for name in self.reads[task.name]):
+            return self.merged(task)
+        return self.begun(task), 1
+
+    def worth(self, task: Task, cut: Cut, joined: int, held: int) -> bool:
+        """Whether a cut of `held` bytes into parts pays for the `joined` bytes that it needs whole."""
+        made = sum(map(self.bytes, task.outputs))
+        if SUMMED in cut.outputs and joined:
+            return False
+        if task.flops:
+            return True
+        if all(axis == SUMMED for axis in cut.outputs):
+            return self.parts * made <= held
+        return joined <= made
+
+    def begun(self, task: Task) -> Cut | None:
+        """The cut of a backward task that makes rows out of what has none: a gradient spread over the batch."""
+        if task.phase != "backward":
+            return None
+        shapes = [self.graph.value[name].shape for name in task.outputs]
+        for cut in task.cuts:
+            fresh = cut.scale and all(axis is None for axis in cut.inputs)
+            pairs = zip(cut.outputs, shapes)
+            spread = all(
+                axis is not None and axis >= 0 and shape[axis] == self.rows for axis, shape in pairs
+            )
+            if fresh and spread and self.right(task, cut):
+                return cut
+        return None
+
+    def torn(self) -> set[str]:
+        """Tasks whose outputs each part has for itself though a reader, to whom that matters, stays whole."""
+        found = set()
+        for task in self.graph.tasks if self.own else ():
+            chosen = self.cuts.get(task.name)
+            for index, name in enumerate(self.reads[task.name]):
+                if name in self.own and (chosen is None or chosen.inputs[index] not in (OWN, None)):
+                    ways = {cut.inputs[index] for cut in task.cuts}
+                    if OWN in ways and None not in ways:
+                        found.add(self.graph.producer[name])
+        return found
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
         """Whether a cut leaves each row to itself, so that any rows may make up a part."""
+        return len({self.graph.value[name].shape[axis] for name, axis in self.cut_axes(task, cut)}) == 1
+
+    def cut_axes(self, task: Task, cut: Cut) -> Iterator[tuple[str, int]]:
+        """Values that a cut takes or makes in parts, with the axis."""
         pairs = (*zip(self.reads[task.name], cut.inputs), *zip(task.outputs, cut.outputs))
-        return len({self.graph.value[name].shape[axis] for name, axis in pairs if axis is not None}) == 1
+        return ((name, axis) for name, axis in pairs if axis is not None and axis >= 0)
 
     def merged(self, task: Task) -> tuple[Cut | None, int]:
         """The cut of a reshape that merges the batch with axes before it, or takes such axes apart.
@@ -163,15 +250,20 @@ class _Flow:
 
     def right(self, task: Task, cut: Cut) -> bool:
         """Whether parts have whole numbers of rows everywhere, and of values that no task writes to."""
-        pairs = (*zip(self.reads[task.name], cut.inputs), *zip(task.outputs, cut.outputs))
-        for name, axis in pairs:
-            if axis is not None:
-                if name in self.frozen or self.graph.value[name].shape[axis] % self.rows:
-                    return False
-            elif name in task.outputs and (self.graph.readers[name] or name in self.kept):
+        for name, axis in self.cut_axes(task, cut):
+            if name in self.frozen or self.graph.value[name].shape[axis] % self.rows:
+                return False
+        for name, made in zip(task.outputs, cut.outputs):
+            if made is None and self.wanted(name):
+                return False
+            if made in (SUMMED, OWN) and name in self.frozen:
                 return False
         sizes = (at(task.args, path) for path in cut.scale)
         return all(isinstance(size, int) and size % self.rows == 0 for size in sizes)
+
+    def wanted(self, name: str) -> bool:
+        """Whether a task or the caller reads a value."""
+        return bool(self.graph.readers[name]) or name in self.kept
 
     def made_cut(self) -> set[str]:
         """Values that come in parts."""
@@ -180,7 +272,7 @@ class _Flow:
             for task in self.graph.tasks
             if task.name in self.cuts
             for name, axis in zip(task.outputs, self.cuts[task.name].outputs)
-            if axis is not None
+            if axis is not None and axis >= 0
         }
 
     def cut_reads(self, task: Task) -> list[str]:
@@ -227,7 +319,7 @@ class _Flow:
 
     def drop_idle(self) -> None:
         """Take back stretches of cut tasks that do no more than rejoining them would cost."""
-        parts = self.made_cut()
+        parts = {name for name in (*self.made_cut(), *self.own) if self.graph.producer[name] in self.cuts}
         leader: dict[str, str] = {}
 
         def find(name: str) -> str:
@@ -239,32 +331,49 @@ class _Flow:
         for task in self.graph.tasks:
             if task.name in self.cuts:
                 leader[task.name] = task.name
-                for name in self.cut_reads(task):
+                for name in (*self.cut_reads(task), *self.own.intersection(self.reads[task.name])):
                     if name in parts:
                         leader[find(self.graph.producer[name])] = find(task.name)
         gain: defaultdict[str, int] = defaultdict(int)
         computes: set[str] = set()
-        for name in self.rejoined():
-            gain[find(self.graph.producer[name])] -= 2 * self.bytes(name)
+        for name, size in (*self.rejoined().items(), *self.summed().items()):
+            gain[find(self.graph.producer[name])] -= 2 * size
         for task in self.graph.tasks:
             if task.name in self.cuts:
                 gain[find(task.name)] += self.touched(task)
                 if task.flops:
                     computes.add(find(task.name))
+        rooted = {find(name) for name in self.rooted.intersection(leader)}
         self.cuts = {
-            name: cut for name, cut in self.cuts.items() if find(name) in computes or gain[find(name)] > 0
+            name: cut
+            for name, cut in self.cuts.items()
+            if find(name) in rooted and (find(name) in computes or gain[find(name)] > 0)
         }
 
-    def rejoined(self) -> set[str]:
-        """Values made in parts that something needs whole."""
+    def rejoined(self, phases: tuple[str, ...] = ("forward", "backward", "update")) -> dict[str, int]:
+        """Bytes of the values made in parts that a task of these phases, or the caller, needs whole."""
         parts = self.made_cut()
-        whole = parts & self.kept
+        whole: set[str] = set()
         for task in self.graph.tasks:
-            given = self.cut_reads(task) if task.name in self.cuts else ()
-            whole.update(name for name in self.reads[task.name] if name in parts and name not in given)
-        return whole
+            if task.phase in phases:
+                given = self.cut_reads(task) if task.name in self.cuts else ()
+                whole.update(name for name in self.reads[task.name] if name in parts and name not in given)
+                whole.update(name for name in task.outputs if name in parts and name in self.kept)
+        return {name: self.bytes(name) for name in whole}
+
+    def summed(self) -> dict[str, int]:
+        """Bytes of the summands of each value that is summed."""
+        return {
+            name: self.parts * self.bytes(name)
+            for task in self.graph.tasks
+            if task.name in self.cuts
+            for name, axis in zip(task.outputs, self.cuts[task.name].outputs)
+            if axis == SUMMED and self.wanted(name)
+        }
 
     def work(self) -> int:
         """What is cut, in floating-point operations and bytes, less what rejoining takes."""
-        cut = sum(task.flops + self.touched(task) for task in self.graph.tasks if task.name in self.cuts)
-        return cut - _FLOPS_A_BYTE * sum(map(self.bytes, self.rejoined()))
+        forward = (task for task in self.graph.tasks if task.phase == "forward" and task.name in self.cuts)
+        kept = (task for task in forward if SUMMED not in self.cuts[task.name].outputs)
+        cut = sum(task.flops + self.touched(task) for task in kept)
+        return cut - _FLOPS_A_BYTE * sum(self.rejoined(("forward",)).values())

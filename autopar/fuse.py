@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .cost import Run, TaskCost
 from .errors import PlanError
-from .graph import JOIN, PART, Graph, Task
+from .graph import JOIN, PART, SUM, Graph, Task
 from .machine import Machine
 
 SHORTEST_S = 50e-6
@@ -27,7 +27,7 @@ def fuse(
     order.
 
     A run never joins tasks that may run on different devices, tasks of different colocate groups or parts of
-    the batch, or a JOIN or PART with anything. The lighter end of an edge follows the heavier one only where
+    the batch, or a JOIN, PART or SUM with anything. The lighter end of an edge follows the heavier one only where
     what then has to move instead (its own reads or makes) is hardly more, and what a run delays by holding
     more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a run. Raises
     PlanError for a task without a cost or a device.
@@ -179,7 +179,7 @@ class _Pieces:
 
 
 def _kind(task: Task, cost: TaskCost) -> tuple[object, ...] | None:
-    if task.target in (JOIN, PART):
+    if task.target in (JOIN, PART, SUM):
         return None
     return (tuple(seconds is None for seconds in cost.seconds), task.colocate, task.part)
 

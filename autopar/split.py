@@ -1,7 +1,8 @@
 """Cut the batch of a graph into parts, so that devices can share what is otherwise one chain.
 
 A rewrite of graph to graph: each task that lets the rows of the batch pass through independently is replaced
-by one task for each part; a value is rejoined only where something needs it whole, once for all who do.
+by one task for each part; a value is rejoined only where something needs it whole, once for all who do. Where a task contracts the
+batch, its parts are added up, from the first to the last.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Literal
 
 from .errors import PlanError
 from .flow import Flow, flow
-from .graph import JOIN, PART, Argument, Cut, Graph, Ref, Task, Value, replace_refs
+from .graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value, replace_refs
 
 
 def even(batch: int, parts: int) -> tuple[int, ...]:
@@ -62,10 +64,10 @@ def batch_of(graph: Graph) -> int | None:
     return best.rows if best is not None and best.cuts else sizes[0]
 
 
-def _best(graph: Graph, rows: int) -> Flow:
+def _best(graph: Graph, rows: int, parts: int = 2) -> Flow:
     """The flow of the first axis, or that of the second where it cuts more work."""
     both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
-    return max((flow(graph, rows, first) for first in ((0, 1) if both else (0,))), key=_rating)
+    return max((flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,))), key=_rating)
 
 
 def _rating(found: Flow) -> tuple[bool, int]:
@@ -76,7 +78,8 @@ def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
     """The graph with its batch cut into parts of `sizes` rows; the graph itself when nothing is gained.
 
     A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`. Values cut this way
-    are `y#0`, `y#1`, …; the rejoined value keeps the name `y`. Tasks with effects or without the batch stay.
+    are `y#0`, `y#1`, …; the rejoined or summed value keeps the name `y`. Tasks with effects or without the batch
+    stay.
 
     Raises PlanError when a size is below 1, when the sizes do not add up to the batch, and when the graph has
     been split already.
@@ -93,7 +96,7 @@ def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
             f"split sizes {sizes} add up to {rows} rows, but the batch of graph {graph.name!r} has "
             f"{batch_of(graph)}"
         )
-    found = _best(graph, rows)
+    found = _best(graph, rows, len(sizes))
     return _Split(graph, found, sizes).run() if len(sizes) > 1 and found.cuts else graph
 
 
@@ -106,21 +109,34 @@ class _Split:
         self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
         self.tasks: list[Task] = []
         self.parts: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.results = dict.fromkeys((*graph.outputs, *(made for made, _ in graph.updates)))
+        self.phase: Literal["forward", "backward", "update"] = "forward"
 
     def run(self) -> Graph:
+        later = next((task.name for task in self.graph.tasks if task.phase != "forward"), "")
         for task in self.graph.tasks:
+            if task.name == later:
+                self.deliver()
+            self.phase = task.phase
             if task.name in self.flow.cuts:
                 self.cut(task, self.flow.cuts[task.name])
             else:
                 self.keep(task)
-        for name in (*self.graph.outputs, *(made for made, _ in self.graph.updates)):
-            self.whole(name)
+        self.deliver()
         return dataclasses.replace(
             self.graph,
             values=tuple(self.values.values()),
             tasks=tuple(self.tasks),
             split=f"{len(self.sizes)} parts: {' + '.join(map(str, self.sizes))}",
         )
+
+    def deliver(self) -> None:
+        """Rejoin those results that have been made."""
+        for name in self.results:
+            if name in self.flow.axis and (name, self.flow.axis[name]) in self.parts:
+                producer = self.graph.producer.get(name)
+                self.phase = self.graph.task[producer].phase if producer else "forward"
+                self.whole(name)
 
     def keep(self, task: Task) -> None:
         """A task that stays whole, after what rejoins its inputs."""
@@ -137,11 +153,11 @@ class _Split:
             (self.whole(name),) * len(self.sizes) if axis is None else self.split(name, axis)
             for name, axis in zip(reads, cut.inputs)
         ]
-        made = [tuple(f"{name}#{index}" for index in range(len(self.sizes))) for name in task.outputs]
+        made = [self.names(name, axis) for name, axis in zip(task.outputs, cut.outputs)]
         self.parts.update(
             ((name, axis), parts)
             for name, axis, parts in zip(task.outputs, cut.outputs, made)
-            if axis is not None
+            if axis is not None and axis != SUMMED
         )
         after = self.after(task)
         for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
@@ -167,11 +183,20 @@ class _Split:
                     part=f"rows {stop - size}–{stop - 1}",
                 )
             )
+        for name, axis, parts in zip(task.outputs, cut.outputs, made):
+            if axis == SUMMED and (self.graph.readers[name] or name in self.results):
+                self.values[name] = dataclasses.replace(self.graph.value[name], storage=name)
+                self.add(name, f"{name}#sum", SUM, (tuple(map(Ref, parts)),), name, free=False)
+
+    def names(self, name: str, axis: int | None) -> tuple[str, ...]:
+        """Names of the parts of a value; of those that each part has for itself the first stands for the whole."""
+        parts = [f"{name}#{index}" for index in range(len(self.sizes))]
+        return (name, *parts[1:]) if axis == OWN else tuple(parts)
 
     def put(self, value: Value, name: str, axis: int | None, size: int, storage: str) -> None:
         """Add the part of a value that has `size` rows of the batch on `axis`."""
         shape, nbytes = value.shape, value.bytes
-        if axis is not None:
+        if axis is not None and axis >= 0:
             shape = (*shape[:axis], shape[axis] // self.flow.rows * size, *shape[axis + 1 :])
             nbytes = nbytes // self.flow.rows * size
         self.values[name] = Value(name, shape, value.dtype, nbytes, storage)
@@ -216,6 +241,8 @@ class _Split:
 
     def split(self, name: str, axis: int) -> tuple[str, ...]:
         """The parts of a value along an axis, taken from the whole by the first who asks."""
+        if axis == OWN:
+            return self.parts.get((name, axis)) or (self.whole(name),) * len(self.sizes)
         if (name, axis) not in self.parts:
             self.whole(name)
             value = self.graph.value[name]
@@ -232,11 +259,21 @@ class _Split:
     def add(
         self, made: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
     ) -> None:
-        """Append a task of our own, placed in the user's code where the value it serves is made."""
+        """Append a task of our own, placed in the user's code where the value it serves is made, in the phase of
+        who asks for it."""
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
         self.tasks.append(
-            Task(task, target, args, outputs=(made,), free=free, module=where.module, source=where.source)
+            Task(
+                task,
+                target,
+                args,
+                outputs=(made,),
+                free=free,
+                module=where.module,
+                source=where.source,
+                phase=self.phase,
+            )
         )
 
     def after(self, task: Task) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ class Way:
     """One way to cut a call, in the operator's own words.
 
     `inputs` gives the axis of each argument that is cut, by schema name, a sequence of axes for a list of
-    tensors; what it lacks is needed whole. `outputs` is the axis of each output, one number for all of them.
+    tensors; what it lacks is needed whole. `outputs` is the axis of each output, one number for all of them;
+    `SUMMED` where parts make summands, and in either `OWN`, as in `Cut`.
     `scale` names the integer arguments that shrink: `("size", 0)`, or `("N",)` for a bare integer.
     """
 

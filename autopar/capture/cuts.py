@@ -48,8 +48,6 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
     if rule is None:
         return ()
     inputs = _distinct((*args, *kwargs.values()))
-    if not inputs:
-        return ()
     call = Call(target, args, kwargs, output)
     made = [item for item in call.outputs if isinstance(item, torch.Tensor)]
     if any(type(size) is not int for tensor in (*inputs.values(), *made) for size in tensor.shape):
@@ -78,13 +76,13 @@ def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterat
         assert not isinstance(axis, Sequence)
         if axes.setdefault(id(tensor), axis) != axis:
             return
-        if axis is not None and tensor.shape[axis] < 2:
+        if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
             return
-    if all(axis is None for axis in axes.values()):
+    if all(axis is None for axis in axes.values()) and not way.scale:
         return
     outputs = (way.outputs,) * len(call.outputs) if isinstance(way.outputs, int) else tuple(way.outputs)
     for axis, tensor in zip(outputs, call.outputs, strict=True):
-        if axis is not None and tensor.shape[axis] < 2:
+        if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
             return
     scale: list[tuple[int, ...]] = []
     for first, *path in way.scale:
