@@ -1,0 +1,75 @@
+"""Recurrent layers: `lstm`, `gru`, `rnn_tanh`, `rnn_relu` on padded batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .define import Composite, define
+
+_aten = torch.ops.aten
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _like(
+    input: Tensor,
+    hx: Any,
+    params: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Outputs in time-major memory, as every kernel writes them, and the last states."""
+    states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
+    features = states[0].shape[-1] * (2 if bidirectional else 1)
+    if input.dim() == 3 and batch_first:
+        output = input.new_empty(input.shape[1], input.shape[0], features).transpose(0, 1)
+    else:
+        output = input.new_empty(*input.shape[:-1], features)
+    return (output, *(state.new_empty(state.shape) for state in states))
+
+
+def _cast(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+    return torch.get_autocast_dtype(kind)
+
+
+def _cast_gru(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+    """Eager's result has the dtype of its input on a CPU, where only the products are lowered."""
+    whole = kind == "cpu" and args[0].dtype is torch.float32
+    return torch.float32 if whole else torch.get_autocast_dtype(kind)
+
+
+lstm = define(_aten.lstm.input, _like, _cast)
+gru = define(_aten.gru.input, _like, _cast_gru)
+rnn_tanh = define(_aten.rnn_tanh.input, _like, _cast)
+rnn_relu = define(_aten.rnn_relu.input, _like, _cast)
+
+
+def layered(composite: Composite, *args: Any) -> tuple[Tensor, ...]:
+    """A stack of recurrent layers with dropout between them: one call for each layer, `dropout` outside, so that
+    its masks are drawn once, and in eager's order."""
+    sequence, hx, params, biases, layers, dropout, train, bidirectional, batch_first = args
+    states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
+    ways = 2 if bidirectional else 1
+    width = len(params) // layers
+    if batch_first:
+        sequence = sequence.transpose(0, 1)
+    last: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(layers):
+        own = [state.narrow(0, layer * ways, ways) for state in states]
+        weights = params[layer * width : (layer + 1) * width]
+        given = own if isinstance(hx, (tuple, list)) else own[0]
+        sequence, *ended = composite.forward(
+            sequence, given, weights, biases, 1, 0.0, train, bidirectional, False
+        )
+        for kept, state in zip(last, ended):
+            kept.append(state)
+        if layer < layers - 1:
+            sequence = torch.dropout(sequence, dropout, True)
+    output = sequence.transpose(0, 1) if batch_first else sequence
+    return (output, *(torch.cat(kept) for kept in last))
