@@ -34,7 +34,7 @@ class Reference:
         self.before = {
             name: _clone(tensor) for name, tensor in self.live().items() if name in captured.graph.mutated
         }
-        self.random = _generators()
+        self.random = generators()
         versions = {
             name: tensor._version for name, tensor in self.live().items() if not tensor.is_inference()
         }
@@ -71,7 +71,7 @@ class Reference:
             with torch.no_grad():
                 for name, saved in self.before.items():
                     live[name].copy_(saved)
-            _restore(self.random)
+            restore(self.random)
 
     def judge(self, output: Any) -> None:
         """Compare what a run gave (its output, and the updates it wrote) or raise DifferenceError."""
@@ -120,7 +120,7 @@ class Reference:
         """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""
         graph, captured = self.captured.graph, self.captured
         values: dict[str, Any] = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
-        _restore(self.random)
+        restore(self.random)
         with torch.no_grad():
             for task in interpret(graph, captured.calls, values, captured.home):
                 for name in task.outputs:
@@ -167,14 +167,16 @@ def _clone(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _generators() -> dict[str, torch.Tensor]:
+def generators() -> dict[str, torch.Tensor]:
+    """The state of every random generator, by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.update({f"cuda:{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())})
     return states
 
 
-def _restore(states: dict[str, torch.Tensor]) -> None:
+def restore(states: dict[str, torch.Tensor]) -> None:
+    """Put generators back into the states that `generators` gave."""
     for name, state in states.items():
         if name == "cpu":
             torch.set_rng_state(state)

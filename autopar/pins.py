@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from .errors import DeviceError, PlanError
-from .graph import Graph, Task
+from .graph import SUM, Graph, Task
 from .machine import Machine
 
 _UNITS = {"": 1, "b": 1}
@@ -28,11 +28,14 @@ def parse_bytes(size: int | float | str) -> int:
     raise DeviceError(f'{size!r} is no amount of memory; write bytes as a number, or "6GiB", "500MB"')
 
 
-def resolve(graph: Graph, pins: Mapping[str, str], machine: Machine) -> dict[str, str]:
+def resolve(
+    graph: Graph, pins: Mapping[str, str], machine: Machine, weights: Collection[str] = ()
+) -> dict[str, str]:
     """The device of each task that a pin reaches: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
 
     A pin is a module path, or a glob of one, and holds for everything below it; or the path of a parameter or
-    buffer, and holds for the tasks that read it. Where several pins reach a task the one with the longest
+    buffer, and holds for the tasks that read it; of `weights`, which are being trained, it is where their gradients
+    are summed (`resolve_sums`) and they are updated. Where several pins reach a task the one with the longest
     path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then a plain path
     over a glob. Raises PlanError for a path that names nothing, for a parameter shared by modules that are
     pinned apart, and for tasks that must stay together but are pinned apart; DeviceError for a device the
@@ -48,11 +51,11 @@ def resolve(graph: Graph, pins: Mapping[str, str], machine: Machine) -> dict[str
     strength: dict[str, tuple[int, bool, int, str]] = {}
     found: dict[str, str] = {}
     for pattern, device in sorted(pins.items()):
-        reached = _reached(graph, modules, pattern)
+        reached = _reached(graph, modules, pattern, weights)
         if not reached and not any(fnmatchcase(path, pattern) for path in (*modules, *paths)):
             raise _unknown(pattern, [*modules, *paths])
         for task, depth in reached.items():
-            key = (depth, not any(letter in pattern for letter in "*?["), len(pattern), pattern)
+            key = (depth, not _glob(pattern), len(pattern), pattern)
             if task not in strength or key > strength[task]:
                 strength[task], found[task] = key, device
     _check_tied(graph, found)
@@ -60,14 +63,45 @@ def resolve(graph: Graph, pins: Mapping[str, str], machine: Machine) -> dict[str
     return {task.name: found[task.name] for task in graph.tasks if task.name in found}
 
 
-def _reached(graph: Graph, modules: Mapping[str, list[Task]], pattern: str) -> dict[str, int]:
+def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, str]) -> dict[str, str]:
+    """The device on which each gradient is summed whose weight a pin names: {value: device}.
+
+    `gradients` has the gradient of each weight. Of several pins the longest wins, as in `resolve`.
+    """
+    found: dict[str, str] = {}
+    for pattern, device in sorted(pins.items(), key=lambda pin: (not _glob(pin[0]), len(pin[0]), pin[0])):
+        for weight, gradient in gradients.items():
+            if fnmatchcase(graph.value[weight].path, pattern):
+                found[gradient] = device
+    return found
+
+
+def pinned_sums(graph: Graph, sums: Mapping[str, str]) -> dict[str, str]:
+    """The tasks of a split graph that sum the gradients in `sums`, each with its device."""
+    found: dict[str, str] = {}
+    for value, device in sums.items():
+        name = graph.producer.get(value, "")
+        while name and graph.task[name].free:
+            name = graph.producer.get(graph.task[name].inputs[0], "") if graph.task[name].inputs else ""
+        if name and graph.task[name].target == SUM:
+            found.setdefault(name, device)
+    return found
+
+
+def _glob(pattern: str) -> bool:
+    return any(letter in pattern for letter in "*?[")
+
+
+def _reached(
+    graph: Graph, modules: Mapping[str, list[Task]], pattern: str, weights: Collection[str]
+) -> dict[str, int]:
     """The tasks a pin reaches, each with the length of the shortest path by which it does."""
     reached: dict[str, int] = {}
     for module in sorted((m for m in modules if fnmatchcase(m, pattern)), key=_depth):
         for task in modules[module]:
             reached.setdefault(task.name, _depth(module))
     for name in graph.state:
-        if fnmatchcase(graph.value[name].path, pattern):
+        if name not in weights and fnmatchcase(graph.value[name].path, pattern):
             for reader in graph.readers[name]:
                 reached.setdefault(reader, _depth(graph.value[name].path))
     return reached

@@ -27,13 +27,48 @@ WORTH = 0.03
 """Share by which a plan over several devices must beat the best single one: predictions are no finer."""
 
 
-def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Split = "auto") -> Plan:
+BUDGETS = (0.5, 0.2, 0.05, 0.0)
+"""Shares of the saved bytes that may stay saved, tried in turn while a cap does not hold."""
+
+
+def best_plan(
+    graph: Graph,
+    price: Price,
+    *,
+    policy: Policy = "auto",
+    split: Split = "auto",
+    batch_norm: str = "full",
+    recompute: str | float | None = None,
+) -> Plan:
     """The shortest feasible plan over all candidate cuts of the batch, the uncut graph among them.
 
     `price` costs a graph on the machine. `split` None leaves the batch whole, an int forces that many even parts, a
-    mapping gives the share of rows of each device, "auto" tries all that may pay. Raises PlanError or MemoryCapError
-    when nothing is feasible; the error of the uncut graph is the one that is raised.
+    mapping gives the share of rows of each device, "auto" tries all that may pay. `batch_norm` is as in
+    `sums.summed`. `recompute` is the share of the bytes saved for a backward that stay saved (`recompute`), "auto"
+    the largest of `BUDGETS` with which caps hold. Raises PlanError or MemoryCapError when nothing is feasible; the
+    error of the uncut graph is the one that is raised.
     """
+    if recompute is None:
+        return _best_cut(graph, price, policy, split, batch_norm)
+    from .recompute import recomputed
+
+    if recompute != "auto":
+        return _best_cut(recomputed(graph, float(recompute)), price, policy, split, batch_norm)
+    try:
+        return _best_cut(graph, price, policy, split, batch_norm)
+    except MemoryCapError as error:
+        for budget in BUDGETS:
+            try:
+                plan = _best_cut(recomputed(graph, budget), price, policy, split, batch_norm)
+            except MemoryCapError:
+                continue
+            log.info("%s: %s of the saved bytes stay saved, the rest is computed again", graph.name, percent(budget))
+            return plan
+        raise error
+
+
+def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_norm: str) -> Plan:
+    """The best plan over all cuts of the batch."""
     rows = batch_of(graph)
     if split is not None and not isinstance(split, str) and rows is not None and rows < 2:
         # The last, short batch of a loader must not stop the loop.
@@ -51,7 +86,7 @@ def best_plan(graph: Graph, price: Price, *, policy: Policy = "auto", split: Spl
     # A policy of the user's own names tasks of the graph as it is.
     wanted = None if callable(policy) and split == "auto" else split
     for sizes in candidates(graph, costed.machine, wanted, dict(whole.singles) if whole else {}):
-        cut = split_graph(graph, sizes, forced=split != "auto")
+        cut = split_graph(graph, sizes, forced=split != "auto", batch_norm=batch_norm)
         if not cut.split:
             ran.append(Candidate("-", f"{len(sizes)} parts", None, "the batch passes through no task"))
             continue
@@ -108,9 +143,21 @@ def passed_over(plan: Plan, beaten: Candidate) -> Plan:
     return replace(plan, reasons=reasons)
 
 
-def split_graph(graph: Graph, sizes: tuple[int, ...], *, forced: bool = False) -> Graph:
-    """The graph with its batch cut into `sizes` rows; a forced cut that cuts nothing is a PlanError."""
-    cut = split(graph, sizes)
+def split_graph(
+    graph: Graph, sizes: tuple[int, ...], *, forced: bool = False, batch_norm: str = "full"
+) -> Graph:
+    """The graph with its batch cut into `sizes` rows; a forced cut that cuts nothing is a PlanError.
+
+    In a joint graph what mixes rows is first written as sums, and small gradients are summed in buckets.
+    """
+    if any(task.phase == "backward" for task in graph.tasks):
+        from .buckets import bucketed
+        from .sums import summed
+
+        cut = split(summed(graph, batch_norm=batch_norm), sizes)
+        cut = bucketed(cut) if cut.split else graph
+    else:
+        cut = split(graph, sizes)
     if forced and not cut.split:
         raise PlanError(
             f"split: the batch of {graph.name!r} cannot be cut: no task lets its rows through independently. "

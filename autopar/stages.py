@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from .graph import Graph
 from .lower import lower
 from .machine import Machine
 from .options import Options
-from .pins import resolve
+from .pins import pinned_sums, resolve, resolve_sums
 from .placement import replan
 from .planning import best_plan, passed_over, split_graph
 from .plans import Candidate, Plan
@@ -124,8 +124,12 @@ def plan_captured(
     """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead."""
     graph = captured.graph
     homes = homes_of(captured, machine, tensors)
-    deliver = deliveries(graph, machine, homes, options.outputs)
-    pins = resolve(graph, options.pins, machine)
+    own = {*graph.outputs}
+    gradients = tuple((target, name) for target, name in captured.gradients if name in own)
+    deliver = deliveries(graph, machine, homes, options.outputs, gradients)
+    weights = dict(captured.gradients)
+    pins = resolve(graph, options.pins, machine, weights)
+    sums = resolve_sums(graph, options.pins, weights)
 
     def price(candidate: Graph) -> CostedGraph:
         pinned = {
@@ -133,6 +137,7 @@ def plan_captured(
             for task in candidate.tasks
             if (task.origin or task.name) in pins
         }
+        pinned.update(pinned_sums(candidate, sums))
         measured = None
         if options.measure:
             from .measure import measure
@@ -141,9 +146,18 @@ def plan_captured(
         return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=measured)
 
     if given is None:
-        return on_clock(best_plan(graph, price, policy=options.policy, split=options.split))
+        return on_clock(
+            best_plan(
+                graph,
+                price,
+                policy=options.policy,
+                split=options.split,
+                batch_norm=options.batch_norm,
+                recompute=options.recompute,
+            )
+        )
     label = given.costed.graph.split
-    cut = split_graph(graph, rows_of(label), forced=True) if label else graph
+    cut = split_graph(graph, rows_of(label), forced=True, batch_norm=options.batch_norm) if label else graph
     if [task.name for task in cut.tasks] != [task.name for task in given.costed.graph.tasks]:
         raise PlanError(
             f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
@@ -169,11 +183,18 @@ def rows_of(label: str) -> tuple[int, ...]:
 
 
 def homes_of(captured: Captured, machine: Machine, tensors: list[torch.Tensor]) -> dict[str, str]:
-    """The device of the machine on which each input and state value is before the call."""
+    """The device of the machine on which each input and state value is before the call; tangents come from where the
+    outputs go."""
     homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
     for name, (owner, key) in captured.state.items():
         homes[name] = place_of(owner[key].device, machine)
-    return homes
+    first = first_home(captured.graph, machine, homes)
+    return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
+
+
+def first_home(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> str:
+    """The device the call comes from: that of its first input, else of its state."""
+    return next((homes[name] for name in (*graph.inputs, *graph.state) if name in homes), machine.host)
 
 
 def place_of(device: torch.device, machine: Machine) -> str:
@@ -183,13 +204,19 @@ def place_of(device: torch.device, machine: Machine) -> str:
 
 
 def deliveries(
-    graph: Graph, machine: Machine, homes: Mapping[str, str], outputs: str
+    graph: Graph,
+    machine: Machine,
+    homes: Mapping[str, str],
+    outputs: str,
+    gradients: Sequence[tuple[str, str]] = (),
 ) -> tuple[tuple[str, str], ...]:
-    """Where each output and update must come: outputs to the first input's device (or "": where they were made)."""
-    first = next((homes[name] for name in (*graph.inputs, *graph.state)), machine.host)
-    to = first if outputs == "as_input" else ""
-    return tuple((name, to) for name in graph.outputs) + tuple(
-        (made, homes[target]) for made, target in graph.updates
+    """Where each output and update must come: outputs to the first input's device (or "": where they were made),
+    the last of them, which are `gradients` of what they are named with, to its home."""
+    to = first_home(graph, machine, homes) if outputs == "as_input" else ""
+    return (
+        *((name, to) for name in graph.outputs[: len(graph.outputs) - len(gradients)]),
+        *((name, homes[target]) for target, name in gradients),
+        *((made, homes[target]) for made, target in graph.updates),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Literal
 
@@ -78,6 +78,32 @@ class Timeline:
                 f"mean nothing; give the machine slow_down={self.needs_slow_down:.3g} or more"
             )
         return self
+
+    def then(self, later: Timeline) -> Timeline:
+        """This, and what came right after it: the backward of a forward."""
+
+        def shifted(span: Span) -> Span:
+            ready = None if span.ready is None else span.ready + self.makespan
+            return replace(span, start=span.start + self.makespan, end=span.end + self.makespan, ready=ready)
+
+        after = {memory.device: memory for memory in later.memory}
+        memory = tuple(
+            replace(own, steps=(*own.steps, *((at + self.makespan, n) for at, n in after[own.device].steps)))
+            if own.device in after
+            else own
+            for own in self.memory
+        )
+        both = self.predicted.then(later.predicted) if self.predicted and later.predicted else None
+        return replace(
+            self,
+            lanes=tuple(dict.fromkeys((*self.lanes, *later.lanes))),
+            spans=(*self.spans, *map(shifted, later.spans)),
+            makespan=self.makespan + later.makespan,
+            memory=memory,
+            late=max(self.late, later.late),
+            predicted=both,
+            needs_slow_down=max(self.needs_slow_down, later.needs_slow_down),
+        )
 
     def busy(self, lane: str) -> float:
         """Seconds in which a lane was at work; spans nested in a run are not counted twice."""

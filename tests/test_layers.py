@@ -20,21 +20,21 @@ LAYERS = [
     ["placement", "lower", "emulation", "options"],
     ["planning", "cache", "progress", "probe", "equal", "composites", "capture"],
     ["detect", "doctor", "runtime"],
-    ["measure", "checking"],
-    ["stages", "batches", "optimizers"],
+    ["measure", "checking", "gradcheck"],
+    ["stages", "batches", "optimizers", "keys", "losses"],
     ["training"],
     ["session"],
-    ["step"],
+    ["updates"],
     ["view"],
-    ["compiled"],
+    ["compiled", "step"],
     ["api", "bench"],
     ["parallel"],
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
-         "batches", "composites", "optimizers", "training", "step", "parallel",
-         "session", "compiled", "api", "__main__"}  # fmt: skip
+         "batches", "composites", "optimizers", "gradcheck", "training", "step", "parallel",
+         "session", "compiled", "keys", "losses", "updates", "api", "__main__"}  # fmt: skip
 LATER = {("timeline", "view"), ("machine", "declared"), ("detect", "doctor")}
 """Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`."""
 

@@ -1,7 +1,7 @@
 """Turn a model and example inputs into a graph."""
 
 from .captured import Captured
-from .refusals import fails_alone
+from .refusals import Untraceable, fails_alone
 from .routes import capture
 
-__all__ = ["Captured", "capture", "fails_alone"]
+__all__ = ["Captured", "Untraceable", "capture", "fails_alone"]

@@ -32,6 +32,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "conv_flop_count",
+    "differentiated",
     "flop_registry",
     "origin",
     "pytree",
@@ -39,6 +40,7 @@ __all__ = [
     "registration",
     "result",
     "sdpa_flop_count",
+    "transformed",
 ]
 
 _LOGGERS = (
@@ -73,6 +75,23 @@ def quiet() -> Iterator[None]:
         vars(_trace).pop("print", None)
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
+
+
+def transformed() -> bool:
+    """Whether a torch.func transform or forward-mode AD is active in this thread."""
+    return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.fx.Graph:
+    """The graph of a module without parameters, forward and backward, as AOTAutograd traces it.
+
+    Each placeholder has `meta["desc"]`, the output a list of them: what it is in the module's own terms.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch.fx.traceback import preserve_node_meta
+
+    with contextlib.ExitStack() as stack, preserve_node_meta():
+        return aot_export_joint_with_descriptors(stack, module, tensors).graph_module.graph
 
 
 def origin(node: torch.fx.Node) -> str:

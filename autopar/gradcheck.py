@@ -1,0 +1,192 @@
+"""Hold a joint graph against eager: the same outputs, updates and gradients for one set of tangents."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .capture import Captured, fails_alone
+from .checking import generators, restore
+from .equal import error, limit
+from .errors import DifferenceError
+from .runtime.interpret import widen
+
+log = logging.getLogger("autopar")
+
+FLOOR = 1e-3
+"""A gradient's error is judged against its own largest entry, or this share of the largest of all gradients: one
+that is zero in exact arithmetic (a bias in front of a BatchNorm) is nothing but rounding."""
+
+
+class Eager:
+    """What eager answers for one call and gives as gradients; afterwards nothing of the caller's has changed.
+
+    `tangents` are random, by name of the graph's input; `gradients` by the path of the parameter, or of the
+    argument, for all that require grad: None where eager has none.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        model: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        weights: Mapping[str, Any],
+    ) -> None:
+        self.captured, self.model, self.arguments = captured, model, (args, kwargs)
+        self.tensors = captured.flatten(args, kwargs)
+        graph = captured.graph
+        self.before = {
+            name: tensor.detach().clone() for name, tensor in self.live().items() if name in graph.mutated
+        }
+        self.random = generators()
+        given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
+        self.leaves = {p: t for p, t in {**given, **weights}.items() if t.requires_grad}
+        with self.restored():
+            outputs, self.gradients = self._run(model, args, kwargs, self.leaves)
+            self.outputs = [_apart(leaf) for leaf in outputs]
+            live = self.live()
+            self.updates = {target: live[target].detach().clone() for _, target in graph.updates}
+
+    def _run(
+        self, model: Callable[..., Any], args: Any, kwargs: Any, leaves: Mapping[str, torch.Tensor]
+    ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        with torch.enable_grad():
+            try:
+                flat = pytree.tree_leaves(model(*args, **kwargs))
+            except Exception as failure:
+                raise fails_alone(self.captured.graph.name, failure) from failure
+        outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        roots = [outputs[index] for _, index in self.captured.tangents]
+        random = torch.Generator().manual_seed(0)
+        self.tangents = {}
+        for (name, _), root in zip(self.captured.tangents, roots):
+            if not root.requires_grad:
+                raise DifferenceError(
+                    f"an output of {self.captured.graph.name} requires grad in the captured graph, not in eager; "
+                    "report the model with this message"
+                )
+            self.tangents[name] = torch.randn(root.shape, generator=random, dtype=torch.float64).to(root)
+        found = torch.autograd.grad(
+            roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
+        )
+        return outputs, dict(zip(leaves, found))
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """The caller's own inputs and state, by value name."""
+        found = dict(zip(self.captured.graph.inputs, self.tensors))
+        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
+        return found
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back buffers, mutated inputs and generator states at the end."""
+        try:
+            yield
+        finally:
+            live = self.live()
+            with torch.no_grad():
+                for name, saved in self.before.items():
+                    live[name].copy_(saved)
+            restore(self.random)
+
+    def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> None:
+        """Compare a run (outputs of the graph, gradients in the order of `Captured.gradients`, and the updates it
+        left in the live tensors) or raise DifferenceError."""
+        graph = self.captured.graph
+        paths = [graph.value[name].path for name, _ in self.captured.gradients]
+        makers = dict(zip(paths, (graph.producer.get(name, "") for _, name in self.captured.gradients)))
+        found = dict(zip(paths, gradients))
+        for path, reference in self.gradients.items():
+            ours, maker = found.get(path), makers.get(path, "")
+            by = f" (made by {graph.task[maker].where})" if maker else ""
+            if (ours is None) != (reference is None):
+                which = (
+                    "has no gradient in eager"
+                    if reference is None
+                    else "gets no gradient from the captured graph"
+                )
+                raise DifferenceError(
+                    f"{path} {which}{by}: the model does something that capture does not see. "
+                    'Pass check="never" to run anyway, or report the model with this message'
+                )
+        live = self.live()
+        largest = max(
+            (float(g.abs().max()) for g in self.gradients.values() if g is not None and g.numel()),
+            default=0.0,
+        )
+        pairs: list[tuple[str, Any, Any, float]] = [
+            (f"output {index}", a, b, 0.0) for index, (a, b) in enumerate(zip(outputs, self.outputs))
+        ]
+        pairs += [(graph.value[name].path, live[name], b, 0.0) for name, b in self.updates.items()]
+        pairs += [
+            (f"the gradient of {path}", found.get(path), b, FLOOR * largest)
+            for path, b in self.gradients.items()
+        ]
+        wrong = [
+            (what, a, b, floor) for what, a, b, floor in pairs if b is not None and not _near(a, b, floor)
+        ]
+        if not wrong:
+            return
+        wide = self.in_double()
+        for what, a, b, floor in wrong:
+            if what in wide and _no_worse(a, b, wide[what], floor):
+                continue
+            by = makers.get(what.removeprefix("the gradient of "), "")
+            where = f" It is made by {graph.task[by].where}." if by else ""
+            raise DifferenceError(
+                f"{what} is not eager's: error {error(a, b):.2g}, allowed {limit(b):.2g}.{where} "
+                'Pass check="never" to run anyway, or report the model with this message'
+            )
+
+    def in_double(self) -> dict[str, Any]:
+        """The same outputs and gradients by a copy of the model in float64; empty when there can be none."""
+        if not isinstance(self.model, nn.Module) or any(task.random for task in self.captured.graph.tasks):
+            return {}
+        try:
+            twin = copy.deepcopy(self.model).double()
+            names = dict(twin.named_parameters())
+            args, kwargs = pytree.tree_map(_leaf, self.arguments)
+            outputs, gradients = self._run(
+                twin, args, kwargs, {path: names[path] for path in self.leaves if path in names}
+            )
+        except Exception as failure:
+            log.info("no second opinion in float64: %s", failure)
+            return {}
+        found = {f"output {index}": leaf.detach() for index, leaf in enumerate(outputs)}
+        return {**found, **{f"the gradient of {path}": g for path, g in gradients.items()}}
+
+
+def _leaf(item: Any) -> Any:
+    return widen(item.detach()) if isinstance(item, torch.Tensor) else item
+
+
+def _apart(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _near(found: Any, reference: torch.Tensor, floor: float) -> bool:
+    return _error(found, reference, floor) <= limit(reference)
+
+
+def _error(found: Any, reference: torch.Tensor, floor: float) -> float:
+    """`equal.error`, with the scale no smaller than `floor`."""
+    plain = error(found, reference)
+    if not floor or plain == 0 or plain == float("inf") or reference.numel() == 0:
+        return plain
+    scale = float(reference.detach().abs().max())
+    return plain * scale / max(scale, floor) if scale else float((found - reference).abs().max()) / floor
+
+
+def _no_worse(found: Any, eager: Any, wide: Any, floor: float) -> bool:
+    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
+    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
+        return False
+    return _error(widen(found), wide, floor) <= 2 * _error(widen(eager), wide, floor) + 1e-12

@@ -1,0 +1,270 @@
+"""A joint graph cut into the graph of the forward and the graph of the backward.
+
+What the backward reads of the forward is *saved*: made by the one, an input of the other. Views of state are
+not saved but made again, so that no copy of a weight is ever kept for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from .graph import Const, Graph, Ref, Task, Value, replace_refs
+
+_ADDS = frozenset({"aten.add.Tensor"})
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two graphs of a joint graph.
+
+    `forward.outputs` are the outputs of the call, `forward_outputs` of them, then `saved`. The inputs of `backward`
+    are `saved`, then the tangents; its outputs the gradients. `saved` may name inputs of the call.
+    """
+
+    forward: Graph
+    backward: Graph
+    saved: tuple[str, ...]
+    tangents: tuple[str, ...]
+
+    @cached_property
+    def forward_outputs(self) -> int:
+        """How many outputs of `forward` are the caller's."""
+        return len(self.forward.outputs) - len(self.saved)
+
+
+def divide(graph: Graph, tangents: Sequence[str], gradients: int) -> Halves:
+    """Cut a joint graph whose last outputs are so many `gradients`, and whose inputs end with `tangents`.
+
+    A task is of the forward when an output of the call, an update or an effect needs it. Linear in tasks.
+    """
+    count = len(graph.outputs) - gradients
+    ahead = _ahead(graph, graph.outputs[:count])
+    first = [task for task in graph.tasks if task.name in ahead]
+    second = [task for task in graph.tasks if task.name not in ahead]
+    again = _views(graph, first, second)
+    made = {name for task in (*again, *second) for name in task.outputs}
+    state = set(graph.state) - graph.mutated
+    read = [*(name for task in (*again, *second) for name in task.inputs), *graph.outputs[count:]]
+    wanted = dict.fromkeys(read)
+    saved = [name for name in wanted if name not in made and name not in state and name not in tangents]
+    first, saved, renamed = _as_it_was(graph, first, saved)
+    given = [name for name in graph.inputs if name not in tangents]
+    forward = replace(
+        graph,
+        values=_values(graph, given, graph.state, first),
+        tasks=tuple(first),
+        inputs=tuple(given),
+        outputs=(*graph.outputs[:count], *saved),
+    )
+    tasks = [_renamed(task, renamed) for task in (*again, *second)]
+    kept = tuple(name for name in graph.state if name in wanted and name in state)
+    backward = replace(
+        graph,
+        name=f"{graph.name} backward",
+        values=_values(graph, [*saved, *tangents], kept, tasks, renamed),
+        tasks=tuple(tasks),
+        inputs=(*saved, *tangents),
+        state=kept,
+        outputs=tuple(renamed.get(name, name) for name in graph.outputs[count:]),
+        updates=(),
+        changing=(),
+        carried=(),
+    )
+    return Halves(forward.check(), backward.check(), tuple(saved), tuple(tangents))
+
+
+def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Graph:
+    """A backward graph in which only the `live` of its tangents exist.
+
+    A gradient that none of them reaches is no output: eager has None there, not zeros. Zeros are not computed
+    with: a backward is linear in its tangents, so a task that reads nothing but dead ones gives nothing, and a
+    sum leaves a dead summand out. Where another task mixes both, the dead one is zeros of its shape.
+    """
+    if all(name in live for name in tangents):
+        return backward
+    dead = {name for name in tangents if name not in live}
+    depends = {*tangents}
+    tasks: list[Task] = []
+    values = dict(backward.value)
+    names: dict[str, str] = {}
+    for task in backward.tasks:
+        linear = [name for name in task.inputs if name in depends]
+        if linear:
+            depends.update(task.outputs)
+        gone = [name for name in linear if name in dead]
+        if gone and len(gone) == len(linear):
+            dead.update(task.outputs)
+            continue
+        left = [name for name in task.inputs if name not in dead]
+        if gone and _adds(task, left, values):
+            names[task.outputs[0]] = names.get(left[0], left[0])
+            continue
+        for name in gone:
+            zeros = f"{name}#zeros"
+            if zeros not in values:
+                values[zeros] = replace(values[name], name=zeros, storage=zeros, kind="made", path="")
+                tasks.append(_zeros(task, zeros, values[zeros]))
+        tasks.append(_renamed(task, {**names, **{n: f"{n}#zeros" for n in gone}} if gone else names))
+    outputs = tuple(names.get(name, name) for name in backward.outputs if name not in dead)
+    return _needed(backward, tasks, values, outputs, dead)
+
+
+def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
+    """Whether a task that adds gives its one summand that is left as it is."""
+    if task.target not in _ADDS or task.kwargs or len(left) != 1:
+        return False
+    summand, made = values[left[0]], values[task.outputs[0]]
+    return (summand.shape, summand.dtype) == (made.shape, made.dtype)
+
+
+def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
+    """For each gradient whether one of the `live` tangents reaches it."""
+    found = set(live)
+    for task in backward.tasks:
+        if not found.isdisjoint(task.inputs):
+            found.update(task.outputs)
+    fixed = {*backward.state, *backward.inputs} - {*tangents}
+    return tuple(name in found or name in fixed for name in backward.outputs)
+
+
+def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:
+    """Names of the tasks that the outputs of the call, updates and effects need."""
+    wanted = {*outputs, *(made for made, _ in graph.updates)}
+    orders: set[str] = set()
+    found: set[str] = set()
+    for task in reversed(graph.tasks):
+        acts = task.phase == "forward" and bool(task.random or task.writes)
+        if acts or task.name in orders or not wanted.isdisjoint(task.outputs):
+            found.add(task.name)
+            wanted.update(task.inputs)
+            orders.update(task.after)
+    return found
+
+
+def _views(graph: Graph, first: Sequence[Task], second: Sequence[Task]) -> list[Task]:
+    """Views of state that the forward makes and the backward reads, to be made there again."""
+    state = set(graph.state) - graph.mutated
+    view: dict[str, Task] = {}
+    for task in first:
+        if task.free and task.inputs and all(name in state or name in view for name in task.inputs):
+            view.update(dict.fromkeys(task.outputs, task))
+    found: dict[str, Task] = {}
+    pending = [name for task in second for name in task.inputs if name in view]
+    while pending:
+        task = view[pending.pop()]
+        if task.name not in found:
+            found[task.name] = task
+            pending += [name for name in task.inputs if name in view]
+    return [replace(task, after=()) for task in first if task.name in found]
+
+
+def _as_it_was(
+    graph: Graph, first: list[Task], saved: list[str]
+) -> tuple[list[Task], list[str], dict[str, str]]:
+    """Save a copy of what the call changes: the backward reads it as the forward did."""
+    changed = {graph.value[name].storage for name in graph.mutated}
+    renamed = {name: f"{name}#before" for name in saved if graph.value[name].storage in changed}
+    copies = [Task(now, "aten.clone.default", (Ref(name),), outputs=(now,)) for name, now in renamed.items()]
+    made = {name: task.name for task in first for name in task.outputs}
+    if any(name in made for name in renamed):
+        ready = {copy.inputs[0]: copy for copy in copies}
+        tasks: list[Task] = [copy for copy in copies if copy.inputs[0] not in made]
+        for task in first:
+            tasks.append(task)
+            tasks += [ready[name] for name in task.outputs if name in ready]
+    else:
+        tasks = [*copies, *first]
+    return tasks, [renamed.get(name, name) for name in saved], renamed
+
+
+def _values(
+    graph: Graph,
+    given: Sequence[str],
+    state: Sequence[str],
+    tasks: Sequence[Task],
+    renamed: Mapping[str, str] | None = None,
+) -> tuple[Value, ...]:
+    """The values of a half: what it is given has memory of its own unless it shares that of another given one."""
+    back = {now: name for name, now in (renamed or {}).items()}
+    owner: dict[str, str] = {}
+    found: dict[str, Value] = {}
+    for name in (*given, *state):
+        value = graph.value[back.get(name, name)]
+        root = owner.setdefault(name if name in back else value.storage, name)
+        found[name] = Value(
+            name,
+            value.shape,
+            value.dtype,
+            value.bytes,
+            root,
+            "state" if name in state else "input",
+            value.path or name,
+        )
+    for task in tasks:
+        for name in task.outputs:
+            copied = name.removesuffix("#before")
+            if name not in graph.value:
+                value = replace(graph.value[copied], name=name, storage=name, kind="made", path="")
+            else:
+                value = graph.value[name]
+                value = replace(value, storage=_root(graph, value, owner, task, found))
+            found[name] = value
+    return tuple(found.values())
+
+
+def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: dict[str, Value]) -> str:
+    """Whose memory a made value shares in its half."""
+    if value.storage == value.name:
+        return value.name
+    if value.storage in found:
+        return value.storage
+    for name in task.inputs:
+        if name in graph.value and graph.value[name].storage == value.storage:
+            return found[name].storage
+    return owner.get(value.storage, value.name)
+
+
+def _renamed(task: Task, names: dict[str, str]) -> Task:
+    if names.keys().isdisjoint(task.inputs):
+        return task
+    args = tuple(replace_refs(argument, names) for argument in task.args)
+    kwargs = tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs)
+    # Fewer distinct values may be left, for which the cuts were not written.
+    return replace(task, args=args, kwargs=kwargs, cuts=())
+
+
+def _zeros(task: Task, name: str, value: Value) -> Task:
+    options = (("dtype", Const(f"torch.{value.dtype}")), ("device", Const("device")))
+    return Task(
+        name, "aten.zeros.default", (value.shape,), options, (name,), phase="backward", module=task.module,
+        source=task.source,
+    )  # fmt: skip
+
+
+def _needed(
+    backward: Graph, tasks: Sequence[Task], values: dict[str, Value], outputs: tuple[str, ...], dead: set[str]
+) -> Graph:
+    """The graph with only the tasks that its outputs need, and the inputs and state that those read."""
+    wanted = {*outputs}
+    kept: list[Task] = []
+    for task in reversed(tasks):
+        if not wanted.isdisjoint(task.outputs):
+            kept.append(task)
+            wanted.update(task.inputs)
+    kept.reverse()
+    there = {task.name for task in kept}
+    kept = [replace(task, after=tuple(name for name in task.after if name in there)) for task in kept]
+    made = {name for task in kept for name in task.outputs}
+    inputs = tuple(name for name in backward.inputs if name in wanted and name not in dead)
+    state = tuple(name for name in backward.state if name in wanted)
+    present = {*made, *inputs, *state}
+    own = tuple(
+        replace(value, storage=value.storage if value.storage in present else value.name)
+        for value in values.values()
+        if value.name in present
+    )
+    return replace(
+        backward, values=own, tasks=tuple(kept), inputs=inputs, state=state, outputs=outputs
+    ).check()

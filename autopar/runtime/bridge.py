@@ -1,0 +1,50 @@
+"""The one `autograd.Function` that joins a forward program to its backward program.
+
+What eager promises, this keeps: gradients through an output that nobody used are None and cost nothing; what is
+kept for the backward goes through `save_for_backward`, so that weights changed in between are an error and saved
+tensor hooks work; each call owns what it saved, so that two forwards before one backward are right. A second
+derivative is an error: a backward program has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+class Halved(Protocol):
+    """What the bridge needs of a model that was taken apart."""
+
+    def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """One forward: its outputs, each object once, what it saved, and the state its backward will read."""
+
+    def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """The gradient of each leaf; None where no tangent that is not None reaches it."""
+
+    def smooth(self, outputs: Sequence[Any]) -> list[Any]:
+        """The outputs that have a gradient."""
+
+
+class Bridge(torch.autograd.Function):
+    """`apply(halved, inputs, *leaves)`: the outputs of one forward, as a function of the leaves to autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, halved: Halved, inputs: Sequence[Any], *leaves: torch.Tensor) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        outputs, saved, watched = halved.ahead(inputs)
+        ctx.halved, ctx.saved, ctx.leaves = halved, len(saved), len(leaves)
+        ctx.save_for_backward(*saved, *watched)
+        smooth = {id(tensor) for tensor in halved.smooth(outputs)}
+        ctx.mark_non_differentiable(*(tensor for tensor in outputs if id(tensor) not in smooth))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if all(tangent is None for tangent in tangents):
+            return (None, None, *(None for _ in range(ctx.leaves)))
+        saved = ctx.saved_tensors[: ctx.saved]
+        return None, None, *ctx.halved.back(saved, tangents)
