@@ -21,6 +21,7 @@ from .capture.functions import Function
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError
+from .keys import call_key
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -30,8 +31,6 @@ from .stages import Prepared, prepare
 from .timeline import Timeline
 
 log = logging.getLogger("autopar")
-
-_PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
 
 KEPT = 8
 """Signatures whose plans are kept; the least recently used goes first."""
@@ -192,21 +191,13 @@ class Session:
         self._evicted = True
 
     def _signature(self, arguments: Arguments) -> tuple[Any, ...]:
-        """What decides whether a plan made before serves this call; last, plain attributes of the modules (flags,
-        sizes, train or eval), which are constants of a captured graph."""
+        """What decides whether a plan made before serves this call."""
         root = self._used
         if root is None:
             root = Function(self.model, arguments)
             if not any(isinstance(constant, nn.Module) for constant in arguments.constants):
                 self._used = root
-        modes = tuple([id(module) for module in root.modules()])
-        plain = tuple([v for m in root.modules() for v in m.__dict__.values() if v.__class__ in _PLAIN])
-        grad = torch.is_grad_enabled()
-        needed = grad and any(t.requires_grad for t in (*arguments.tensors, *root.parameters()))
-        cast = [
-            (kind, torch.get_autocast_dtype(kind)) for kind in self._kinds if torch.is_autocast_enabled(kind)
-        ]
-        return arguments.key, modes, grad, needed, tuple(cast), (plain, tuple(map(type, plain)))
+        return call_key(root, arguments, self._kinds)
 
     def forget(self, prepared: Prepared) -> None:
         """Drop one plan."""
