@@ -40,7 +40,7 @@ class Report:
         lanes = self.program.lanes
         waited = {step.event for lane in lanes for step in lane.steps if isinstance(step, Wait)}
         used = {name for lane in lanes for step in lane.steps for name in _reads(step)}
-        used.update(self.program.outputs, (made for made, _ in self.program.updates))
+        used.update(self.program.results)
         search = _Search(self)
         return tuple(
             (lane.name, position)

@@ -98,13 +98,24 @@ def _header(program: Program) -> None:
             raise ProgramError(
                 f"buffer {buffer.name} is there before the call, its storage {root.name} is not"
             )
-    for name in (*program.outputs, *(made for made, _ in program.updates)):
+    for name in program.results:
         if name not in program.buffer:
             raise ProgramError(f"the result {name!r} is no buffer of the program")
         if program.buffer[name].kind == "made":
             raise ProgramError(
                 f"the result {name} is of kind made, which is freed; it must be of kind result"
             )
+    keeps: dict[tuple[str, str], str] = {}
+    for name, state in program.keeps:
+        buffer = program.buffer[name]
+        if program.buffer[buffer.storage].kind in ("given", "resident"):
+            raise ProgramError(
+                f"{name} is kept as the copy of {state} on {buffer.device}, but it is memory that was there "
+                "before the call; keep a buffer of its own"
+            )
+        other = keeps.setdefault((state, buffer.device), name)
+        if other != name:
+            raise ProgramError(f"both {other} and {name} are kept as the copy of {state} on {buffer.device}")
 
 
 def _known(program: Program, at: At, name: str) -> Buffer:
@@ -221,6 +232,7 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
         raise ProgramError(f"the program writes back {updates}, the graph {graph.updates}")
     for buffer in program.buffers:
         _buffer(buffer, graph)
+    _keeps(program, graph)
     found: list[Demand] = []
     for task in graph.tasks:
         if task.name not in at:
@@ -242,10 +254,43 @@ def _buffer(buffer: Buffer, graph: Graph) -> None:
         buffer.kind == "resident" and value.kind != "state"
     ):
         raise ProgramError(f"buffer {buffer.name} is {buffer.kind}, but its value is {value.kind}")
-    if buffer.kind == "resident" and value.name in graph.mutated:
+    if buffer.kind == "resident" and value.name not in graph.resident:
         raise ProgramError(
-            f"buffer {buffer.name} is resident, but {value.name!r} changes in each call; copy it instead"
+            f"buffer {buffer.name} is resident, but {value.name!r} changes in or between calls; copy it instead"
         )
+
+
+def _keeps(program: Program, graph: Graph) -> None:
+    """Each copy of state that a call leaves out of date is replaced, by the new value of the same state."""
+    changed = {graph.value[name].storage for task in graph.tasks for name in task.writes}
+    for state in graph.carried:
+        if graph.value[state].storage in changed:
+            raise ProgramError(
+                f"{state!r} is carried from call to call, but a task changes it in place; make a new value of it"
+            )
+    new = {target: made for made, target in graph.updates if target in graph.carried}
+    kept = {(state, program.buffer[name].device) for name, state in program.keeps}
+    wanted: set[tuple[str, str]] = set()
+    for buffer in program.buffers:
+        # A copy of what changes between calls is there for the next one; a resident whose state is updated must be
+        # replaced.
+        if (buffer.kind == "resident" and buffer.value in new) or (
+            buffer.kind != "given" and buffer.value in graph.kept
+        ):
+            wanted.add((buffer.value, buffer.device))
+            if (buffer.value, buffer.device) not in kept:
+                raise ProgramError(
+                    f"{buffer.name} is out of date after the call, but the program keeps no new copy of "
+                    f"{buffer.value!r} on {buffer.device}; bring it there and list it in keeps"
+                    if buffer.kind == "resident"
+                    else f"{buffer.name} is a copy of what changes between calls; list it in keeps"
+                )
+    for name, state in program.keeps:
+        buffer = program.buffer[name]
+        if buffer.value != (state if state in graph.kept else new.get(state)):
+            raise ProgramError(f"{name} is kept as the copy of {state!r}, which it is not a new value of")
+        if (state, buffer.device) not in wanted:
+            raise ProgramError(f"{name} is kept as the copy of {state!r}, of which {buffer.device} has none")
 
 
 def _task(program: Program, graph: Graph, task: Task, at: At, step: Compute) -> None:

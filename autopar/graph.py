@@ -179,6 +179,11 @@ class Graph:
         return frozenset(self.state) - (self.mutated - {*self.carried}) - {*self.changing}
 
     @cached_property
+    def kept(self) -> frozenset[str]:
+        """State whose copies, made within the call, are kept after it."""
+        return frozenset(self.changing) - self.mutated
+
+    @cached_property
     def value(self) -> dict[str, Value]:
         """Values by name."""
         return {value.name: value for value in self.values}
@@ -263,6 +268,14 @@ class Graph:
         for name in (*self.outputs, *(made for made, _ in self.updates)):
             if name not in ready:
                 raise wrong(f"nothing makes the output {name!r}")
+        for name in (*self.changing, *self.carried):
+            if name not in self.state:
+                raise wrong(f"{name!r} is said to change from call to call, but is no state")
+        for made, target in self.updates:
+            if target in self.carried and made not in self.producer:
+                raise wrong(
+                    f"{made!r}, the new value of the carried state {target!r}, is made by no task; copy it"
+                )
         for value in self.values:
             if value.storage not in self.value:
                 raise wrong(

@@ -17,8 +17,8 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
 
     Counted once a storage: inputs and state at home and state on each device that reads it, always; a made
     value from the start of its run, or of its transfer, to the end of its last local reader or outgoing
-    transfer, or to the end when it is delivered there; scratch of a run while it lasts. Views share the
-    storage they are views of, a transferred value has its own.
+    transfer, or to the end when it is delivered there or kept for the next call; scratch of a run while it
+    lasts. Views share the storage they are views of, a transferred value has its own.
     """
     costed, graph = problem.costed, problem.costed.graph
     index, machine = costed.index, costed.machine
@@ -82,6 +82,11 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
             hold(problem.values[v], play.device[r], play.end[r], play.end[r])
     for number, (v, hop) in enumerate(play.moves, problem.runs):
         hold(problem.values[v], hop.src, play.end[number], play.end[number])
+        if problem.stays[v]:
+            hold(problem.values[v], hop.dst, play.makespan, math.inf)
+    for v, readers in enumerate(problem.carry):
+        for d in {play.device[r] for r in readers}:
+            hold(problem.values[v], d, play.makespan, math.inf)
     for name, device in costed.deliver:
         v = problem.value[name]
         maker = problem.maker[v]

@@ -11,7 +11,7 @@ wait is added for it before the lane's end, unless the memory cap of the device 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from .clocks import Clock, joined, needed
 from .errors import MemoryCapError
@@ -102,7 +102,8 @@ class _Lowering:
         }
         # A result that is delivered nowhere stays where it is.
         self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
-        self.kept = frozenset(self.results)
+        self.keeps = tuple(self.keeping(home))
+        self.kept = frozenset((*self.results, *(buffer for buffer, _ in self.keeps)))
         self.mutators = mutators(plan)
         self.inputs = {task.name: task.inputs for task in self.graph.tasks}
         # Where each made buffer and each task was written, and who is still to touch each buffer.
@@ -133,6 +134,18 @@ class _Lowering:
         root = self.roots.setdefault((about.storage, device), name)
         self.buffers[name] = Buffer(name, value, device, about.bytes, root, kind)  # type: ignore[arg-type]
 
+    def keeping(self, home: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """(buffer, state) of each copy of state for the next call: of what changes between calls, and the new
+        values of what the call itself changes.
+        """
+        for moved in self.plan.transfers:
+            if moved.value in self.graph.kept:
+                yield f"{moved.value}@{moved.dst}", moved.value
+        made = {target: made for made, target in self.graph.updates if target in self.graph.carried}
+        for state, device in self.plan.resident:
+            if state in made and device != home[state]:
+                yield f"{made[state]}@{device}", state
+
     def touches(self) -> dict[str, int]:
         """How many steps touch each buffer: the one that makes it and those that read it."""
         count: dict[str, int] = {}
@@ -148,7 +161,8 @@ class _Lowering:
 
     def program(self) -> Program:
         there = frozenset(self.buffers)
-        for lane, item in sequence(self.plan, there, self.results, self.mutators):
+        results = tuple(dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps))))
+        for lane, item in sequence(self.plan, there, results, self.mutators):
             tape = self.tapes[lane]
             if isinstance(item, Transfer):
                 self.copy(tape, item)
@@ -167,6 +181,7 @@ class _Lowering:
             tuple(zip(self.results[count:], targets)),
             tuple((task, scratch) for task, scratch in self.scratch.items() if task in self.done),
             tuple((device, ledger.cap) for device, ledger in self.ledgers.items()),
+            self.keeps,
         )
 
     def lanes(self) -> tuple[Lane, ...]:

@@ -38,8 +38,10 @@ class Problem:
     that wait for it, `allowed[r]` devices (those of its colocate group), `group[r]` (-1: none), `kept[r]`
     (storage, bytes) of resident state. Of value v: `bytes[v]`, `maker[v]` (-1: there before the call),
     `home[v]` (device, -1: made), `readers[v]` (runs), `deliver[v]` (devices to which it must come at the
-    end). `given[d]` holds the bytes of each storage that is on device d before the call. `route[s][d]` are
-    hops, None without a way. Raises PlanError when a run has no device.
+    end), `carry[v]` (runs to whose devices it must come too: it is the new value of carried state that they
+    read), `stays[v]` (whether its copies are kept for the next call). `holders` has the runs that read each
+    resident state. `given[d]` holds the bytes of each storage that is on device d before the call.
+    `route[s][d]` are hops, None without a way. Raises PlanError when a run has no device.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -61,6 +63,9 @@ class Problem:
         self.home: list[int] = []
         self.readers: list[list[int]] = []
         self.deliver: list[list[int]] = []
+        self.carry: list[list[int]] = []
+        self.stays: list[bool] = []
+        self.holders: dict[str, list[int]] = {}
         self.value: dict[str, int] = {}
         self.makes = [
             tuple(self._value(name, r, -1) for name in run.makes) for r, run in enumerate(costed.runs)
@@ -73,6 +78,7 @@ class Problem:
                 if name in costed.resident:
                     storage = graph.value[graph.value[name].storage]
                     kept[storage.name] = max(storage.bytes, graph.value[name].bytes)
+                    self.holders.setdefault(name, []).append(r)
                 else:
                     reads.append(self._value(name, -1, index.get(costed.home.get(name, machine.host), 0)))
             self.reads.append(tuple(reads))
@@ -83,6 +89,9 @@ class Problem:
             v = self._value(name, -1, index.get(costed.home.get(name, machine.host), 0))
             if device and index[device] not in self.deliver[v]:
                 self.deliver[v].append(index[device])
+        for name, target in graph.updates:
+            if target in graph.carried and target in costed.resident:
+                self.carry[self.value[name]] += self.holders.get(target, ())
 
         self.before = [tuple(self.number[name] for name in costed.before[run]) for run in self.names]
         waiting: list[list[int]] = [[] for _ in self.names]
@@ -111,6 +120,8 @@ class Problem:
             self.home.append(-1 if maker >= 0 else home)
             self.readers.append([])
             self.deliver.append([])
+            self.carry.append([])
+            self.stays.append(name in self.costed.graph.kept)
         return self.value[name]
 
     def _changes(self) -> None:

@@ -118,6 +118,12 @@ class Program:
     keeps: tuple[tuple[str, str], ...] = ()
 
     @cached_property
+    def results(self) -> tuple[str, ...]:
+        """Buffers that outlive the call, each once: outputs, updates and copies of state that are kept."""
+        pairs = (*self.updates, *self.keeps)
+        return tuple(dict.fromkeys((*self.outputs, *(buffer for buffer, _ in pairs))))
+
+    @cached_property
     def buffer(self) -> dict[str, Buffer]:
         """Buffers by name."""
         return {buffer.name: buffer for buffer in self.buffers}
@@ -163,6 +169,7 @@ class Program:
         head += [["cap", _word(device), str(count)] for device, count in self.caps]
         head += [["output", _word(name)] for name in self.outputs]
         head += [["update", _word(made), "->", _word(target)] for made, target in self.updates]
+        head += [["keep", _word(buffer), "->", _word(state)] for buffer, state in self.keeps]
         head += [["workspace", _word(task), str(count)] for task, count in self.workspace]
         rows = [
             ["buffer", _word(b.name), _word(b.value), _word(b.device), b.kind, str(b.bytes)]
@@ -250,6 +257,7 @@ class _Reader:
         buffers: list[Buffer] = []
         outputs: list[str] = []
         updates: list[tuple[str, str]] = []
+        keeps: list[tuple[str, str]] = []
         workspace: list[tuple[str, int]] = []
         caps: list[tuple[str, int]] = []
         for words, quoted in self.rows():
@@ -265,6 +273,8 @@ class _Reader:
                     outputs.append(buffer)
                 case ["update", made, "->", target]:
                     updates.append((made, target))
+                case ["keep", buffer, "->", state]:
+                    keeps.append((buffer, state))
                 case ["workspace", task, count]:
                     workspace.append((task, self.count(count)))
                 case ["buffer", buffer, value, device, kind, count, *rest] if len(rest) in (0, 2):
@@ -281,7 +291,7 @@ class _Reader:
                 case _ if lanes:
                     lanes[-1][2].append(self.step(words, quoted))
                 case _:
-                    raise self.wrong("expected cap, output, update, workspace, buffer or lane")
+                    raise self.wrong("expected cap, output, update, keep, workspace, buffer or lane")
         if name is None:
             raise ProgramError(f"the text is empty; a program starts with {FORMAT!r} and its name")
         return Program(
@@ -292,6 +302,7 @@ class _Reader:
             tuple(updates),
             tuple(workspace),
             tuple(caps),
+            tuple(keeps),
         )
 
     def step(self, words: list[str], quoted: list[bool]) -> Step:

@@ -151,8 +151,11 @@ class Play:
         maker = problem.maker[v]
         source = self.device[maker] if maker >= 0 else problem.home[v]
         arrival = {source: maker}
-        wanted = dict.fromkeys((*(self.device[r] for r in problem.readers[v]), *problem.deliver[v]))
-        if len(wanted) > 1 or source not in wanted:
+        if problem.values[v] in problem.holders:
+            arrival |= dict.fromkeys((self.device[r] for r in problem.holders[problem.values[v]]), -1)
+        readers = (*problem.readers[v], *problem.carry[v])
+        wanted = dict.fromkeys((*(self.device[r] for r in readers), *problem.deliver[v]))
+        if wanted.keys() - arrival.keys():
             for target in sorted(wanted, key=lambda d: (len(problem.route[source][d] or ()), d)):
                 hops = problem.route[source][target]
                 if hops is None:

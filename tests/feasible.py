@@ -85,6 +85,17 @@ def _reads(plan: Plan) -> Iterable[str]:
     for value, device in plan.costed.deliver:
         if device and not _there(plan, value, device, plan.makespan):
             yield f"{value} is not delivered to {device}"
+    for made, state, device in _carried(plan):
+        if not _there(plan, made, device, plan.makespan):
+            yield f"{made}, the new value of {state}, does not come to {device}, which has a copy of the old one"
+
+
+def _carried(plan: Plan) -> Iterable[tuple[str, str, str]]:
+    """(new value, state, device) wherever a copy of carried state must be replaced at the end."""
+    for made, state in plan.costed.graph.updates:
+        for name, device in plan.resident:
+            if name == state and device != plan.costed.home[state]:
+                yield made, state, device
 
 
 def _overlaps(plan: Plan) -> Iterable[str]:
@@ -134,6 +145,10 @@ def allocations(plan: Plan) -> list[tuple[str, float, float, int]]:
         for name, where in costed.deliver:
             if name == value and (where == device or (not where and made_here)):
                 return forever
+        if value in graph.kept and device != costed.home[value]:
+            return forever
+        if any(made == value and where == device for made, _, where in _carried(plan)):
+            return forever
         return last
 
     for step in plan.placed:

@@ -110,6 +110,10 @@ def plan(
     for name, device in delivered:
         if (name, device) not in resident:
             bring(name, made_on[name], device)
+    for made, target in graph.updates:
+        for state, device in resident:
+            if state == target and device != made_on[made]:
+                bring(made, made_on[made], device)
     last = max([0.0, *ready.values()])
     key = lambda step: (step.start, step.end)  # noqa: E731
     return Plan(

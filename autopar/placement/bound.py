@@ -36,7 +36,9 @@ def _longest_way(problem: Problem) -> tuple[list[float], float]:
     last = 0.0
     for v, home in enumerate(problem.home):
         if home >= 0:
-            arrival[v] = [problem.travel(v, home, d) for d in everywhere]
+            # Resident state may be anywhere without having travelled.
+            still = problem.values[v] in problem.holders
+            arrival[v] = [0.0 if still else problem.travel(v, home, d) for d in everywhere]
     for r in range(problem.runs):
         base = max((min(ends[p]) for p in problem.before[r]), default=0.0)
         row = [math.inf] * len(problem.devices)

@@ -63,6 +63,7 @@ class _Work:
         self.placed: list[tuple[float, float, int, int, int, int]] = []
         self.moved: list[tuple[float, float, int, int, Hop]] = []
         self.chosen = [-1] * len(problem.members)
+        self.device = [-1] * problem.runs
         self.room = Room(problem, room) if problem.tight else None
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
@@ -78,7 +79,7 @@ class _Work:
         for d in allowed:
             ready = self._arrival(r, d, base) if len(allowed) > 1 else 0.0
             lane, start = self._slot(r, d, ready)
-            score = start + problem.seconds[r][d] + (to_go[d] if to_go else 0.0)
+            score = start + problem.seconds[r][d] + (to_go[d] if to_go else 0.0) + self._carrying(r, d)
             if best is None or score < best[0]:
                 best = (score, d, lane, start)
         assert best is not None
@@ -90,6 +91,7 @@ class _Work:
         self.queues[d][lane].take(start, length)
         self.host.take(start, problem.dispatch[r])
         self.end[r] = start + length
+        self.device[r] = d
         self.placed.append((start, start + length, len(self.placed), r, d, lane))
         if self.room:
             self.room.settle(r, d, self.there)
@@ -97,6 +99,15 @@ class _Work:
             self.there[v][d] = self.end[r]
         if group >= 0:
             self.chosen[group] = d
+
+    def _carrying(self, r: int, d: int) -> float:
+        """Seconds that new values of carried state need from a device to their home and to all that read it."""
+        problem, longest = self.problem, 0.0
+        for v in problem.makes[r]:
+            if problem.carry[v]:
+                wanted = {*problem.deliver[v], *(self.device[h] for h in problem.carry[v])} - {-1}
+                longest = max(longest, *(problem.travel(v, d, e) for e in wanted))
+        return longest
 
     def _slot(self, r: int, d: int, ready: float) -> tuple[int, float]:
         length, dispatch = self.problem.seconds[r][d], self.problem.dispatch[r]
@@ -175,10 +186,10 @@ class _Work:
         return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
 
     def schedule(self, policy: str) -> Schedule:
-        """The orders it came to, deliveries to the caller at last."""
+        """The orders it came to, deliveries to the caller, and to where state is carried, at last."""
         problem = self.problem
         for v, devices in enumerate(problem.deliver):
-            for d in devices:
+            for d in dict.fromkeys((*devices, *(self.device[r] for r in problem.carry[v]))):
                 self._send(v, d)
         lanes: dict[str, list[str]] = {lane: [] for names in problem.lane_names for lane in names}
         for _, _, _, r, d, lane in sorted(self.placed):

@@ -30,6 +30,9 @@ def upward_rank(problem: Problem) -> list[float]:
                 longest = max(longest, rank[later] + apart * travel)
             for target in problem.deliver[v]:
                 longest = max(longest, (1.0 - shares[r][target]) * travel)
+            for holder in problem.carry[v]:
+                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[holder]))
+                longest = max(longest, apart * travel)
         rank[r] = own + longest
     return rank
 

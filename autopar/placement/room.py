@@ -20,7 +20,10 @@ class Room:
         self.caps = [math.inf if cap is None else cap * share for cap in problem.caps]
         self.used = [sum(storages.values()) for storages in problem.given]
         self.kept = [set(storages) for storages in problem.given]
-        self.left = [math.inf if d else len(readers) for readers, d in zip(problem.readers, problem.deliver)]
+        self.left = [
+            math.inf if problem.deliver[v] or problem.carry[v] or problem.stays[v] else len(readers)
+            for v, readers in enumerate(problem.readers)
+        ]
 
     def need(self, r: int, d: int, there: Sequence[dict[int, float]]) -> int:
         """Bytes a run would add to a device while it runs."""

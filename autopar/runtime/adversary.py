@@ -38,7 +38,7 @@ def run(
 
     `given` has a tensor for each input and state, by value name or by buffer name; they are cloned first,
     storages shared between them stay shared. Right programs give the same for every seed, and what one device
-    would give. Raises Violation.
+    would give. Raises Violation, also for a kept copy of state that is not what its home will hold.
     """
     return _Run(program, graph, calls or {}, given, seed).run()
 
@@ -101,7 +101,18 @@ class _Run:
             if at[index] == len(lanes[index].steps):
                 open_lanes.remove(index)
         outputs = [self.read(name) for name in self.program.outputs]
-        return outputs, [self.read(name) for name, _ in self.program.updates]
+        updates = [self.read(name) for name, _ in self.program.updates]
+        self.kept_right(dict(zip((target for _, target in self.program.updates), updates)))
+        return outputs, updates
+
+    def kept_right(self, updated: Mapping[str, Any]) -> None:
+        at_home = {b.value: b.name for b in self.program.buffers if b.kind == "given"}
+        for name, state in self.program.keeps:
+            ours, theirs = self.read(name), updated[state] if state in updated else self.read(at_home[state])
+            if not _equal(ours, theirs):
+                raise Violation(
+                    f"{name}, kept as the copy of {state}, is not what the home of {state} will hold"
+                )
 
     def compute(self, step: Compute, lane: Lane) -> None:
         task = self.graph.task[step.task]
@@ -146,7 +157,7 @@ class _Run:
         self.used[root.device] -= root.bytes
         if isinstance(old, torch.Tensor) and old.layout is torch.strided:
             storage = old.untyped_storage()
-            results = (self.held.get(name) for name in (*self.program.outputs, *dict(self.program.updates)))
+            results = (self.held.get(name) for name in self.program.results)
             kept = {
                 t.untyped_storage().data_ptr() for t in results if isinstance(t, torch.Tensor)
             } | self.kept
@@ -171,6 +182,10 @@ class _Run:
 
 def _can(step: object, recorded: set[str]) -> bool:
     return not isinstance(step, Wait) or step.event in recorded
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _copied(value: Any) -> Any:

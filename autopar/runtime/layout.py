@@ -29,7 +29,7 @@ def layout(program: Program, graph: Graph) -> Layout:
     maker: dict[str, str] = {}
     freed: dict[str, tuple[str, int]] = {}
     last: dict[str, tuple[str, int]] = {}
-    shared: set[str] = {*program.outputs, *(buffer for buffer, _ in program.updates)}
+    shared: set[str] = {*program.results}
     for lane in program.lanes:
         for index, step in enumerate(lane.steps):
             if isinstance(step, Free):
@@ -46,7 +46,7 @@ def layout(program: Program, graph: Graph) -> Layout:
                     last[name] = (lane.name, index)
 
     drops: dict[tuple[str, int], list[str]] = {}
-    kept = set(shared) & {*program.outputs, *(buffer for buffer, _ in program.updates)}
+    kept = frozenset(program.results)
     for buffer in program.buffers:
         name = buffer.name
         if buffer.kind == "result" or name in kept:

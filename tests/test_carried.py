@@ -1,0 +1,260 @@
+"""State that changes from call to call: copied and kept, or updated by the call and carried to who reads it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from feasible import problems
+from graphs import MS, costed, machine
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from naive import machine as naive_machine
+from naive import plan as naive_plan
+from naive import value
+from randoms import random_graph, random_places
+from samples import R, given, graph, op, same, sequential
+
+from autopar.cost import CostedGraph, TaskCost
+from autopar.errors import MemoryCapError, PlanError, ProgramError
+from autopar.graph import Graph
+from autopar.lower import lower
+from autopar.placement import POLICIES, place
+from autopar.placement.bound import lower_bound
+from autopar.plans import Plan
+from autopar.problem import Problem
+from autopar.programs import Copy, Program
+from autopar.runtime import adversary
+
+
+def step(carried: tuple[str, ...] = ("w",), changing: tuple[str, ...] = ()) -> Graph:
+    """y0 = sin(x w), y1 = tanh(x w), w' = w - (y0 + y1)."""
+    tasks = [
+        op("a", "aten.mm.default", R("x", "w")),
+        op("y0", "aten.sin.default", R("a_")),
+        op("b", "aten.mm.default", R("x", "w")),
+        op("y1", "aten.tanh.default", R("b_")),
+        op("g", "aten.add.Tensor", R("y0_", "y1_")),
+        op("n", "aten.sub.Tensor", R("w", "g_")),
+    ]
+    values = [value("x", kind="input"), value("w", kind="state")]
+    updates = [("n_", "w")] if carried else ()
+    made = graph("step", values, tasks, ("g_",), updates)
+    return replace(made, carried=carried, changing=changing).check()
+
+
+def on(where: str) -> dict[str, str]:
+    """The two branches on two accelerators, the update as told."""
+    first, second = "emulated:0", "emulated:1"
+    return {"a": first, "y0": first, "b": second, "y1": second, "g": where, "n": where}
+
+
+def training(rng: random.Random, tasks: int) -> Graph:
+    """A random graph whose state is carried, changing, updated in the plain way, or left alone."""
+    made = random_graph(rng, tasks)
+    ends = [v.name for v in made.values if v.kind == "made" and v.dtype == "float32"]
+    more, values, updates = [], [], []
+    kinds = {
+        state: rng.choice(("carried", "carried", "changing", "updated", "plain")) for state in made.state
+    }
+    for state, kind in kinds.items():
+        if kind in ("carried", "updated"):
+            reads = R(state, rng.choice(ends or ["x"]))
+            more.append(op(f"new {state}", "aten.sub.Tensor", reads, (f"{state}'",)))
+            values.append(value(f"{state}'"))
+            updates.append((f"{state}'", state))
+    names = {kind: tuple(s for s, k in kinds.items() if k == kind) for kind in ("carried", "changing")}
+    outputs = made.outputs + tuple(m for m, _ in updates if rng.random() < 0.3)
+    return replace(
+        made,
+        values=made.values + tuple(values),
+        tasks=made.tasks + tuple(more),
+        outputs=outputs,
+        updates=tuple(updates),
+        **names,
+    ).check()
+
+
+def priced(rng: random.Random, made: Graph, memory: dict[str, int] | None = None) -> CostedGraph:
+    """On a CPU and up to two accelerators, at random speeds; state at home anywhere."""
+    gpus, peer, wire = rng.choice((1, 2, 2)), rng.random() < 0.7, rng.choice(("own", "one", None))
+    unit = machine(
+        gpus, cpu_lanes=rng.choice((1, 2)), bytes_per_s=64 / MS, wire=wire, peer=peer, memory=memory
+    )
+    costs = [TaskCost(t.name, tuple(rng.uniform(0.3, 3) * MS for _ in unit.devices)) for t in made.tasks]
+    homes = {s: rng.choice([d.name for d in unit.devices]) for s in made.state}
+    return costed(made, unit, costs, homes=homes, shortest_s=rng.choice((0.0, 2 * MS)))
+
+
+def wrong(plan: Plan) -> list[str]:
+    """What is wrong with a plan; the judge of memory does not see views into what stays inside a fused run."""
+    fused = any(len(run.tasks) > 1 for run in plan.costed.runs)
+    return [text for text in problems(plan) if not (fused and "the plan says" in text)]
+
+
+def copies(program: Program) -> set[tuple[str, str]]:
+    return {(s.src, s.dst) for lane in program.lanes for s in lane.steps if isinstance(s, Copy)}
+
+
+def test_new_values_go_to_their_home_and_to_every_reader() -> None:
+    program = lower(naive_plan(step(), naive_machine(), on("cpu")))
+    program.check(step())
+    assert set(program.keeps) == {("n_@emulated:0", "w"), ("n_@emulated:1", "w")}
+    assert program.updates == (("n_@cpu", "w"),)
+    assert {("n_@cpu", "n_@emulated:0"), ("n_@cpu", "n_@emulated:1")} <= copies(program)
+    assert not any(src.startswith("w@") for src, _ in copies(program)), "the old value is resident"
+
+
+def test_nothing_is_moved_to_where_it_was_made() -> None:
+    program = lower(naive_plan(step(), naive_machine(), on("emulated:1")))
+    program.check(step())
+    moved = {pair for pair in copies(program) if pair[0].startswith("n_")}
+    assert moved == {("n_@emulated:1", "n_@cpu"), ("n_@emulated:1", "n_@emulated:0")}
+    assert set(program.keeps) == {("n_@emulated:0", "w"), ("n_@emulated:1", "w")}
+    alone = lower(naive_plan(step(), naive_machine(), ["cpu"]))
+    assert alone.keeps == () and alone.check(step()).redundant == ()
+
+
+def test_copies_of_what_changes_are_made_in_the_call_and_kept() -> None:
+    made = step(carried=(), changing=("w",))
+    program = lower(naive_plan(made, naive_machine(), on("cpu")))
+    assert program.check(made).redundant == ()
+    assert set(program.keeps) == {("w@emulated:0", "w"), ("w@emulated:1", "w")}
+    assert {buffer.kind for buffer in program.buffers if buffer.value == "w"} == {"given", "result"}
+
+
+def test_an_update_that_is_also_an_output() -> None:
+    made = replace(step(), outputs=("g_", "n_"))
+    program = lower(naive_plan(made, naive_machine(), on("emulated:0")))
+    program.check(made)
+    assert program.outputs[1] == "n_@cpu" and len(program.keeps) == 2
+
+
+def test_text_keeps_what_is_kept() -> None:
+    for made in (step(), step((), ("w",))):
+        program = lower(naive_plan(made, naive_machine(), on("cpu")))
+        assert program.keeps and Program.parse(str(program)) == program
+
+
+def test_a_saved_plan_knows_what_changes(tmp_path) -> None:
+    made = training(random.Random(5), 12)
+    plan = place(priced(random.Random(5), made))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert str(lower(Plan.load(tmp_path / "plan.json"))) == str(lower(plan))
+
+
+def test_graphs_that_cannot_be_carried_are_refused() -> None:
+    with pytest.raises(PlanError, match="'x' is said to change from call to call, but is no state"):
+        replace(step(), carried=("x",)).check()
+    with pytest.raises(PlanError, match="the new value of the carried state 'w', is made by no task"):
+        replace(step(), updates=(("x", "w"),)).check()
+
+
+BROKEN = {
+    "gone": (lambda p: replace(p, keeps=p.keeps[1:]), "out of date after the call, but the program keeps no"),
+    "another state": (lambda p: replace(p, keeps=(*p.keeps, (p.keeps[0][0], "x"))), "not a new value of"),
+    "another buffer": (
+        lambda p: replace(p, keeps=(("w@emulated:0", "w"), p.keeps[1])),
+        "memory that was there",
+    ),
+    "twice": (
+        lambda p: replace(p, keeps=(*p.keeps, ("g_@cpu", "w"), ("n_@cpu", "w"))),
+        "both g_@cpu and n_@cpu",
+    ),
+    "at home": (lambda p: replace(p, keeps=(*p.keeps, ("n_@cpu", "w"))), "of which cpu has none"),
+    "no buffer": (lambda p: replace(p, keeps=(*p.keeps, ("n_@mars", "w"))), "is no buffer of the program"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_wrong_keeps_are_named(how: str) -> None:
+    broken, message = BROKEN[how]
+    program = lower(naive_plan(step(), naive_machine(), on("cpu")))
+    with pytest.raises(ProgramError, match=message):
+        broken(program).check(step())
+
+
+def test_a_kept_buffer_is_never_freed() -> None:
+    program = lower(naive_plan(step(), naive_machine(), on("cpu")))
+    buffers = tuple(replace(b, kind="made") if b.name == "n_@emulated:0" else b for b in program.buffers)
+    with pytest.raises(ProgramError, match="n_@emulated:0 is of kind made, which is freed"):
+        replace(program, buffers=buffers).check(step())
+
+
+def test_carried_state_is_not_changed_in_place() -> None:
+    made = step()
+    more = op("i", "aten.add_.Tensor", R("w", "x"), ("i_",), after=("n",), writes=("w",))
+    inside = replace(made, tasks=(*made.tasks, more), values=(*made.values, value("i_", storage="w")))
+    each = naive_plan(inside, naive_machine(), on("cpu") | {"i": "cpu"})
+    with pytest.raises(
+        ProgramError, match="'w' is carried from call to call, but a task changes it in place"
+    ):
+        lower(each).check(inside)
+
+
+def test_the_adversary_sees_a_stale_copy() -> None:
+    """A kept buffer that is not what comes to the home."""
+    made = step()
+    program = lower(naive_plan(made, naive_machine(), on("cpu")))
+    wrong = replace(program, keeps=(("g_@cpu", "w"),))
+    with pytest.raises(adversary.Violation, match="g_@cpu, kept as the copy of w"):
+        adversary.run(wrong, made, None, given(made), 0)
+
+
+def test_heft_sees_what_carrying_costs() -> None:
+    """A little faster on the accelerator, but its result is then far from its readers and from home."""
+    made = step()
+    unit = machine(2, bytes_per_s=64 / (50 * MS), peer=False)
+    seconds = {"n": (1.2 * MS, MS, MS)}
+    costs = [TaskCost(t.name, seconds.get(t.name, (100 * MS, MS, 100 * MS))) for t in made.tasks]
+    each = costed(made, unit, costs, homes={"w": "cpu"}, deliver="")
+    plan = place(each, "heft")
+    assert problems(plan) == []
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(st.integers(0, 10**6))
+def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:
+    rng = random.Random(seed)
+    made = training(rng, rng.randrange(2, 16))
+    state = rng.getstate()
+    each = priced(rng, made)
+    plan = place(each, rng.choice(("auto", "single", *POLICIES)))
+    assert wrong(plan) == []
+    assert lower_bound(Problem(each)) <= plan.makespan * (1 + 1e-9)
+    _right(plan, seed)
+    rng.setstate(state)
+    caps = {device: int(peak * 0.9) for device, peak in plan.peaks.items()}
+    try:
+        tight = place(priced(rng, made, caps), "auto")
+        program = lower(tight)
+    except MemoryCapError:
+        return
+    assert wrong(tight) == []
+    _right(tight, seed)
+    assert all(peak.bytes <= peak.cap for peak in program.check(made).peaks if peak.cap is not None)
+
+
+@settings(max_examples=30, deadline=None)
+@drawn(st.integers(0, 10**6))
+def test_any_placement_of_any_graph(seed: int) -> None:
+    rng = random.Random(seed)
+    made = training(rng, rng.randrange(2, 20))
+    unit = naive_machine(rng.randrange(1, 3), rng.randrange(1, 3))
+    lanes = [lane for device in unit.devices for lane in device.compute_lanes]
+    _right(naive_plan(made, unit, random_places(rng, made, lanes)), seed)
+
+
+def _right(plan: Plan, seed: int) -> None:
+    program, made = lower(plan), plan.costed.graph
+    assert program.check(made).redundant == ()
+    assert Program.parse(str(program)) == program
+    tensors = given(made, seed)
+    for order in range(3):
+        assert same(adversary.run(program, made, None, tensors, order), sequential(made, tensors))
+    for name, state in program.keeps:
+        assert state in (*made.carried, *made.changing)
+        assert program.buffer[name].device != plan.costed.home[state]
