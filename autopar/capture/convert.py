@@ -51,6 +51,7 @@ class Conversion:
         self.made: dict[Any, Argument] = {}
         self.twins: dict[Any, Argument] = {}
         self.random: str | None = None
+        self.phase: Literal["forward", "backward"] = "forward"
 
     def give(self, node: Node, name: str, kind: Literal["input", "state"], path: str) -> str:
         """Let a placeholder stand for an input or state value; the name that value got."""
@@ -131,6 +132,7 @@ class Conversion:
             module=module,
             source=source,
             code=code,
+            phase=self.phase,
         )
         reads = len(task.inputs)
         ways = cuts(target, fake_args, fake_kwargs, output)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
 
 from ..errors import CaptureError
 from ..graph import Graph
@@ -69,7 +71,7 @@ def assemble(
     results = list(zip(program.graph_signature.output_specs, end.args[0]))
     kept = len(returned.grads) - sum(spec.kind is OutputKind.USER_OUTPUT for spec, _ in results)
     if kept:
-        _refuse_kept(program, [node for _, node in results[kept:]], returned.changed)
+        refuse_kept(program, [node for _, node in results[kept:]], returned.changed)
         results = results[:kept]
     for node in live(program.graph, [node for _, node in results]):
         conversion.add(node)
@@ -120,7 +122,7 @@ def assemble(
     )
 
 
-def _refuse_kept(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
+def refuse_kept(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
     """Untraceable when an attribute keeps what depends on the call: the next call would read what this
     one left.
     """
@@ -145,69 +147,92 @@ def _shared(overlaps: tuple[int, ...], inputs: tuple[str, ...], target: str) -> 
 
 
 class Placeholders:
-    """The inputs and state of an exported program, given to a conversion; tied tensors become one value."""
+    """The inputs and state of an exported program, given to a conversion; tied tensors become one value.
+
+    `nodes` stand for the inputs where they are not those of the program itself. `values` has the value of each.
+    """
 
     def __init__(
-        self, conversion: Conversion, program: ExportedProgram, call: Call, paths: tuple[str, ...]
+        self,
+        conversion: Conversion,
+        program: ExportedProgram,
+        call: Call,
+        paths: tuple[str, ...],
+        nodes: Sequence[Node] | None = None,
     ) -> None:
         self.inputs: list[str] = []
         self.state: dict[str, Slot] = {}
         self.names: dict[str, str] = {}
-        self.constants: dict[str, Any] = {}
-        self.call = call
-        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-        specs = list(zip(program.graph_signature.input_specs, nodes))
-        users = [(spec, node) for spec, node in specs if spec.kind is InputKind.USER_INPUT]
-        for path, (_, node) in zip(paths, users):
-            self.names[node.name] = conversion.give(node, path, "input", path)
-            self.inputs.append(self.names[node.name])
-        first: dict[int, Slot] = {}
-        for slot in slots(call.model):
-            first.setdefault(id(slot.tensor), slot)
+        nodes = nodes or [node for node in program.graph.nodes if node.op == "placeholder"]
+        found = list(zip(program.graph_signature.input_specs, sources(program, call), nodes))
+        given: dict[int, str] = {}
+        for spec, source, node in found:
+            if isinstance(source, int):
+                name = conversion.give(node, paths[source], "input", paths[source])
+                self.names[spec.arg.name] = given[id(node)] = name
+                self.inputs.append(name)
         known: dict[int, str] = {}
-        for spec, node in specs:
-            if spec.kind is InputKind.USER_INPUT:
+        for spec, source, node in found:
+            if isinstance(source, int):
                 continue
-            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-                raise Untraceable(
-                    f"{conversion.name}: {spec.target} is a {spec.kind.name.lower()}, which is no tensor; "
-                    "pass tensors, or keep it out of forward"
-                )
-            slot = self._slot(spec, program)
-            slot = first.get(id(slot.tensor), slot)
-            if id(slot.tensor) in known:
-                name = known[id(slot.tensor)]
+            if id(source.tensor) in known:
+                name = known[id(source.tensor)]
                 conversion.same(node, name)
             else:
-                name = known[id(slot.tensor)] = conversion.give(node, slot.path, "state", slot.path)
-                self.state[name] = slot
-            self.names[spec.target] = name
+                name = known[id(source.tensor)] = conversion.give(node, source.path, "state", source.path)
+                self.state[name] = source
+            self.names[spec.target] = given[id(node)] = name
+        self.values = [given[id(node)] for node in nodes]
 
     def target(self, target: str) -> str:
         """The input or state value that a mutation goes back to."""
         return self.names[target]
 
-    def _slot(self, spec: Any, program: ExportedProgram) -> Slot:
-        path = spec.target.removeprefix(ROOT + ".")
-        slot = find(self.call.model, path) if spec.target.startswith(ROOT + ".") else None
-        if spec.kind is not InputKind.CONSTANT_TENSOR:
-            if slot is None:
-                raise CaptureError(
-                    f"{spec.target} is not in the model any more; was it replaced during forward?"
-                )
-            return slot
-        tensor = program.constants[spec.target]
-        if slot is not None and slot.tensor is tensor:
-            return slot
-        if tensor.requires_grad:
-            raise CaptureError(
-                f"tensor {self._called(tensor, path)} requires grad, belongs to no module and would be "
-                "frozen as a constant; make it an nn.Parameter of a module that the function uses, pass it "
-                "as an argument, or detach it"
-            )
-        self.constants[path] = tensor
-        return Slot(path, self.constants, path)
 
-    def _called(self, tensor: torch.Tensor, otherwise: str) -> str:
-        (function,) = self.call.function
-        return repr(next((name for name, item in reachable(function) if item is tensor), otherwise))
+def sources(program: ExportedProgram, call: Call) -> list[Slot | int]:
+    """What each input of a program is: the number of a tensor of the call, or where the model, or the program,
+    holds it. A tensor with several places has the first.
+    """
+    first: dict[int, Slot] = {}
+    for slot in slots(call.model):
+        first.setdefault(id(slot.tensor), slot)
+    constants: dict[str, Any] = {}
+    found: list[Slot | int] = []
+    users = itertools.count()
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            found.append(next(users))
+            continue
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise Untraceable(
+                f"{spec.target} is a {spec.kind.name.lower()}, which is no tensor; pass tensors, or keep it out "
+                "of forward"
+            )
+        slot = _slot(spec, program, call, constants)
+        found.append(first.get(id(slot.tensor), slot))
+    return found
+
+
+def _slot(spec: Any, program: ExportedProgram, call: Call, constants: dict[str, Any]) -> Slot:
+    path = spec.target.removeprefix(ROOT + ".")
+    slot = find(call.model, path) if spec.target.startswith(ROOT + ".") else None
+    if spec.kind is not InputKind.CONSTANT_TENSOR:
+        if slot is None:
+            raise CaptureError(f"{spec.target} is not in the model any more; was it replaced during forward?")
+        return slot
+    tensor = program.constants[spec.target]
+    if slot is not None and slot.tensor is tensor:
+        return slot
+    if tensor.requires_grad:
+        raise CaptureError(
+            f"tensor {_called(tensor, path, call)} requires grad, belongs to no module and would be "
+            "frozen as a constant; make it an nn.Parameter of a module that the function uses, pass it "
+            "as an argument, or detach it"
+        )
+    constants[path] = tensor
+    return Slot(path, constants, path)
+
+
+def _called(tensor: torch.Tensor, otherwise: str, call: Call) -> str:
+    (function,) = call.function
+    return repr(next((name for name, item in reachable(function) if item is tensor), otherwise))

@@ -60,9 +60,44 @@ class Locations:
         return module_path(node), *line(trace)
 
 
+class Origins(Locations):
+    """Module paths and source lines of a graph of forward and backward.
+
+    A node of the backward is where the user wrote what it is the gradient of; the sum of two gradients, where the
+    last of them comes from.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        super().__init__()
+        self.partner: dict[int, torch.fx.Node] = {}
+        self.places: dict[torch.fx.Node, tuple[str, str, str]] = {}
+        for node in graph.nodes:
+            if node.op == "call_function" and node.meta.get("nn_module_stack"):
+                self.partner.setdefault(node.meta.get("seq_nr", -1), node)
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.places[node] = self._place(node)
+
+    def find(self, node: torch.fx.Node) -> tuple[str, str, str]:
+        """Module path, `file:line` and code; each "" when unknown."""
+        return self.places[node]
+
+    def _place(self, node: torch.fx.Node) -> tuple[str, str, str]:
+        place = super().find(node)
+        partner = self.partner.get(node.meta.get("seq_nr", -1))
+        if "nn_module_stack" in node.meta:
+            return place
+        if not place[1] and partner is not None:
+            place = super().find(partner)
+        if not any(place):
+            known = [self.places[source] for source in node.all_input_nodes if source in self.places]
+            place = next((found for found in reversed(known) if any(found)), place)
+        return place
+
+
 def module_path(node: torch.fx.Node) -> str:
     """Path of the innermost module of the user's that the node was traced in."""
-    stack = node.meta.get("nn_module_stack")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0]).split("@", 1)[0]

@@ -79,7 +79,9 @@ def quiet() -> Iterator[None]:
 
 def transformed() -> bool:
     """Whether a torch.func transform or forward-mode AD is active in this thread."""
-    return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+    return (
+        torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.fx.Graph:

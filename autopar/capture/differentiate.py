@@ -1,0 +1,137 @@
+"""A recorded call differentiated: one fx graph of forward and backward, by AOTAutograd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..composites import swap
+from .private import differentiated
+from .refusals import Untraceable
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What AOTAutograd made of a record of n inputs and m outputs.
+
+    `inputs` are the n placeholders, `outputs` the m results. `tangents` pairs the index of an output with the
+    placeholder of its gradient, `gradients` the index of an input with its gradient, `updates` the index of an
+    input that is changed in place with its new value.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    tangents: tuple[tuple[int, fx.Node], ...]
+    gradients: tuple[tuple[int, fx.Node], ...]
+    updates: tuple[tuple[int, fx.Node], ...]
+
+
+def differentiate(record: fx.GraphModule, tensors: list[torch.Tensor], names: list[str]) -> Joint:
+    """Differentiate a record, whose inputs are all placeholders, at these tensors; `names` are theirs.
+
+    Each output is given memory of its own, so that it has its own gradient. Raises Untraceable for a change in
+    place of a tensor that requires grad, or by one.
+    """
+    for module in record.modules():
+        if isinstance(module, fx.GraphModule):
+            swap(module)
+    _own(record.graph)
+    given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    graph = differentiated(Record(record), tuple(given))
+    inputs: dict[int, fx.Node] = {}
+    tangents: list[tuple[int, fx.Node]] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            kind, index = _meaning(node.meta["desc"])
+            if kind == "PlainAOTInput":
+                inputs[index] = node
+            elif kind == "PlainAOTOutput":
+                tangents.append((index, node))
+            else:
+                raise _changed(names[index])
+    end = next(iter(reversed(graph.nodes)))
+    outputs: dict[int, fx.Node] = {}
+    gradients, updates = [], []
+    for node, description in zip(end.args[0], end.meta["desc"]):
+        if node is None:
+            continue
+        kind, index = _meaning(description)
+        if kind == "PlainAOTOutput":
+            outputs[index] = node.args[0] if node.target is _aten.clone.default else node
+        elif kind == "InputMutationAOTOutput":
+            if given[index].requires_grad:
+                raise _changed(names[index])
+            updates.append((index, node))
+        else:
+            gradients.append((index, node))
+    return Joint(
+        graph,
+        tuple(inputs[index] for index in range(len(given))),
+        tuple(outputs[index] for index in range(len(outputs))),
+        tuple(tangents),
+        tuple(gradients),
+        tuple(updates),
+    )
+
+
+def _changed(name: str) -> Untraceable:
+    return Untraceable(
+        f"forward changes {name} in place, and it requires grad or is made to; change a clone of it, or what is no "
+        f"part of the gradient inside torch.no_grad with detach()"
+    )
+
+
+def _own(graph: fx.Graph) -> None:
+    """Return a clone of each result: AOTAutograd gives tensors that share memory one gradient between them."""
+    end = next(iter(reversed(graph.nodes)))
+    with graph.inserting_before(end):
+        clones = [graph.call_function(_aten.clone.default, (node,)) for node in end.args[0]]
+    for clone, node in zip(clones, end.args[0]):
+        clone.meta = {key: item for key, item in node.meta.items() if key != "val"}
+    end.args = (tuple(clones),)
+
+
+def _meaning(description: Any) -> tuple[str, int]:
+    """What a placeholder or a result is for, and the index of the input or output that it is for."""
+    for relation in ("output", "grad_of", "mutated_input"):
+        inner = getattr(description, relation, None)
+        if inner is not None:
+            kind, index = _meaning(inner)
+            return (type(description).__name__ if relation != "output" else kind), index
+    kind = type(description).__name__
+    if kind not in ("PlainAOTInput", "PlainAOTOutput"):
+        raise Untraceable(f"differentiation makes a {kind} of it, which no graph can hold")
+    return kind, description.idx
+
+
+class Record(nn.Module):
+    """A recorded graph that runs node by node, through regions of another grad mode or autocast too, so that
+    what is traced from it knows the module and line of each node.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
+        self.module = (module,)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return tuple(_Run(self.module[0]).run(*tensors))
+
+
+class _Run(fx.Interpreter):
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(target, "__name__", "")
+        if name == "wrap_with_set_grad_enabled":
+            enabled, region, *given = args
+            with torch.set_grad_enabled(enabled):
+                return _Run(region).run(*given)
+        if name == "wrap_with_autocast":
+            kind, dtype, enabled, cached, region, *given = args
+            with torch.autocast(kind, dtype, enabled, cached):
+                return _Run(region).run(*given)
+        return super().call_function(target, args, kwargs)
