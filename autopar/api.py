@@ -36,6 +36,10 @@ def compile(
     check: Literal["first", "always", "never"] = "first",
     outputs: Literal["as_input", "as_placed"] = "as_input",
     plan: Plan | str | PathLike[str] | None = None,
+    batch_norm: Literal["full", "per_part"] = "full",
+    recompute: Literal["auto"] | float | None = None,
+    reassociate: bool = False,
+    verify_replicas: bool = False,
 ) -> Compiled:
     """A callable that gives what `model` gives, computed on all of `devices` at once.
 
@@ -49,6 +53,13 @@ def compile(
     check: compare with eager at the first call of each signature, always, or never.
     outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
     plan: a Plan (or file) made before, edited or not, to be used as it is.
+    batch_norm: in training with a split batch, statistics of the "full" batch, or "per_part" as nn.DataParallel does.
+    recompute: "auto" computes cheap activations again in the backward where a cap needs it; a share from 0 to 1 of
+    the saved bytes says how many may stay saved.
+    reassociate: turn chains of additions into trees, which rounds differently.
+    verify_replicas: compare checksums of the copies of weights on other devices at each call.
+
+    The result trains as the model does: call it with grad mode on, `loss.backward()`, any torch optimizer.
 
     Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
     """
@@ -59,7 +70,18 @@ def compile(
             "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
             "for it, or Machine.emulate(…) to run on stand-ins"
         )
-    options = Options(pins or {}, policy, split, measure, check, outputs)
+    options = Options(
+        pins or {},
+        policy,
+        split,
+        measure,
+        check,
+        outputs,
+        batch_norm,
+        recompute,
+        reassociate,
+        verify_replicas,
+    )
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
     if given is not None and not isinstance(given, Plan):
         raise PlanError(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
-from .graph import Const, Graph, Ref, Task, Value, replace_refs
+from .graph import Const, Graph, Task, Value, replace_refs
 
 _ADDS = frozenset({"aten.add.Tensor"})
 
@@ -49,7 +50,6 @@ def divide(graph: Graph, tangents: Sequence[str], gradients: int) -> Halves:
     read = [*(name for task in (*again, *second) for name in task.inputs), *graph.outputs[count:]]
     wanted = dict.fromkeys(read)
     saved = [name for name in wanted if name not in made and name not in state and name not in tangents]
-    first, saved, renamed = _as_it_was(graph, first, saved)
     given = [name for name in graph.inputs if name not in tangents]
     forward = replace(
         graph,
@@ -58,16 +58,16 @@ def divide(graph: Graph, tangents: Sequence[str], gradients: int) -> Halves:
         inputs=tuple(given),
         outputs=(*graph.outputs[:count], *saved),
     )
-    tasks = [_renamed(task, renamed) for task in (*again, *second)]
+    tasks = (*again, *second)
     kept = tuple(name for name in graph.state if name in wanted and name in state)
     backward = replace(
         graph,
         name=f"{graph.name} backward",
-        values=_values(graph, [*saved, *tangents], kept, tasks, renamed),
-        tasks=tuple(tasks),
+        values=_values(graph, [*saved, *tangents], kept, tasks),
+        tasks=tasks,
         inputs=(*saved, *tangents),
         state=kept,
-        outputs=tuple(renamed.get(name, name) for name in graph.outputs[count:]),
+        outputs=graph.outputs[count:],
         updates=(),
         changing=(),
         carried=(),
@@ -160,57 +160,21 @@ def _views(graph: Graph, first: Sequence[Task], second: Sequence[Task]) -> list[
     return [replace(task, after=()) for task in first if task.name in found]
 
 
-def _as_it_was(
-    graph: Graph, first: list[Task], saved: list[str]
-) -> tuple[list[Task], list[str], dict[str, str]]:
-    """Save a copy of what the call changes: the backward reads it as the forward did."""
-    changed = {graph.value[name].storage for name in graph.mutated}
-    renamed = {name: f"{name}#before" for name in saved if graph.value[name].storage in changed}
-    copies = [Task(now, "aten.clone.default", (Ref(name),), outputs=(now,)) for name, now in renamed.items()]
-    made = {name: task.name for task in first for name in task.outputs}
-    if any(name in made for name in renamed):
-        ready = {copy.inputs[0]: copy for copy in copies}
-        tasks: list[Task] = [copy for copy in copies if copy.inputs[0] not in made]
-        for task in first:
-            tasks.append(task)
-            tasks += [ready[name] for name in task.outputs if name in ready]
-    else:
-        tasks = [*copies, *first]
-    return tasks, [renamed.get(name, name) for name in saved], renamed
-
-
 def _values(
-    graph: Graph,
-    given: Sequence[str],
-    state: Sequence[str],
-    tasks: Sequence[Task],
-    renamed: Mapping[str, str] | None = None,
+    graph: Graph, given: Sequence[str], state: Sequence[str], tasks: Sequence[Task]
 ) -> tuple[Value, ...]:
     """The values of a half: what it is given has memory of its own unless it shares that of another given one."""
-    back = {now: name for name, now in (renamed or {}).items()}
     owner: dict[str, str] = {}
     found: dict[str, Value] = {}
     for name in (*given, *state):
-        value = graph.value[back.get(name, name)]
-        root = owner.setdefault(name if name in back else value.storage, name)
-        found[name] = Value(
-            name,
-            value.shape,
-            value.dtype,
-            value.bytes,
-            root,
-            "state" if name in state else "input",
-            value.path or name,
-        )
+        value = graph.value[name]
+        root = owner.setdefault(value.storage, name)
+        kind: Literal["state", "input"] = "state" if name in state else "input"
+        found[name] = Value(name, value.shape, value.dtype, value.bytes, root, kind, value.path or name)
     for task in tasks:
         for name in task.outputs:
-            copied = name.removesuffix("#before")
-            if name not in graph.value:
-                value = replace(graph.value[copied], name=name, storage=name, kind="made", path="")
-            else:
-                value = graph.value[name]
-                value = replace(value, storage=_root(graph, value, owner, task, found))
-            found[name] = value
+            value = graph.value[name]
+            found[name] = replace(value, storage=_root(graph, value, owner, task, found))
     return tuple(found.values())
 
 

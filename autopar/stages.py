@@ -66,7 +66,7 @@ def prepare(
     known: Captured | None = None,
 ) -> Prepared:
     """Capture (unless it is `known`), plan, lower, check and bind a model for the signature of a call."""
-    captured = known or timed("capture", capture, model, args, kwargs)
+    captured = known or rewritten(timed("capture", capture, model, args, kwargs), options)
     tensors = captured.flatten(args, kwargs)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
     prepared = bind(captured, plan)
@@ -83,6 +83,15 @@ def bind(captured: Captured, plan: Plan) -> Prepared:
     program = timed("lower", lower, plan)
     timed("check", program.check, plan.costed.graph)
     return Prepared(captured, plan, program, Executor(captured, plan, program))
+
+
+def rewritten(captured: Captured, options: Options) -> Captured:
+    """What was captured, with chains of additions as trees where the options ask for it."""
+    if not options.reassociate:
+        return captured
+    from .reassociate import reassociated
+
+    return replace(captured, graph=reassociated(captured.graph))
 
 
 def repeatable(captured: Captured, plan: Plan) -> bool:

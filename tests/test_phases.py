@@ -1,0 +1,116 @@
+"""A joint graph taken apart: the halves together are the whole, and dead tangents cost nothing and give None."""
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.capture.joint import joint
+from autopar.phases import alive, divide, reached
+from autopar.runtime.interpret import interpret
+
+
+class Heads(nn.Module):
+    """Two heads on one trunk, one of them without a finite gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.trunk(x))
+        return self.left(h), self.right(h), 1 / (self.left.bias.sum() * 0)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(4, 7, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, i):
+        return self.out(self.norm(self.embed(i)))
+
+
+CASES = {
+    "heads": (Heads, lambda: torch.randn(4, 5)),
+    "tied": (Tied, lambda: torch.arange(6)),
+    "chain": (lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), lambda: torch.randn(2, 3)),
+}
+
+
+def taken_apart(name):
+    torch.manual_seed(0)
+    make, data = CASES[name]
+    model, x = make(), data()
+    captured = joint(model, (x,))
+    tangents = [name for name, _ in captured.tangents]
+    return model, x, captured, divide(captured.graph, tangents, len(captured.gradients))
+
+
+def values_of(graph, captured, given):
+    values = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
+    values.update(given)
+    with torch.no_grad():
+        for _ in interpret(graph, captured.calls, values, torch.device("cpu")):
+            pass
+    return values
+
+
+def eager(model, x, captured, tangents):
+    outputs = model(x)
+    flat = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    roots = [flat[index] for name, index in captured.tangents if name in tangents]
+    leaves = [captured.state[name][0][captured.state[name][1]] for name, _ in captured.gradients]
+    return flat, torch.autograd.grad(roots, leaves, list(tangents.values()), allow_unused=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("first", [False, True], ids=["all", "first"])
+def test_the_halves_give_what_eager_gives(name, first):
+    model, x, captured, halves = taken_apart(name)
+    count = 1 if first else len(halves.tangents)
+    shapes = {n: captured.graph.value[n].shape for n in halves.tangents}
+    tangents = {n: torch.randn(shapes[n]) for n in halves.tangents[:count]}
+    start = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
+    ahead = values_of(halves.forward, captured, dict(zip(captured.graph.inputs, [x])))
+    backward = alive(halves.backward, halves.tangents, tuple(tangents))
+    given = {name: ahead[name] for name in halves.saved} | tangents
+    back = values_of(backward, captured, {**start, **given})
+    flat, wanted = eager(model, x, captured, tangents)
+    for name, reference in zip(captured.graph.outputs, flat):
+        assert torch.equal(ahead[name], reference.detach())
+    has = reached(halves.backward, halves.tangents, tuple(tangents))
+    assert has == tuple(gradient is not None for gradient in wanted)
+    found = [back[name] for name in backward.outputs]
+    for ours, reference in zip(found, (gradient for gradient in wanted if gradient is not None)):
+        torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+def test_each_task_is_in_one_half_but_views_of_weights():
+    _, _, captured, halves = taken_apart("heads")
+    ahead, back = set(halves.forward.task), set(halves.backward.task)
+    assert ahead | back == set(captured.graph.task)
+    assert all(captured.graph.task[name].free for name in ahead & back)
+
+
+def test_no_weight_is_saved():
+    for name in CASES:
+        _, _, captured, halves = taken_apart(name)
+        weights = {value for value, _ in captured.gradients}
+        roots = {captured.graph.value[saved].storage for saved in halves.saved}
+        assert weights.isdisjoint(roots)
+
+
+def test_dead_tangents_leave_their_tasks_out():
+    _, _, _, halves = taken_apart("heads")
+    less = alive(halves.backward, halves.tangents, halves.tangents[:1])
+    assert len(less.tasks) < len(halves.backward.tasks)
+    assert not any("zeros" in task.target for task in less.tasks)
+    assert "right.weight" not in less.state
+
+
+def test_no_tangent_at_all_leaves_nothing():
+    _, _, _, halves = taken_apart("chain")
+    assert alive(halves.backward, halves.tangents, ()).tasks == ()
