@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ..programs import Copy, Lane, Program, Record, Step
+from ..programs import Copy, Lane, Program, Record
 from .handoff import Gates
 from .hosts import HostLane
 from .layout import events
-from .record import Account, LaneRecorder
+from .record import LaneRecorder, Recording
 
 PINNED_LIMIT = 256 << 20
 """Tensors above this many bytes are not staged: torch rounds pinned memory up to a power of two."""
@@ -51,7 +51,7 @@ class AcceleratorLane(HostLane):
         super().__init__(lane, program, device)
         self.direct = direct
         copies = [step for step in lane.steps if isinstance(step, Copy)]
-        results = {*program.outputs, *(buffer for buffer, _ in program.updates)}
+        results = frozenset(program.results)
         # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call
         # returns.
         host_ends = any(place(step.dst).type == "cpu" and step.dst in results for step in copies)
@@ -105,17 +105,17 @@ class AcceleratorLane(HostLane):
     def drain(self) -> None:
         (self._stream or torch.accelerator.current_stream(self.device)).synchronize()
 
-    def recorder(self, account: Callable[[Step], Account]) -> LaneRecorder:
+    def recorder(self, recording: Recording) -> LaneRecorder:
         return StreamRecorder(
-            self.lane, account, self._stream or torch.accelerator.current_stream(self.device)
+            self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
         )
 
 
 class StreamRecorder(LaneRecorder):
     """Marks are timing events of the stream, counted from one whose time on the host's clock is known."""
 
-    def __init__(self, lane: Lane, account: Callable[[Step], Account], queue: torch.Stream) -> None:
-        super().__init__(lane, account)
+    def __init__(self, lane: Lane, recording: Recording, queue: torch.Stream) -> None:
+        super().__init__(lane, recording)
         self._queue = queue
         queue.synchronize()
         self._base = self.now()

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..programs import Copy, Lane, Program, Step
+from ..programs import Copy, Lane, Program
 from .handoff import Gates
-from .record import Account, LaneRecorder
+from .record import LaneRecorder, Recording
 
 
 class HostLane:
@@ -51,9 +51,9 @@ class HostLane:
     def drain(self) -> None:
         """Block until everything the lane was given has ended."""
 
-    def recorder(self, account: Callable[[Step], Account]) -> LaneRecorder:
+    def recorder(self, recording: Recording) -> LaneRecorder:
         """What notes when the steps of one call start and end."""
-        return LaneRecorder(self.lane, account)
+        return LaneRecorder(self.lane, recording)
 
 
 def clone(value: Any) -> Any:

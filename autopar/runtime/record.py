@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..plans import Plan
-from ..programs import Compute, Copy, Lane, Program, Step
+from ..programs import Copy, Lane, Program, Step
 from ..timeline import Memory, Span, Timeline
 from .layout import makes
+from .ranges import Ranges, title
 
 
 class Account:
@@ -85,31 +85,22 @@ class Account:
 class LaneRecorder:
     """Start and end of each step of one lane, in seconds of `time.perf_counter`, and what the steps made."""
 
-    def __init__(self, lane: Lane, account: Callable[[Step], Account]) -> None:
-        self.lane, self.account = lane, account
+    def __init__(self, lane: Lane, recording: Recording) -> None:
+        self.lane, self.recording = lane, recording
         self.spans: list[tuple[int, Any, Any]] = []
-        self._range: Any = None
+        self._ranges = Ranges()
         self._began: Any = None
 
     def begin(self, index: int) -> None:
-        """Step `index` starts; torch.profiler shows it under the name of its task or buffer."""
-        step = self.lane.steps[index]
-        name = (
-            step.task
-            if isinstance(step, Compute)
-            else f"{step.src} to {step.dst}"
-            if isinstance(step, Copy)
-            else ""
-        )
-        self._range = torch.profiler.record_function(name)
-        self._range.__enter__()
+        """Step `index` starts; profilers show it under its `title`."""
+        self._ranges.push(title(self.lane.steps[index], self.recording.plan.costed.graph))
         self._began = self.now()
 
     def end(self, index: int, *made: Any) -> None:
         """Step `index` has ended and made these tensors."""
         self.spans.append((index, self._began, self.now()))
-        self._range.__exit__(None, None, None)
-        account = self.account(self.lane.steps[index])
+        self._ranges.pop()
+        account = self.recording.account(self.lane.steps[index])
         for tensor in made:
             account.add(tensor)
 

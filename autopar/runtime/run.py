@@ -45,7 +45,7 @@ class Call:
     def recorder(self, lane: str) -> LaneRecorder:
         """The recorder of a lane."""
         assert self._recording is not None
-        made = self.assembly.lanes[lane].recorder(self._recording.account)
+        made = self.assembly.lanes[lane].recorder(self._recording)
         self._recording.lanes[lane] = made
         return made
 
