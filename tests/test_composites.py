@@ -11,6 +11,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.nn import functional as F
 
 from autopar import composites
+from autopar.errors import CaptureError
 
 OWN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_|thnn|fused")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -117,3 +118,126 @@ def test_recurrent(kind, options):
     layer = kind(5, 6, **options)
     name = {nn.LSTM: "lstm", nn.GRU: "gru"}.get(kind, f"rnn_{options.get('nonlinearity', 'tanh')}")
     compare(Called(lambda layer, x: layer(x)[0], layer), (rn(4, 3, 5, dtype=options["dtype"]),), name)
+
+
+def counted(model, tensors, counts):
+    """`compare`, with how often each operator stands in the graph."""
+    names = targets(compare(model, tensors, None))
+    for name, count in counts.items():
+        assert names.count(f"autopar.{name}.default") == count, name
+        assert names.count(f"autopar.{name}_backward.default") == count, name
+    return names
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=str)
+def test_random_attention_draws_as_eager(options):
+    model = Called(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.4, **options))
+    names = counted(model, tuple(rn(2, 4, 6, 8, dtype=torch.float32) for _ in range(3)), {})
+    assert names.count("aten.native_dropout.default") == 1
+    assert not any("scaled_dot_product" in name for name in names)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "batch_first": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_layers_draw_as_eager(kind, options, dtype):
+    layer = kind(5, 6, num_layers=3, dropout=0.4, dtype=dtype, **options)
+    name = {nn.LSTM: "lstm", nn.GRU: "gru"}.get(kind, "rnn_tanh")
+
+    def call(layer, x):
+        output, states = layer(x)
+        return output, *(states if isinstance(states, tuple) else (states,))
+
+    names = counted(Called(call, layer), (rn(4, 3, 5, dtype=dtype),), {name: 3})
+    assert names.count("aten.native_dropout.default") == 2
+
+
+def test_layers_that_do_not_drop_stay_one():
+    layer = nn.LSTM(5, 6, num_layers=3, dropout=0.4).double().eval()
+    counted(Called(lambda layer, x: layer(x)[0], layer), (rn(4, 3, 5),), {"lstm": 1})
+
+
+def test_states_given_and_wanted():
+    layer = nn.LSTM(5, 6, proj_size=3, num_layers=2).double()
+    model = Called(lambda layer, x, h, c: (out := layer(x, (h, c)), out[0], *out[1])[1:], layer)
+    counted(model, (rn(4, 3, 5), rn(2, 3, 3), rn(2, 3, 6)), {"lstm": 1})
+    only = Called(lambda layer, x, h, c: layer(x, (h, c))[1][1], layer)
+    counted(only, (rn(4, 3, 5, grad=False), rn(2, 3, 3), rn(2, 3, 6, grad=False)), {"lstm": 1})
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells(kind, bias):
+    cell = kind(5, 6, bias=bias).double()
+    name = {nn.LSTMCell: "lstm_cell", nn.GRUCell: "gru_cell"}.get(kind, "rnn_tanh_cell")
+    counted(Called(lambda cell, x: cell(x), cell), (rn(3, 5),), {name: 1})
+
+
+def test_packed_sequences_are_refused():
+    graph = torch.fx.Graph()
+    graph.call_function(torch.ops.aten.lstm.data, ())
+    with pytest.raises(CaptureError, match="pad the batch"):
+        composites.swap(torch.fx.GraphModule(nn.Module(), graph))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("form", ["rows", "offsets", "last"])
+def test_bags(mode, padding, form):
+    bag = nn.EmbeddingBag(
+        9, 4, mode=mode, padding_idx=padding, include_last_offset=form == "last", dtype=torch.float64
+    )
+    indices = torch.randint(0, 9, (5, 3))
+    given = (indices,) if form == "rows" else (indices.reshape(-1), torch.tensor([0, 4, 4, 9]))
+    counted(Called(lambda bag, *given: bag(*given), bag), given, {"embedding_bag": 1})
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_bags_with_weights(rows):
+    bag = nn.EmbeddingBag(9, 4, mode="sum", scale_grad_by_freq=False, dtype=torch.float64)
+    indices, weights = torch.randint(0, 9, (5, 3)), torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
+    if rows:
+        call, given = (lambda bag, i, w: bag(i, per_sample_weights=w)), (indices, weights)
+    else:
+        call = lambda bag, i, o, w: bag(i, o, per_sample_weights=w)  # noqa: E731
+        given = (indices.reshape(-1), torch.tensor([0, 4, 9]), rn(15))
+    names = counted(Called(call, bag), given, {"embedding_bag": 1})
+    assert rows != any("arange" in name or "reshape" in name for name in names) or not rows
+
+
+def test_sparse_bags_are_refused():
+    bag = nn.EmbeddingBag(9, 4, sparse=True)
+    module = torch.export.export(bag, (torch.randint(0, 9, (5, 3)),), strict=False).module()
+    with pytest.raises(CaptureError, match="sparse=False"):
+        composites.swap(module)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "shapes"),
+    [
+        ("upsample_bilinear2d", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [(2, 3, 4, 5)]),
+        ("upsample_bicubic2d", lambda x: F.interpolate(x, size=(7, 3), mode="bicubic"), [(2, 3, 4, 5)]),
+        ("upsample_nearest2d", lambda x: F.interpolate(x, scale_factor=1.5), [(2, 3, 4, 5)]),
+        ("_upsample_nearest_exact1d", lambda x: F.interpolate(x, 7, mode="nearest-exact"), [(2, 3, 4)]),
+        ("upsample_linear1d", lambda x: F.interpolate(x, 7, mode="linear", align_corners=True), [(2, 3, 4)]),
+        ("upsample_trilinear3d", lambda x: F.interpolate(x, 5, mode="trilinear"), [(2, 3, 4, 4, 4)]),
+        ("rms_norm", lambda x, w: F.rms_norm(x, (4,), w), [(2, 3, 4), (4,)]),
+        ("cdist", torch.cdist, [(2, 3, 4), (2, 5, 4)]),
+    ],
+)
+def test_kept(name, function, shapes):
+    counted(Called(function), tuple(rn(*shape) for shape in shapes), {name: 1})
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_norms_in_low_precision(mixed):
+    low = torch.float32 if mixed else torch.bfloat16
+    layer, group = nn.LayerNorm(8, dtype=low), nn.GroupNorm(2, 4, dtype=low)
+    model = Called(lambda layer, group, x: group(layer(x)), layer, group)
+    counted(model, (rn(2, 4, 8, dtype=torch.bfloat16),), {"layer_norm": 1, "group_norm": 1})
+
+
+def test_norms_in_full_precision_keep_their_statistics():
+    model = Called(lambda layer, x: layer(x), nn.LayerNorm(8))
+    names = counted(model, (rn(2, 8, dtype=torch.float32),), {"layer_norm": 0})
+    assert "aten.native_layer_norm_backward.default" in names

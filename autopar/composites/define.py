@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,47 +15,40 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 """What computes each operator of this package, by the target of its tasks."""
 
 
+Like = Callable[..., Any]
+Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """An aten operator `plain` and its stand-ins: `forward` takes the arguments of `plain`, all by position;
-    `backward(grads, *arguments, needs)` gives the gradients of the tensors among them for which `needs` is
-    true, in order, from those of the outputs (None: not asked for).
+    """Two operators: `forward(*arguments)`, all by position, and `backward(grads, *arguments, needs)`, which gives
+    the gradients of the tensors among the arguments for which `needs` is true, in order, from those of the
+    outputs (None: not asked for).
     """
 
-    plain: torch._ops.OpOverload
     forward: torch._ops.OpOverload
     backward: torch._ops.OpOverload
 
-    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call of `plain` by position, defaults filled in."""
-        schema = self.plain._schema.arguments
-        return tuple(
-            args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            for place, argument in enumerate(schema)
-        )
-
 
 def define(
-    plain: torch._ops.OpOverload,
-    like: Callable[..., Any] | None = None,
-    cast: Callable[[str, tuple[Any, ...]], torch.dtype | None] | None = None,
-    returns: str = "",
+    name: str,
+    given: str,
+    returned: str,
+    call: Callable[..., Any],
+    like: Like | None = None,
+    cast: Cast | None = None,
 ) -> Composite:
-    """Define the stand-ins of an aten operator.
+    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP.
 
-    `like(*arguments)` makes tensors of the shapes, dtypes and strides of the outputs (by default the operator's
-    own fake does). `cast(device type, arguments)` is the dtype to which autocast takes floating tensors, None
-    when it leaves them.
+    `like(*arguments)` makes tensors of the shapes, dtypes and strides of the outputs (`call` on fake tensors by
+    default). `cast(device type, arguments)` is the dtype to which autocast takes floating tensors, None when it
+    leaves them.
     """
-    name = plain._opname
-    text = str(plain._schema)
-    given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     bare = re.sub(r"=[^,]*", "", given)
-    _LIBRARY.define(f"{name}({given}) -> {text[text.rindex('->') + 2 :].strip()}")
+    _LIBRARY.define(f"{name}({bare}) -> {returned}")
     _LIBRARY.define(f"{name}_backward(Tensor?[] grads, {bare}, bool[] needs) -> Tensor[]")
     forward = getattr(torch.ops.autopar, name).default
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
-    call = _positional(plain)
 
     def gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
         *arguments, needs = rest
@@ -69,13 +62,37 @@ def define(
     _LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
     torch.library.register_fake(forward, like or call, lib=_LIBRARY)
     torch.library.register_fake(backward, fake_gradients, lib=_LIBRARY)
-    torch.library.register_autograd(forward, _backward(backward), setup_context=_keep, lib=_LIBRARY)
+    torch.library.register_autograd(forward, _formula(backward), setup_context=_keep, lib=_LIBRARY)
     if cast is not None:
         for kind in ("cpu", "cuda"):
             _LIBRARY.impl(name, _casting(forward, kind, cast), f"Autocast{kind.upper()}")
     KERNELS[f"autopar.{name}.default"] = call
     KERNELS[f"autopar.{name}_backward.default"] = gradients
-    return Composite(plain, forward, backward)
+    return Composite(forward, backward)
+
+
+def whole(plain: torch._ops.OpOverload, like: Like | None = None, cast: Cast | None = None) -> Composite:
+    """The stand-ins of an aten operator, with its own name, arguments and outputs."""
+    text = str(plain._schema)
+    given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
+    returned = text[text.rindex("->") + 2 :].strip()
+    return define(plain._opname, given, returned, _positional(plain), like, cast)
+
+
+def arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """The arguments of a node by the schema of its operator, in order, defaults filled in."""
+    schema: Any = node.target
+    return {
+        argument.name: node.args[place]
+        if place < len(node.args)
+        else node.kwargs.get(argument.name, argument.default_value)
+        for place, argument in enumerate(schema._schema.arguments)
+    }
+
+
+def become(node: torch.fx.Node, target: Callable[..., Any], given: Iterable[Any]) -> None:
+    """Let a node call something else; its meta stays."""
+    node.target, node.args, node.kwargs = target, tuple(given), {}
 
 
 def vjp(
@@ -162,7 +179,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.rest = replace(inputs, lambda tensor: ...)
 
 
-def _backward(backward: torch._ops.OpOverload) -> Callable[..., Any]:
+def _formula(backward: torch._ops.OpOverload) -> Callable[..., Any]:
     def formula(ctx: Any, *grads: Tensor | None) -> Any:
         saved = iter(ctx.saved_tensors)
         arguments = tuple(_restored(item, saved) for item in ctx.rest)

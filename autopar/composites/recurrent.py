@@ -1,4 +1,4 @@
-"""Recurrent layers: `lstm`, `gru`, `rnn_tanh`, `rnn_relu` on padded batches."""
+"""Recurrent layers on padded batches, and single cells: `lstm`, `gru`, `rnn_tanh`, `rnn_relu`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .define import Composite, define
+from ..errors import CaptureError
+from .define import Composite, arguments, become, whole
 
 _aten = torch.ops.aten
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _like(
@@ -44,13 +44,27 @@ def _cast_gru(kind: str, args: tuple[Any, ...]) -> torch.dtype:
     return torch.float32 if whole else torch.get_autocast_dtype(kind)
 
 
-lstm = define(_aten.lstm.input, _like, _cast)
-gru = define(_aten.gru.input, _like, _cast_gru)
-rnn_tanh = define(_aten.rnn_tanh.input, _like, _cast)
-rnn_relu = define(_aten.rnn_relu.input, _like, _cast)
+lstm = whole(_aten.lstm.input, _like, _cast)
+gru = whole(_aten.gru.input, _like, _cast_gru)
+rnn_tanh = whole(_aten.rnn_tanh.input, _like, _cast)
+rnn_relu = whole(_aten.rnn_relu.input, _like, _cast)
 
 
-def layered(composite: Composite, *args: Any) -> tuple[Tensor, ...]:
+_LAYERS: dict[Any, Composite] = {
+    _aten.lstm.input: lstm,
+    _aten.gru.input: gru,
+    _aten.rnn_tanh.input: rnn_tanh,
+    _aten.rnn_relu.input: rnn_relu,
+}
+_CELLS: dict[Any, Composite] = {
+    _aten.lstm_cell.default: whole(_aten.lstm_cell.default, cast=_cast_gru),
+    _aten.gru_cell.default: whole(_aten.gru_cell.default, cast=_cast_gru),
+    _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=_cast),
+    _aten.rnn_relu_cell.default: whole(_aten.rnn_relu_cell.default, cast=_cast),
+}
+
+
+def _layered(layer: torch._ops.OpOverload, *args: Any) -> tuple[Tensor, ...]:
     """A stack of recurrent layers with dropout between them: one call for each layer, `dropout` outside, so that
     its masks are drawn once, and in eager's order."""
     sequence, hx, params, biases, layers, dropout, train, bidirectional, batch_first = args
@@ -60,16 +74,44 @@ def layered(composite: Composite, *args: Any) -> tuple[Tensor, ...]:
     if batch_first:
         sequence = sequence.transpose(0, 1)
     last: list[list[Tensor]] = [[] for _ in states]
-    for layer in range(layers):
-        own = [state.narrow(0, layer * ways, ways) for state in states]
-        weights = params[layer * width : (layer + 1) * width]
+    for index in range(layers):
+        own = [state.narrow(0, index * ways, ways) for state in states]
+        weights = params[index * width : (index + 1) * width]
         given = own if isinstance(hx, (tuple, list)) else own[0]
-        sequence, *ended = composite.forward(
-            sequence, given, weights, biases, 1, 0.0, train, bidirectional, False
-        )
+        sequence, *ended = layer(sequence, given, weights, biases, 1, 0.0, train, bidirectional, False)
         for kept, state in zip(last, ended):
             kept.append(state)
-        if layer < layers - 1:
+        if index < layers - 1:
             sequence = torch.dropout(sequence, dropout, True)
     output = sequence.transpose(0, 1) if batch_first else sequence
     return (output, *(torch.cat(kept) for kept in last))
+
+
+def swap_layers(node: torch.fx.Node) -> None:
+    """One task each way; with dropout between layers, one for each layer."""
+    given = arguments(node)
+    layer = _LAYERS[node.target].forward
+    if given["train"] and given["dropout"] and given["num_layers"] > 1:
+        become(node, _layered, (layer, *given.values()))
+    else:
+        become(node, layer, (given | {"dropout": 0.0}).values())
+
+
+def swap_cell(node: torch.fx.Node) -> None:
+    """One task each way."""
+    become(node, _CELLS[node.target].forward, arguments(node).values())
+
+
+def refuse_packed(node: torch.fx.Node) -> None:
+    """Raises CaptureError."""
+    raise CaptureError(
+        f"{node.target} runs over a packed sequence, whose steps depend on the lengths in a tensor, and cannot be "
+        "trained; pad the batch (torch.nn.utils.rnn.pad_sequence) and mask the loss"
+    )
+
+
+SWAPS = (
+    dict.fromkeys(_LAYERS, swap_layers)
+    | dict.fromkeys(_CELLS, swap_cell)
+    | {layer.overloadpacket.data: refuse_packed for layer in _LAYERS}
+)
