@@ -1,8 +1,8 @@
 """Cut the batch of a graph into parts, so that devices can share what is otherwise one chain.
 
 A rewrite of graph to graph: each task that lets the rows of the batch pass through independently is replaced
-by one task for each part; a value is rejoined only where something needs it whole, once for all who do. Where a task contracts the
-batch, its parts are added up, from the first to the last.
+by one task for each part; a value is rejoined only where something needs it whole, once for all who do. Where
+a task contracts the batch, its parts are added up, from the first to the last.
 """
 
 from __future__ import annotations

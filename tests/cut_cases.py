@@ -337,7 +337,6 @@ NONE = [
     case(aten.masked_select.default, r(6, 4), b(6, 4)),
     case(aten.squeeze.default, r(6, 1, 4)),
     case(aten.relu_.default, r(6, 4)),
-    case(aten.zeros.default, [6, 4]),
     case(aten.scaled_dot_product_attention.default, *(r(6, 4, 3, 8),) * 3, None, 0.5),
     case(aten.repeat.default, r(6, 4), [2, 2]),
 ]

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..graph import SUMMED
 from .cut_call import Call, Way, aligned, broadcasting, rule
 
 
 @rule("linear")
 def linear(call: Call) -> Iterator[Way]:
-    """Every axis of the input but the features, and the rows of the weight."""
+    """Every axis of the input but the features, and the rows of the weight; without a bias the features add up."""
     rank = call.rank("input")
     for axis in range(rank - 1):
         yield Way({"input": axis}, axis)
     if call.rank("weight") == 2:
         yield Way({"weight": 0, "bias": 0}, rank - 1)
+    if call["bias"] is None:
+        yield Way({"input": rank - 1, "weight": call.rank("weight") - 1}, SUMMED)
 
 
-@rule("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "linalg_matmul", "__rmatmul__")
+@rule("matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "linalg_matmul", "__rmatmul__")
 def matmul(call: Call) -> Iterator[Way]:
-    """Broadcast batch axes, rows of the left, columns of the right; what is added broadcasts."""
+    """Broadcast batch axes, rows of the left, columns of the right; what is added broadcasts.
+
+    Where nothing is added, shares of the columns of the left and the rows of the right add up.
+    """
     names = [name for name, _, _ in call.tensors()]
     added = names.pop(0) if len(names) == 3 else None
     left, right = names
@@ -41,24 +47,29 @@ def matmul(call: Call) -> Iterator[Way]:
         if added is not None:
             inputs[added] = aligned(call[added], axis, out)
         yield Way(inputs, axis)
+    if added is None:
+        yield Way({left: rows - 1, right: max(columns - 2, 0)}, SUMMED)
 
 
 @rule("einsum")
 def einsum(call: Call) -> Iterator[Way]:
-    """Each letter of the output, wherever operands have it with its full size."""
+    """Each letter, wherever operands have it with its full size; those that the output lacks add up."""
     equation = call["equation"].replace(" ", "")
     if "->" not in equation or "." in equation:
         return
     given, out = equation.split("->")
     terms = given.split(",")
-    for axis, letter in enumerate(out):
-        size = call.output.shape[axis]
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, call["tensors"], strict=True):
+        for letter, size in zip(term, tensor.shape, strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 0))
+    for letter, size in sizes.items():
         if all(term.count(letter) < 2 for term in terms):
             found = [
                 term.index(letter) if letter in term and tensor.shape[term.index(letter)] == size else None
                 for term, tensor in zip(terms, call["tensors"], strict=True)
             ]
-            yield Way({"tensors": found}, axis)
+            yield Way({"tensors": found}, out.index(letter) if letter in out else SUMMED)
 
 
 @rule("bilinear")

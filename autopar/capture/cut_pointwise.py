@@ -18,7 +18,9 @@ _UNTAGGED = (
     " special_sinc special_round special_log1p special_psi special_gammaln special_i0"
     " special_digamma special_xlogy"
     " special_gammainc special_gammaincc special_polygamma special_multigammaln"
-    " _prelu_kernel masked_fill where __and__ __or__ __xor__ zero"
+    " _prelu_kernel masked_fill where __and__ __or__ __xor__ zero rsub"
+    " elu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward mish_backward"
+    " softplus_backward rrelu_with_noise_backward _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward"
 )
 
 
@@ -57,12 +59,4 @@ def native_dropout(call: Call) -> Iterator[Way]:
 def rrelu(call: Call) -> Iterator[Way]:
     """Only in evaluation, where the slope is fixed."""
     if not call["training"]:
-        yield from pointwise(call)
-
-
-@rule("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div", "poisson_nll_loss")
-@rule("binary_cross_entropy", "binary_cross_entropy_with_logits")
-def loss(call: Call) -> Iterator[Way]:
-    """Only unreduced."""
-    if call["reduction"] == 0:
         yield from pointwise(call)

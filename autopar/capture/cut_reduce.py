@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..graph import OWN, SUMMED
 from .cut_call import Call, Way, axes_of, axis_of, broadcasting, rule
 from .cut_pointwise import pointwise
 
@@ -33,7 +34,7 @@ def along(call: Call) -> Iterator[Way]:
 
 @rule(*_REDUCING.split())
 def reduction(call: Call) -> Iterator[Way]:
-    """Axes that are not reduced, renumbered unless the reduced ones stay with size 1."""
+    """Axes that are not reduced, renumbered unless the reduced ones stay with size 1; of a sum the others too."""
     if call.is_tensor("other"):
         yield from pointwise(call)
         return
@@ -46,6 +47,8 @@ def reduction(call: Call) -> Iterator[Way]:
     for axis in range(rank):
         if axis not in busy:
             yield Way({"self": axis}, axis if keep else axis - sum(other < axis for other in busy))
+        elif call.name in ("aten::sum", "aten::nansum"):
+            yield Way({"self": axis}, SUMMED)
 
 
 @rule("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
@@ -64,14 +67,16 @@ def group_norm(call: Call) -> Iterator[Way]:
 
 
 @rule("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
-@rule("_native_batch_norm_legit")
+@rule("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
 def batch_norm(call: Call) -> Iterator[Way]:
-    """In evaluation every axis but the channels; in training none: statistics need the whole batch."""
+    """In evaluation every axis but the channels, with the same statistics in each part; in training none: they
+    need the whole batch.
+    """
     if call.get("training", False):
         return
     for axis in range(call.rank("input")):
         if axis != 1:
-            yield Way({"input": axis}, (axis, *(None for _ in call.outputs[1:])))
+            yield Way({"input": axis}, (axis, *(OWN for _ in call.outputs[1:])))
 
 
 @rule("prelu")
@@ -92,16 +97,6 @@ def along_pair(call: Call) -> Iterator[Way]:
     for axis in range(len(shape)):
         if axis != dim:
             yield Way(broadcasting(call, axis, shape), axis - (axis > gone))
-
-
-@rule("cross_entropy_loss", "nll_loss", "nll_loss_nd")
-def class_loss(call: Call) -> Iterator[Way]:
-    """Unreduced, every axis but the classes: they are axis 1 of the scores and absent in the target."""
-    scores, target = call["self"], call["target"]
-    if call["reduction"] != 0 or scores.dim() < 2 or target.dim() != scores.dim() - 1:
-        return
-    for axis in range(target.dim()):
-        yield Way({"self": axis + (axis > 0), "target": axis}, axis)
 
 
 @rule("quantile", "nanquantile")

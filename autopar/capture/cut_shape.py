@@ -263,9 +263,17 @@ def diag_embed(call: Call) -> Iterator[Way]:
         yield Way({"self": before}, after)
 
 
+@rule("zeros", "ones", "full")
+def filled(call: Call) -> Iterator[Way]:
+    """Every axis, by its size."""
+    for axis in range(call.output.dim()):
+        yield Way({}, axis, (("size", axis),))
+
+
 @rule("new_zeros", "new_ones", "new_full", "new_empty")
 def new(call: Call) -> Iterator[Way]:
-    """The input gives only its kind, so any axis of it goes with any axis of the same size."""
+    """The input gives only its kind, so any axis of it, or none, goes with any axis of the same size."""
+    yield from filled(call)
     for before, size in enumerate(call.shape("self")):
         for after, other in enumerate(call.output.shape):
             if size == other:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..graph import Cut
-from . import cut_index, cut_linear, cut_reduce, cut_shape  # noqa: F401  (their rules register themselves)
+from . import cut_backward, cut_index, cut_linear, cut_loss, cut_reduce, cut_shape  # noqa: F401  (their rules register)
 from .cut_call import RULES, Call, Way
 from .cut_pointwise import pointwise
 

@@ -31,7 +31,25 @@ def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return total
 
 
-_OWN: dict[str, Callable[..., Any]] = {JOIN: _join, PART: _part, SUM: _sum}
+def _layer_norm_backward(
+    gradient: torch.Tensor,
+    given: torch.Tensor,
+    shape: list[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    *others: Any,
+) -> Any:
+    # The kernels read the statistics as if contiguous, which a part of them need not be.
+    operator = torch.ops.aten.native_layer_norm_backward.default
+    return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    JOIN: _join,
+    PART: _part,
+    SUM: _sum,
+    "aten.native_layer_norm_backward.default": _layer_norm_backward,
+}
 
 
 def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
