@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ class Captured:
     """
 
     graph: Graph
-    state: dict[str, tuple[dict[str, Any], str]]
+    state: dict[str, tuple[Mapping[str, Any], str]]
     calls: dict[str, Callable[..., Any]]
     flatten: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]]
     rebuild: Callable[[list[Any]], Any]

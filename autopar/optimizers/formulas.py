@@ -1,0 +1,153 @@
+"""The step of one parameter as a function of tensors, computed by torch's own code on copies.
+
+SGD with momentum: Sutskever et al. ("On the importance of initialization and momentum in deep learning", ICML
+2013) as torch modifies it; Adam: Kingma and Ba (ICLR 2015); AMSGrad: Reddi et al. (ICLR 2018); AdamW: Loshchilov and
+Hutter ("Decoupled weight decay regularization", ICLR 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from ..capture.private import norm_of
+from ..errors import RunError
+
+
+def entries(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the state tensors, of the parameter's shape, that a step with this param group reads and makes."""
+    if "betas" in group:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+    return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+
+class Formula:
+    """New parameter and new state from parameter, gradient and state: `formula(path, parameter, gradient,
+    coefficient, *state)`.
+
+    `places` has the parameter of each path as the optimizer holds it and the number of its group. Hyperparameters
+    and Adam's step count are read from the live optimizer at each call; nothing that is given is changed. The
+    gradient is multiplied by `coefficient` unless that is None. The results are those of `optimizer.step()` bit for
+    bit where they are computed on the same device. RunError when the group now asks for other state.
+    """
+
+    def __init__(self, optimizer: Optimizer, places: Mapping[str, tuple[torch.Tensor, int]]) -> None:
+        self.optimizer, self.places = optimizer, dict(places)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        path: str,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        coefficient: torch.Tensor | None,
+        *state: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """The new parameter, then the new state in the order of `entries`."""
+        tensor, number = self.places[path]
+        group = self.optimizer.param_groups[number]
+        wanted = entries(group)
+        if len(wanted) != len(state):
+            raise RunError(
+                f"param group {number} now needs {', '.join(wanted) or 'no state'} of {path}, which the planned step "
+                "does not read; plan the step again after changing momentum or amsgrad"
+            )
+        if torch.is_autocast_enabled(parameter.device.type):
+            with torch.autocast(parameter.device.type, enabled=False):
+                return self._made(tensor, group, parameter, gradient, coefficient, state)
+        return self._made(tensor, group, parameter, gradient, coefficient, state)
+
+    def _made(
+        self,
+        tensor: torch.Tensor,
+        group: Mapping[str, Any],
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        coefficient: torch.Tensor | None,
+        state: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        own = gradient.stride() != parameter.stride() or coefficient is not None
+        if coefficient is not None:
+            gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
+        elif own:
+            # Kernels over lists of tensors want one order in memory, which autograd gives `.grad` too.
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        made = parameter.detach().clone()
+        held = [entry.clone() for entry in state]
+        device = made.device
+        common: dict[str, Any] = {
+            "lr": _near(group["lr"], device),
+            "weight_decay": _near(group["weight_decay"], device),
+            "maximize": group["maximize"],
+            "foreach": group["foreach"],
+            "fused": group["fused"],
+        }
+        if "betas" in group:
+            count = self.optimizer.state[tensor]["step"]
+            # The fused kernel reads the count from its own device, the others from the host.
+            count = count.to(device, copy=True) if group["fused"] else count.clone()
+            first, second = group["betas"]
+            adam(
+                [made],
+                [gradient],
+                held[:1],
+                held[1:2],
+                held[2:],
+                [count],
+                amsgrad=group["amsgrad"],
+                beta1=_near(first, device),
+                beta2=_near(second, device),
+                eps=group["eps"],
+                decoupled_weight_decay=group["decoupled_weight_decay"],
+                **common,
+            )
+            return made, *held
+        if group["nesterov"] and not own and (group["foreach"] or device.type != "cpu"):
+            # torch's SGD over lists adds the momentum to the gradient itself.
+            gradient = gradient.clone()
+        sgd(
+            [made],
+            [gradient],
+            [*held] if held else [None],
+            momentum=group["momentum"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            **common,
+        )
+        return made, *held
+
+
+def _near(value: Any, device: torch.device) -> Any:
+    """A hyperparameter where the kernels of `device` can read it: numbers and host tensors they can anyway."""
+    if isinstance(value, torch.Tensor) and value.device != device and value.device.type != "cpu":
+        return value.to(device)
+    return value
+
+
+@torch.no_grad()
+def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """The 2-norm of a gradient, a tensor of its dtype; `strides` are those autograd would give it, in whose order
+    it is summed.
+    """
+    if gradient.stride() != tuple(strides):
+        ordered = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+        gradient = ordered.copy_(gradient)
+    return norm_of(gradient)
+
+
+@torch.no_grad()
+def clip(norms: list[torch.Tensor], most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm over all gradients and the factor that brings it to `most` if it is more, as
+    `torch.nn.utils.clip_grad_norm_` has them.
+    """
+    total = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
+    return total, torch.clamp(most / (total + 1e-6), max=1.0)
+
+
+FORMULAS: dict[type[Optimizer], int] = {SGD: 8, Adam: 16, AdamW: 16}
+"""The optimizers whose step can be tasks, with the operations on each element of a parameter."""
