@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from ..composites import swap
+from .asked import FUNCTION, HOOK, Asked
 from .private import differentiated
 from .refusals import Untraceable
 
@@ -32,18 +33,18 @@ class Joint:
     updates: tuple[tuple[int, fx.Node], ...]
 
 
-def differentiate(record: fx.GraphModule, tensors: list[torch.Tensor], names: list[str]) -> Joint:
+def differentiate(
+    record: fx.GraphModule, tensors: list[torch.Tensor], names: list[str], asked: Asked
+) -> Joint:
     """Differentiate a record, whose inputs are all placeholders, at these tensors; `names` are theirs.
 
     Each output is given memory of its own, so that it has its own gradient. Raises Untraceable for a change in
     place of a tensor that requires grad, or by one.
     """
-    for module in record.modules():
-        if isinstance(module, fx.GraphModule):
-            swap(module)
+    swap(record)
     _own(record.graph)
     given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-    graph = differentiated(Record(record), tuple(given))
+    graph = differentiated(Record(record, asked), tuple(given))
     inputs: dict[int, fx.Node] = {}
     tangents: list[tuple[int, fx.Node]] = []
     for node in graph.nodes:
@@ -82,8 +83,8 @@ def differentiate(record: fx.GraphModule, tensors: list[torch.Tensor], names: li
 
 def _changed(name: str) -> Untraceable:
     return Untraceable(
-        f"forward changes {name} in place, and it requires grad or is made to; change a clone of it, or what is no "
-        f"part of the gradient inside torch.no_grad with detach()"
+        f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
+        "give it a value that is detached"
     )
 
 
@@ -115,23 +116,29 @@ class Record(nn.Module):
     what is traced from it knows the module and line of each node.
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, asked: Asked) -> None:
         super().__init__()
-        self.module = (module,)
+        self.record = (module, asked)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return tuple(_Run(self.module[0]).run(*tensors))
+        return tuple(_Run(*self.record).run(*tensors))
 
 
 class _Run(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, asked: Asked) -> None:
+        super().__init__(module)
+        self.asked = asked
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(target, "__name__", "")
         if name == "wrap_with_set_grad_enabled":
             enabled, region, *given = args
             with torch.set_grad_enabled(enabled):
-                return _Run(region).run(*given)
+                return _Run(region, self.asked).run(*given)
         if name == "wrap_with_autocast":
             kind, dtype, enabled, cached, region, *given = args
             with torch.autocast(kind, dtype, enabled, cached):
-                return _Run(region).run(*given)
+                return _Run(region, self.asked).run(*given)
+        if target is FUNCTION or target is HOOK:
+            return self.asked.again(target, *args)
         return super().call_function(target, args, kwargs)

@@ -71,7 +71,7 @@ def assemble(
     results = list(zip(program.graph_signature.output_specs, end.args[0]))
     kept = len(returned.grads) - sum(spec.kind is OutputKind.USER_OUTPUT for spec, _ in results)
     if kept:
-        refuse_kept(program, [node for _, node in results[kept:]], returned.changed)
+        refuse_stored(program, [node for _, node in results[kept:]], returned.changed)
         results = results[:kept]
     for node in live(program.graph, [node for _, node in results]):
         conversion.add(node)
@@ -122,7 +122,7 @@ def assemble(
     )
 
 
-def refuse_kept(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
+def refuse_stored(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
     """Untraceable when an attribute keeps what depends on the call: the next call would read what this
     one left.
     """

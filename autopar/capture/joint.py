@@ -20,14 +20,14 @@ from ..graph import Graph, Ref, Task
 from .captured import Captured
 from .convert import Conversion, live
 from .differentiate import Joint, differentiate
-from .export import Placeholders, refuse_kept, sources
+from .export import Placeholders, refuse_stored, sources
 from .functions import Call, Returned
 from .locations import Origins
 from .private import quiet
 from .probe import probe, refuse_counters
 from .refusals import Untraceable, explain
 from .routes import taken
-from .watch import refuse_levels
+from .watch import refuse_kept, refuse_levels, refuse_module_hooks, watched
 
 _aten = torch.ops.aten
 
@@ -54,6 +54,7 @@ def joint(
     refuse_levels()
     notes: list[str] = []
     with taken(function, args, kwargs or {}, notes) as (call, name, paths):
+        refuse_module_hooks(call.model, name)
         try:
             captured = assemble(trace(call, paths), call, name, paths)
             refuse_counters(call, name)
@@ -79,7 +80,8 @@ class Recorded(NamedTuple):
 def trace(call: Call, paths: tuple[str, ...]) -> Recorded:
     """Record a call, then differentiate the record."""
     with quiet():
-        program = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
+        with watched() as asked, refuse_kept(call.model):
+            program = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
         returned = call.returned
         places = _results(program, returned)
         given = call.arguments.tensors
@@ -87,7 +89,7 @@ def trace(call: Call, paths: tuple[str, ...]) -> Recorded:
         tensors = [given[source] if isinstance(source, int) else source.tensor for source in found]
         names = [paths[source] if isinstance(source, int) else source.path for source in found]
         _join_tied(program.graph, tensors)
-        return Recorded(program, returned, places, differentiate(program.graph_module, tensors, names))
+        return Recorded(program, returned, places, differentiate(program.graph_module, tensors, names, asked))
 
 
 def _results(program: ExportedProgram, returned: Returned) -> tuple[int | None, ...]:
@@ -99,7 +101,7 @@ def _results(program: ExportedProgram, returned: Returned) -> tuple[int | None, 
     results = list(end.args[0])
     count = len(returned.grads)
     if len(results) > count:
-        refuse_kept(program, results[count:], returned.changed)
+        refuse_stored(program, results[count:], returned.changed)
     own = {index for index, _ in returned.same}
     left: dict[fx.Node, int] = {}
     places = tuple(

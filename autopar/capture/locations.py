@@ -6,7 +6,9 @@ import functools
 import linecache
 import os
 import re
+import sys
 import sysconfig
+from typing import Any
 
 import torch
 
@@ -115,6 +117,18 @@ def line(trace: str) -> tuple[str, str]:
         if not file.startswith((_OWN, "<eval_with_key")):
             return f"{short(file)}:{number}", linecache.getline(file, number).strip()
     return "", ""
+
+
+def caller() -> str:
+    """` at file:line: `code`` of the frame that is running, outside torch; "" when there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file, number = frame.f_code.co_filename, frame.f_lineno
+        if foreign(file):
+            code = linecache.getline(file, number).strip()
+            return f" at {short(file)}:{number}" + (f": `{code}`" if code else "")
+        frame = frame.f_back
+    return ""
 
 
 def foreign(file: str) -> bool:

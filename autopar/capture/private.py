@@ -16,7 +16,11 @@ TESTED = ("2.11", "2.12", "2.13")
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
     from torch.export import _trace
+    from torch.fx.node import has_side_effect
+    from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
@@ -30,16 +34,22 @@ __all__ = [
     "TESTED",
     "FakeTensor",
     "FakeTensorMode",
+    "FunctionalTensor",
+    "SingleLevelFunction",
     "TorchDispatchMode",
+    "apply_function",
     "conv_flop_count",
     "differentiated",
     "flop_registry",
+    "has_side_effect",
+    "norm_of",
     "origin",
     "pytree",
     "quiet",
     "registration",
     "result",
     "sdpa_flop_count",
+    "step_hooks",
     "transformed",
 ]
 
@@ -84,6 +94,11 @@ def transformed() -> bool:
     )
 
 
+def apply_function(function: Any, *args: Any) -> Any:
+    """Call an `autograd.Function`, whatever stands in for its `apply`."""
+    return torch._C._FunctionBase.__dict__["apply"].__get__(None, function)(*args)
+
+
 def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.fx.Graph:
     """The graph of a module without parameters, forward and backward, as AOTAutograd traces it.
 
@@ -94,6 +109,18 @@ def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -
 
     with contextlib.ExitStack() as stack, preserve_node_meta():
         return aot_export_joint_with_descriptors(stack, module, tensors).graph_module.graph
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What torch calls before and after each step of an optimizer, the hooks of all optimizers included."""
+    before, after = _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return [hook for hooks in (before, after, *own) for hook in hooks.values()]
+
+
+def norm_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
+    return torch._foreach_norm([tensor], 2.0)[0]
 
 
 def origin(node: torch.fx.Node) -> str:

@@ -23,8 +23,12 @@ def probe(call: Call, name: str) -> None:
     """Run the call on copies of its tensors and put the model's back; CaptureError when the model itself
     fails.
     """
-    tensors = [
+    copies = [
         tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.arguments.tensors
+    ]
+    # What the caller computed may be changed in place, which a leaf that requires grad may not.
+    tensors = [
+        copy if tensor.is_leaf else copy.clone() for copy, tensor in zip(copies, call.arguments.tensors)
     ]
     with unchanged(call):
         try:

@@ -2,20 +2,232 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules import module as modules
 
 from ..errors import CaptureError
+from .asked import FUNCTION, HOOK, RECORDING, Applied, Asked, Hooked
+from .functions import reachable
+from .holders import Holders
+from .locations import caller, foreign
+from .private import FakeTensor, FunctionalTensor, SingleLevelFunction, apply_function, pytree
+from .signature import take_apart
+
+
+_OWN_BEHALF = ("torch/_functorch/", "torch/_higher_order_ops/", "torch/_dynamo/")
 
 
 def refuse_levels() -> None:
-    """CaptureError inside torch.func, vmap or forward-mode differentiation: a graph would know nothing of them."""
+    """CaptureError inside torch.func, vmap or forward-mode differentiation, of which a graph would know nothing."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
+        inside = "torch.func (grad, vmap, jvp, ...)"
+    elif torch.autograd.forward_ad._current_level >= 0:
+        inside = "torch.autograd.forward_ad.dual_level"
+    else:
+        return
+    raise CaptureError(
+        f"a call inside {inside} cannot be captured for training; call the plain model there, `fast.module`"
+    )
+
+
+def refuse_module_hooks(model: nn.Module, name: str) -> None:
+    """CaptureError for full backward hooks, which no trace keeps."""
+    if modules._global_backward_hooks or modules._global_backward_pre_hooks:
         raise CaptureError(
-            "a call inside torch.func (grad, vmap, jvp ...) cannot be captured for training; call the plain model "
-            "there: `compiled.module`"
+            "a backward hook of all modules (register_module_full_backward_hook) would not be called; remove it"
         )
-    if torch.autograd.forward_ad._current_level >= 0:
+    for path, module in model.named_modules():
+        hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+        if hooks:
+            called = getattr(hooks[0], "__qualname__", type(hooks[0]).__qualname__)
+            raise CaptureError(
+                f"the backward hook {called} of {path or name} would not be called; remove it (`handle.remove()`), "
+                "or register a hook on the module's parameters, which are kept"
+            )
+
+
+@contextlib.contextmanager
+def refuse_kept(model: nn.Module) -> Iterator[None]:
+    """CaptureError when a forward hook of a module has kept a tensor, a stand-in that nothing can use."""
+    found = [
+        (path, hook)
+        for path, module in model.named_modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    ]
+    holders = [(path, hook, Holders([hook])) for path, hook in found]
+    kept: list[tuple[str, Any, str]] = []
+    try:
+        yield
+    finally:
+        for path, hook, holder in reversed(holders):
+            kept += [(path, hook, name) for name in holder.put_back()]
+    if kept:
+        path, hook, name = kept[-1]
         raise CaptureError(
-            "a call inside torch.autograd.forward_ad.dual_level cannot be captured for training; call the plain "
-            "model there: `compiled.module`"
+            f"the forward hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of {path or 'the model'} "
+            f"keeps a tensor in {name}, which a captured call would not; return the tensor from forward, or remove "
+            "the hook (`handle.remove()`)"
         )
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Asked]:
+    """While this thread records a call, let what that asks of autograd be nodes of the record.
+
+    Raises CaptureError, from within the call, for what cannot be one.
+    """
+    asked, mine = Asked(), threading.get_ident()
+    register, engine = torch.Tensor.register_hook, torch.autograd._engine_run_backward
+    depth = 0
+
+    def apply(cls: Any, *args: Any) -> Any:
+        nonlocal depth
+        if depth or threading.get_ident() != mine or cls.__module__.startswith("torch._"):
+            return apply_function(cls, *args)
+        if cls.__module__ == "torch.utils.checkpoint":
+            raise CaptureError(
+                f"checkpoint{caller()} runs forward without gradient, which cannot be traced; give it "
+                "use_reentrant=False"
+            )
+        key = f"{cls.__qualname__}.{len(asked.functions)}"
+        applied = asked.functions[key] = Applied(cls, take_apart(args, {}))
+        depth += 1
+        try:
+            return applied.rebuild(FUNCTION(key, applied.arguments.tensors))
+        finally:
+            depth -= 1
+
+    def register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        if threading.get_ident() != mine or not _stands_in(tensor):
+            return register(tensor, hook)
+        where = caller()
+        if tensor.is_leaf and tensor.requires_grad:
+            raise CaptureError(
+                f"forward registers a hook on a parameter or an input{where}, once more at each call; register it "
+                "once, outside forward"
+            )
+        for name, item in reachable(hook):
+            if any(map(_stands_in, pytree.tree_leaves(item))):
+                raise CaptureError(
+                    f"the hook on a tensor{where} reads {name}, a tensor of the call; write it as a "
+                    "torch.autograd.Function that is given every tensor it reads"
+                )
+        key = f"hook.{len(asked.hooks)}"
+        asked.hooks[key] = Hooked(hook, where, Holders([hook]))
+        HOOK(key, tensor)
+        return _Handle(where)
+
+    def backward(outputs: Any, grads: Any, retain: bool, create: bool, *args: Any, **kwargs: Any) -> Any:
+        made = engine(outputs, grads, retain, create, *args, **kwargs)
+        if threading.get_ident() != mine or _of_torch():
+            return made
+        if kwargs.get("accumulate_grad"):
+            raise CaptureError(
+                f"forward calls backward{caller()}, which adds to .grad at each call; use torch.autograd.grad there"
+            )
+        # Without create_graph a gradient is a constant, but what computed it would be recorded.
+        return made if create else tuple(item if item is None else item.detach() for item in made)
+
+    def refused(owner: Any, key: str, what: str, change: str) -> Callable[..., Any]:
+        plain = getattr(owner, key)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == mine and foreign(sys._getframe(1).f_code.co_filename):
+                raise CaptureError(f"forward uses {what}{caller()}, which a graph would not repeat; {change}")
+            return plain(*args, **kwargs)
+
+        return call
+
+    def grad_fn(tensor: torch.Tensor) -> Any:
+        node = plain_grad_fn.__get__(tensor)
+        ours = threading.get_ident() == mine and foreign(sys._getframe(1).f_code.co_filename)
+        return _Node(node) if node is not None and ours else node
+
+    plain_grad_fn = torch.Tensor.__dict__.get("grad_fn") or torch._C.TensorBase.__dict__["grad_fn"]
+    changes = [
+        (torch.Tensor, "grad_fn", property(grad_fn)),
+        (SingleLevelFunction, "apply", classmethod(apply)),
+        (torch.Tensor, "register_hook", register_hook),
+        (torch.autograd, "_engine_run_backward", backward),
+        *(
+            (owner, key, refused(owner, key, what, change))
+            for owner, key, what, change in (
+                (torch.Tensor, "retain_grad", "retain_grad", "return the tensor and call it outside"),
+                (
+                    torch.Tensor,
+                    "register_post_accumulate_grad_hook",
+                    "register_post_accumulate_grad_hook",
+                    "register it once, outside forward",
+                ),
+                (saved_tensors_hooks, "__init__", "saved_tensors_hooks", "use them around the call"),
+            )
+        ),
+    ]
+    RECORDING.append(asked)
+    with contextlib.ExitStack() as stack:
+        stack.callback(RECORDING.pop)
+        for owner, key, item in changes:
+            stack.enter_context(_put(owner, key, item))
+        yield asked
+
+
+class _Handle:
+    """What registering a hook gives back while a call is recorded."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def remove(self) -> None:
+        raise CaptureError(
+            f"forward removes the hook{self.where} again, which a graph would not; leave it out"
+        )
+
+
+class _Node:
+    """A node of autograd's graph, as forward may look at it; on a stand-in a hook would be lost."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, key: str) -> Any:
+        if key in ("register_hook", "register_prehook"):
+            raise CaptureError(
+                f"forward registers a hook on a grad_fn{caller()}, which a graph would not call; register it on the "
+                "tensor (`tensor.register_hook`)"
+            )
+        return getattr(self._node, key)
+
+
+@contextlib.contextmanager
+def _put(owner: Any, key: str, item: Any) -> Iterator[None]:
+    own = vars(owner).get(key)
+    setattr(owner, key, item)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, key)
+        else:
+            setattr(owner, key, own)
+
+
+def _stands_in(item: Any) -> bool:
+    return isinstance(item, (FakeTensor, FunctionalTensor))
+
+
+def _of_torch() -> bool:
+    """Whether torch differentiates on its own behalf: torch.func, or an operator that traces its own backward."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and not foreign(frame.f_code.co_filename):
+        if any(part in frame.f_code.co_filename for part in _OWN_BEHALF):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,103 @@
+"""What forward asks of autograd itself, as nodes of a record that is differentiated later.
+
+`torch.export` drops the backward of an `autograd.Function` and the hooks of tensors without a word. Here each is an
+operator of the record, and `Asked.again` does what the user wrote at the place of that operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from .holders import Holders
+from .private import has_side_effect, pytree
+from .signature import Arguments
+
+torch.library.define("autopar::function", "(str key, Tensor[] given) -> Tensor[]")
+torch.library.define("autopar::hook", "(str key, Tensor x) -> ()")
+FUNCTION = has_side_effect(torch.ops.autopar.function.default)
+HOOK = has_side_effect(torch.ops.autopar.hook.default)
+
+
+@dataclass
+class Applied:
+    """One call of an `autograd.Function`; what it returns besides tensors is known once it has run."""
+
+    function: Any
+    arguments: Arguments
+    leaves: tuple[Any, ...] = ()
+    spec: Any = None
+
+    def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Call it on these tensors; the tensors it returns."""
+        args, _ = self.arguments.join(tensors)
+        leaves, self.spec = pytree.tree_flatten(self.function.apply(*args))
+        self.leaves = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves)
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def rebuild(self, tensors: list[torch.Tensor]) -> Any:
+        """What it returned, with these tensors in it."""
+        rest = iter(tensors)
+        leaves = [next(rest) if leaf is None else leaf[0] for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """One hook on a tensor; `where` is where forward registered it."""
+
+    hook: Callable[[torch.Tensor], Any]
+    where: str
+    holders: Holders
+
+    def run(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient as the hook changes it; CaptureError for a hook that is there for something else."""
+        try:
+            changed = self.hook(grad)
+        except Exception as error:
+            raise CaptureError(
+                f"the hook on a tensor{self.where} cannot be traced ({type(error).__name__}: {error}); write it as "
+                "a torch.autograd.Function that is given every tensor it reads"
+            ) from error
+        kept = self.holders.put_back()
+        if kept or not isinstance(changed, torch.Tensor):
+            what = f"keeps gradients in {kept[0]}" if kept else "returns no gradient"
+            raise CaptureError(
+                f"the hook on a tensor{self.where} {what}, so it does what a graph does not repeat; return the "
+                "tensor from forward and register the hook on it there, or remove it"
+            )
+        return changed
+
+
+@dataclass
+class Asked:
+    """What one call asked of autograd, by the keys in its record."""
+
+    functions: dict[str, Applied] = field(default_factory=dict)
+    hooks: dict[str, Hooked] = field(default_factory=dict)
+
+    def again(self, target: Any, key: str, given: Any) -> Any:
+        """Do what a node of the record stands for."""
+        if target is FUNCTION:
+            return self.functions[key].run(given)
+        given.register_hook(self.hooks[key].run)
+        return None
+
+
+RECORDING: list[Asked] = []
+"""The call that is recorded now; captures take turns."""
+
+
+@torch.library.register_fake("autopar::function")
+def _function(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [torch.empty_like(tensor) for tensor in RECORDING[-1].functions[key].run(given)]
+
+
+@torch.library.register_fake("autopar::hook")
+def _hook(key: str, x: torch.Tensor) -> None:
+    return None
