@@ -28,8 +28,8 @@ that is zero in exact arithmetic (a bias in front of a BatchNorm) is nothing but
 class Eager:
     """What eager answers for one call and gives as gradients; afterwards nothing of the caller's has changed.
 
-    `tangents` are random, by name of the graph's input; `gradients` by the path of the parameter, or of the
-    argument, for all that require grad: None where eager has none.
+    `tangents` are random unless given, by name of the graph's input; `gradients` by the path of the parameter, or of
+    the argument, for all that require grad: None where eager has none.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class Eager:
         args: Any,
         kwargs: Any,
         weights: Mapping[str, Any],
+        tangents: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.captured, self.model, self.arguments = captured, model, (args, kwargs)
+        self.given = tangents or {}
         self.tensors = captured.flatten(args, kwargs)
         graph = captured.graph
         self.before = {
@@ -73,7 +75,8 @@ class Eager:
                     f"an output of {self.captured.graph.name} requires grad in the captured graph, not in eager; "
                     "report the model with this message"
                 )
-            self.tangents[name] = torch.randn(root.shape, generator=random, dtype=torch.float64).to(root)
+            drawn = torch.randn(root.shape, generator=random, dtype=torch.float64)
+            self.tangents[name] = self.given.get(name, drawn).to(root)
         found = torch.autograd.grad(
             roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
         )
@@ -136,10 +139,11 @@ class Eager:
         if not wrong:
             return
         wide = self.in_double()
+        named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
         for what, a, b, floor in wrong:
             if what in wide and _no_worse(a, b, wide[what], floor):
                 continue
-            by = makers.get(what.removeprefix("the gradient of "), "")
+            by = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
             where = f" It is made by {graph.task[by].where}." if by else ""
             raise DifferenceError(
                 f"{what} is not eager's: error {error(a, b):.2g}, allowed {limit(b):.2g}.{where} "

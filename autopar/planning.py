@@ -62,7 +62,11 @@ def best_plan(
                 plan = _best_cut(recomputed(graph, budget), price, policy, split, batch_norm)
             except MemoryCapError:
                 continue
-            log.info("%s: %s of the saved bytes stay saved, the rest is computed again", graph.name, percent(budget))
+            log.info(
+                "%s: %s of the saved bytes stay saved, the rest is computed again",
+                graph.name,
+                percent(budget),
+            )
             return plan
         raise error
 
@@ -151,8 +155,12 @@ def split_graph(
     In a joint graph what mixes rows is first written as sums, and small gradients are summed in buckets.
     """
     if any(task.phase == "backward" for task in graph.tasks):
-        from .buckets import bucketed
         from .sums import summed
+
+        try:
+            from .buckets import bucketed
+        except ImportError:
+            bucketed = lambda graph: graph
 
         cut = split(summed(graph, batch_norm=batch_norm), sizes)
         cut = bucketed(cut) if cut.split else graph

@@ -9,31 +9,49 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-import torch
 from torch import nn
 
 from .batches import Batches
-from .capture import Captured
+from .capture import Captured, Untraceable
 from .capture.functions import Function
+from .capture.joint import joint
+from .capture.private import transformed
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError
+from .gradcheck import Eager
 from .keys import call_key
 from .machine import Machine
 from .options import Options
 from .plans import Plan
 from .runtime import Executor
 from .runtime.ambient import entered
-from .stages import Prepared, prepare
+from .runtime.memory import Replicas
+from .stages import Prepared, prepare, rewritten, timed
 from .timeline import Timeline
+from .training import Training, prepare_training
 
 log = logging.getLogger("autopar")
 
+Planned: TypeAlias = Prepared | Training
+Kept = TypeVar("Kept", bound="Planned | AsWritten")
+
 KEPT = 8
 """Signatures whose plans are kept; the least recently used goes first."""
+
+
+@dataclass(frozen=True)
+class AsWritten:
+    """A signature that cannot be traced with its backward, and runs as the user wrote it; `why` is a sentence."""
+
+    why: str
+
+    def close(self) -> None:
+        """There is nothing to stop."""
 
 
 _alive: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -72,8 +90,9 @@ class Session:
         self, model: Callable[..., Any], machine: Machine, options: Options, given: Plan | None
     ) -> None:
         self.model, self.machine, self.options, self.given = model, machine, options, given
-        self.kept: OrderedDict[Hashable, Prepared] = OrderedDict()
-        self.latest: Prepared | None = None
+        self.kept: OrderedDict[Hashable, Planned | AsWritten] = OrderedDict()
+        self.latest: Planned | AsWritten | None = None
+        self.pool = Replicas()
         self.batches = Batches(model)
         self._untraced: dict[Hashable, Hashable] = {}
         self.recording: Recording | None = None
@@ -89,13 +108,15 @@ class Session:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's answer; the first of a signature is held against eager when the options say so."""
-        prepared, fresh = self.prepared(args, kwargs)
-        captured, check = prepared.captured, self.options.check
-        if torch.is_grad_enabled() and captured.needs_grad:
+        if transformed():
             raise CaptureError(
-                f"{captured.graph.name}: the result of this call would require grad, and autopar does not train yet; "
-                "call it inside `with torch.no_grad():` (or torch.inference_mode())"
+                "a compiled model is called under a torch.func transform (vmap, grad, jvp, …), which its programs "
+                "know nothing of; transform the plain model, fast.module, instead"
             )
+        prepared, fresh = self.prepared(args, kwargs)
+        if isinstance(prepared, AsWritten):
+            return self.model(*args, **kwargs)
+        captured, check = prepared.captured, self.options.check
         if fresh and check == "first" and unwanted(prepared.plan, captured):
             self._unchecked.discard(prepared.executor)
             fresh = False
@@ -114,7 +135,9 @@ class Session:
         """The lock, unless this thread is a lane of a call that holds it."""
         return nullcontext() if self._running in entered.stack else self._lock
 
-    def _checked(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _checked(self, prepared: Planned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(prepared, Training):
+            return self._differentiated(prepared, args, kwargs)
         reference = Reference(prepared.captured, self.model, args, kwargs)
         try:
             output = self._run(prepared, args, kwargs)
@@ -133,11 +156,32 @@ class Session:
         self._unchecked.discard(prepared.executor)
         return output
 
-    def _run(self, prepared: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _differentiated(self, prepared: Training, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call in training whose outputs and gradients are first held against eager."""
+        root = self._used or Function(self.model, take_apart(args, kwargs))
+        weights = dict(root.named_parameters())
+        outer, self.recording = self.recording, None
+        try:
+            eager = Eager(prepared.captured, self.model, args, kwargs, weights)
+            with eager.restored():
+                eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+        except AutoparError:
+            # What failed its first check must be checked again.
+            self.forget(prepared)
+            raise
+        finally:
+            self.recording = outer
+        self._unchecked.discard(prepared.executor)
+        return self._run(prepared, args, kwargs)
+
+    def _run(self, prepared: Planned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         captured = prepared.captured
         inputs = captured.flatten(args, kwargs)
         recording = self.recording
-        if recording is None:
+        if isinstance(prepared, Training):
+            outputs = prepared.outputs(inputs)
+            self.timeline = recording.calls[-1] if recording and recording.calls else self.timeline
+        elif recording is None:
             outputs = prepared.executor(inputs)
         else:
             outputs, timeline = prepared.executor.run(inputs)
@@ -152,7 +196,7 @@ class Session:
                 outputs[index] = owner[key]
         return captured.rebuild(outputs)
 
-    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, bool]:
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Planned | AsWritten, bool]:
         """What serves this call, and whether it has yet to be held against eager."""
         key = self._signature(take_apart(args, kwargs))
         with self._turn():
@@ -161,29 +205,56 @@ class Session:
                 if key in self.kept:
                     self.kept.move_to_end(key)
                 self.latest = found
-                return found, found.executor in self._unchecked
-            derived = self.batches.derive(
-                key, {k: old.captured for k, old in self.kept.items()}, args, kwargs
-            )
-            return self._keep(key, args, kwargs, derived), True
+                return found, not isinstance(found, AsWritten) and found.executor in self._unchecked
+            if True in key[3] and (made := self._trained(args, kwargs)) is not None:
+                return self._kept(key, made), True
+            known = {k: old.captured for k, old in self.kept.items() if isinstance(old, Prepared)}
+            return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs)), True
+
+    def _trained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Training | AsWritten | None:
+        """What serves a call that may be differentiated; None when nothing that it returns can be."""
+        try:
+            captured = rewritten(timed("capture", joint, self.model, args, kwargs), self.options)
+        except Untraceable as error:
+            log.warning("trained as written, on the device it is on, not placed: %s", error)
+            return AsWritten(str(error))
+        if not captured.tangents:
+            return None
+        tensors = captured.flatten(args, kwargs)
+        return prepare_training(
+            captured, self.machine, self.options, tensors, self.given, self.pool, lambda: self.recorded
+        )
+
+    @property
+    def recorded(self) -> list[Timeline] | None:
+        """Where timelines go at the moment."""
+        return self.recording.calls if self.recording is not None else None
 
     def _keep(
         self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], derived: Captured | None
     ) -> Prepared:
         """Prepare a signature and keep it as the latest."""
-        made = prepare(self.model, self.machine, self.options, args, kwargs, self.given, derived)
-        self.kept[key] = self.latest = made
-        self._unchecked.add(made.executor)
+        made = prepare(self.model, self.machine, self.options, args, kwargs, self.given, derived, self.pool)
+        self._kept(key, made)
         if made.captured.how == "opaque":
             # It runs as the user wrote it, so that attributes are read as they are at each call.
             self._untraced[key[:-1]] = key
-        if len(self.kept) > KEPT:
-            self.kept.popitem(last=False)[1].executor.close()
-            self._warn_evicted(made.captured.graph.name)
         return made
 
-    def _warn_evicted(self, name: str) -> None:
+    def _kept(self, key: tuple[Any, ...], made: Kept) -> Kept:
+        """Keep what serves a signature as the latest; the least recently used goes."""
+        self.kept[key] = self.latest = made
+        if not isinstance(made, AsWritten):
+            self._unchecked.add(made.executor)
+        if len(self.kept) > KEPT:
+            self.kept.popitem(last=False)[1].close()
+            self._warn_evicted()
+        return made
+
+    def _warn_evicted(self) -> None:
         if not self._evicted:
+            own = type(self.model) if isinstance(self.model, nn.Module) else self.model
+            name = getattr(own, "__name__", type(own).__name__)
             log.warning(
                 "%s was called with more than %d signatures; the plan of the oldest was dropped and will be "
                 "made again when it is needed. Pad the inputs to fewer shapes to avoid this", name, KEPT,
@@ -199,25 +270,26 @@ class Session:
                 self._used = root
         return call_key(root, arguments, self._kinds)
 
-    def forget(self, prepared: Prepared) -> None:
+    def forget(self, prepared: Planned) -> None:
         """Drop one plan."""
         for key, kept in list(self.kept.items()):
             if kept is prepared:
                 del self.kept[key]
-        prepared.executor.close()
+        prepared.close()
 
     def close(self) -> None:
         """Stop the threads of every plan; the next call starts them again."""
         for prepared in tuple(self.kept.values()):
-            prepared.executor.close()
+            prepared.close()
 
     def refresh(self) -> None:
         """Copy parameters to their devices again at the next call of every plan."""
-        for prepared in tuple(self.kept.values()):
-            prepared.executor.refresh()
+        self.pool.forget()
 
-    def ready(self) -> Prepared:
+    def ready(self) -> Planned:
         """What served the last call; AutoparError when nothing has been planned."""
+        if isinstance(self.latest, AsWritten):
+            raise AutoparError(f"the last call ran as written, without a plan: {self.latest.why}")
         if self.latest is None:
             raise AutoparError(
                 "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"

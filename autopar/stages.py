@@ -29,6 +29,7 @@ from .programs import Program
 from .progress import ticking
 from .roofline import cost
 from .runtime import Executor
+from .runtime.memory import Replicas
 from .tables import seconds
 
 log = logging.getLogger("autopar")
@@ -55,6 +56,10 @@ class Prepared:
         graph = self.captured.graph
         return bool(graph.mutated) or any(task.random or task.writes for task in graph.tasks)
 
+    def close(self) -> None:
+        """Stop its threads; the next call starts them again."""
+        self.executor.close()
+
 
 def prepare(
     model: Any,
@@ -64,25 +69,29 @@ def prepare(
     kwargs: dict[str, Any],
     given: Plan | None,
     known: Captured | None = None,
+    pool: Replicas | None = None,
 ) -> Prepared:
-    """Capture (unless it is `known`), plan, lower, check and bind a model for the signature of a call."""
+    """Capture (unless it is `known`), plan, lower, check and bind a model for the signature of a call.
+
+    Copies of its state are in `pool`.
+    """
     captured = known or rewritten(timed("capture", capture, model, args, kwargs), options)
     tensors = captured.flatten(args, kwargs)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
-    prepared = bind(captured, plan)
+    prepared = bind(captured, plan, pool)
     single = plan.best_single
     if options.measure and given is None and single and repeatable(captured, plan):
         alone = replace(options, policy=f"single {single[0]}", split=None)
-        rival = bind(captured, plan_captured(captured, machine, alone, tensors))
+        rival = bind(captured, plan_captured(captured, machine, alone, tensors), pool)
         return timed("race", race, prepared, rival, tensors)
     return prepared
 
 
-def bind(captured: Captured, plan: Plan) -> Prepared:
+def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepared:
     """The program of a plan, proved, and bound to the live model."""
     program = timed("lower", lower, plan)
     timed("check", program.check, plan.costed.graph)
-    return Prepared(captured, plan, program, Executor(captured, plan, program))
+    return Prepared(captured, plan, program, Executor(captured, plan, program, pool))
 
 
 def rewritten(captured: Captured, options: Options) -> Captured:

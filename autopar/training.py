@@ -192,8 +192,8 @@ class Training:
 
     def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """See `bridge.Halved`."""
-        stale = self.forward.program.keeps
-        prepared = self.again if stale and self.pool.current(self._copies) else self.forward
+        settled = self.forward.program.keeps and self.executor.current()
+        prepared = self.again if settled else self.forward
         results = self._executed(prepared, inputs)
         count = self.halves.forward_outputs
         values = dict(zip(self.halves.forward.outputs[:count], results))
@@ -211,12 +211,6 @@ class Training:
                 value = value.clone()
             outputs.append(value)
         return outputs, results[count:], watched
-
-    @cached_property
-    def _copies(self) -> tuple[tuple[dict[str, Any], str, torch.device], ...]:
-        """The resident copies of weights that the forward reads: (owner, key, device)."""
-        program, state = self.forward.program, self.captured.state
-        return tuple((*state[name], self.executor.place(buffer)) for buffer, name in program.keeps)
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""
@@ -252,10 +246,6 @@ class Training:
         """Stop the threads of all its programs."""
         for prepared in self._made():
             prepared.executor.close()
-
-    def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call."""
-        self.pool.forget()
 
     def _made(self) -> list[Prepared]:
         made = [self.__dict__[name] for name in ("forward", "again") if name in self.__dict__]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
 
 
 class Halved(Protocol):
@@ -42,9 +41,25 @@ class Bridge(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if all(tangent is None for tangent in tangents):
             return (None, None, *(None for _ in range(ctx.leaves)))
         saved = ctx.saved_tensors[: ctx.saved]
-        return None, None, *ctx.halved.back(saved, tangents)
+        with torch.no_grad():
+            gradients = ctx.halved.back(saved, tangents)
+        if torch.is_grad_enabled():
+            gradients = _not_twice(gradients)
+        return None, None, *gradients
+
+
+def _not_twice(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Gradients that raise when they are differentiated; as constants they would give a wrong number instead.
+
+    (`once_differentiable` lets them pass as constants where no tangent requires grad.)
+    """
+    made = [gradient.detach().requires_grad_() for gradient in gradients if gradient is not None]
+    text = (
+        b"a compiled model has no second derivative: differentiate twice through the plain model, fast.module"
+    )
+    raising = iter(torch._C._functions.DelayedError(text, len(made))(*made) if made else ())
+    return [None if gradient is None else next(raising) for gradient in gradients]

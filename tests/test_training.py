@@ -1,0 +1,311 @@
+"""The drop-in door: the user's own loop, on several devices, with eager's answers."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from training_models import Convolved, Dropped, Heads, Tied, machine, mlp
+
+import autopar
+from autopar.equal import error
+
+WAYS = {
+    "cpu": lambda: (["cpu"], {}),
+    "halves": lambda: (machine(), {"split": 2, "policy": "round_robin"}),
+    "uneven": lambda: (machine(), {"split": {"emulated:0": 0.25, "emulated:1": 0.75}}),
+    "whole": lambda: (machine(), {"split": None, "policy": "round_robin"}),
+}
+MODELS = {
+    "mlp": (mlp, lambda: torch.randn(8, 6)),
+    "conv": (Convolved, lambda: torch.randn(6, 3, 6, 6)),
+    "tied": (Tied, lambda: torch.randint(0, 11, (8,))),
+    "dropped": (Dropped, lambda: torch.randn(8, 6)),
+}
+
+
+def compiled(model, way="halves", **more):
+    devices, options = WAYS[way]()
+    return autopar.compile(model, devices, **{**options, **more})
+
+
+def loop(call, model, batches, optimizer):
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = ((call(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def close(a, b, most=1e-5):
+    return error(a, b) <= most
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loop_gives_the_plain_loops_losses_weights_and_buffers(name, way):
+    torch.manual_seed(0)
+    make, data = MODELS[name]
+    model = make()
+    twin = copy.deepcopy(model)
+    outs = twin(data()).shape[1:]
+    model.load_state_dict(twin.state_dict())
+    batches = [((x := data()), torch.randn(len(x), *outs)) for _ in range(4)]
+    fast = compiled(model, way)
+    torch.manual_seed(1)
+    mine = loop(fast, model, batches, torch.optim.SGD(fast.parameters(), 0.1, momentum=0.9))
+    torch.manual_seed(1)
+    plain = loop(twin, twin, batches, torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9))
+    assert mine == pytest.approx(plain, rel=1e-5)
+    for key, value in twin.state_dict().items():
+        assert close(fast.state_dict()[key], value, 1e-4), key
+
+
+def test_the_batch_is_cut_and_both_devices_work():
+    fast = compiled(mlp())
+    loss = fast(torch.randn(8, 6)).sum()
+    loss.backward()
+    used = {placed.device for placed in fast.plan.placed}
+    assert {"emulated:0", "emulated:1"} <= used and fast.plan.costed.graph.split
+
+
+def test_a_gradient_through_an_unused_output_is_none_where_eagers_is():
+    model = Heads()
+    fast = compiled(model)
+    fast(torch.randn(8, 6))["left"].sum().backward()
+    assert model.left.weight.grad is not None
+    assert model.right.weight.grad is None and model.right.bias.grad is None
+
+
+def test_an_output_without_gradient_has_none():
+    found = compiled(Heads())(torch.randn(8, 6))
+    assert not found["best"].requires_grad and found["left"].requires_grad
+
+
+def test_two_forwards_before_one_backward():
+    torch.manual_seed(0)
+    model = mlp()
+    twin, fast = copy.deepcopy(model), compiled(model)
+    a, b = torch.randn(8, 6), torch.randn(8, 6)
+    (fast(a).sum() * fast(b).pow(2).sum()).backward()
+    (twin(a).sum() * twin(b).pow(2).sum()).backward()
+    for mine, plain in zip(model.parameters(), twin.parameters()):
+        assert close(mine.grad, plain.grad)
+
+
+def test_retain_graph_gives_the_same_again():
+    model = mlp()
+    loss = compiled(model)(torch.randn(8, 6)).sum()
+    first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    second = torch.autograd.grad(loss, list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def test_a_second_derivative_raises():
+    model, x = mlp(), torch.randn(8, 6, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(model)(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        gradient.sum().backward()
+
+
+def test_a_gradient_penalty_is_never_a_wrong_number():
+    model, x = mlp(), torch.randn(8, 6, requires_grad=True)
+    loss = compiled(model)(x).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"fast\.module"):
+        (loss + gradient.pow(2).sum()).backward()
+
+
+def test_an_input_that_requires_grad_gets_one():
+    model, x = mlp(), torch.randn(8, 6, requires_grad=True)
+    (mine,) = torch.autograd.grad(compiled(model)(x).sum(), x)
+    (plain,) = torch.autograd.grad(model(x).sum(), x)
+    assert close(mine, plain)
+
+
+def test_frozen_parameters_stay_without_a_gradient():
+    model = mlp()
+    model[0].requires_grad_(False)
+    fast = compiled(model)
+    fast(torch.randn(8, 6)).sum().backward()
+    assert model[0].weight.grad is None and model[2].weight.grad is not None
+    model[0].requires_grad_(True)
+    fast(torch.randn(8, 6)).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_a_weight_changed_between_forward_and_backward_is_an_error_as_in_eager():
+    model = mlp()
+    loss = compiled(model)(torch.randn(8, 6)).sum()
+    with torch.no_grad():
+        model[2].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_parameter_hooks_are_honoured():
+    model, seen = mlp(), []
+    handle = model[0].weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
+    twin = copy.deepcopy(model)
+    x = torch.randn(8, 6)
+    compiled(model)(x).sum().backward()
+    assert len(seen) >= 1
+    handle.remove()
+    twin(x).sum().backward()
+    assert close(model[0].weight.grad, 2 * twin[0].weight.grad)
+
+
+def test_saved_tensor_hooks_see_what_is_saved():
+    packed = []
+    fast = compiled(mlp())
+    fast(torch.randn(8, 6)).sum().backward()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        loss = fast(torch.randn(8, 6)).sum()
+    assert packed
+    loss.backward()
+
+
+def test_accumulation_adds_up():
+    torch.manual_seed(0)
+    model = mlp()
+    twin, fast = copy.deepcopy(model), compiled(model)
+    for part in torch.randn(3, 8, 6):
+        fast(part).sum().backward()
+        twin(part).sum().backward()
+    for mine, plain in zip(model.parameters(), twin.parameters()):
+        assert close(mine.grad, plain.grad)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_any_batch_works(rows):
+    model = mlp()
+    fast, x = compiled(model), torch.randn(rows, 6)
+    (mine,) = torch.autograd.grad(fast(x).sum(), [model[0].weight])
+    (plain,) = torch.autograd.grad(model(x).sum(), [model[0].weight])
+    assert close(mine, plain)
+
+
+def test_torch_func_and_forward_mode_are_refused():
+    fast, x = compiled(mlp()), torch.randn(8, 6)
+    with pytest.raises(autopar.CaptureError, match=r"fast\.module"):
+        torch.func.vmap(fast)(x[None])
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(autopar.CaptureError, match=r"fast\.module"):
+        fast(torch.autograd.forward_ad.make_dual(x, x))
+
+
+def test_backward_from_another_thread():
+    model, failed = mlp(), []
+    loss = compiled(model)(torch.randn(8, 6)).sum()
+
+    def work():
+        try:
+            loss.backward()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed and model[0].weight.grad is not None
+
+
+def test_eval_and_training_share_their_copies_of_weights():
+    model = mlp()
+    fast, x = compiled(model), torch.randn(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        fast(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            assert close(fast(x), model(x))
+
+
+def test_weights_are_copied_after_a_step_and_not_before_one():
+    model = mlp()
+    fast, x = compiled(model), torch.randn(8, 6)
+    fast(x).sum().backward()
+    with fast.record() as calls:
+        fast(x)
+    still = [span for span in calls.last.spans if span.kind == "copy" and "weight" in span.name]
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    with fast.record() as calls:
+        fast(x)
+    moved = [span for span in calls.last.spans if span.kind == "copy" and "weight" in span.name]
+    assert not still and moved
+
+
+def test_a_recorded_step_is_one_timeline():
+    fast = compiled(mlp())
+    fast(torch.randn(8, 6)).sum().backward()
+    with fast.record() as calls:
+        fast(torch.randn(8, 6)).sum().backward()
+    assert len(calls.calls) == 1
+    names = " ".join(span.name for span in calls.last.spans)
+    assert "mm" in names and "addmm" in names
+
+
+def test_a_wrong_capture_is_an_error_that_names_the_parameter():
+    class Lies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            scale = 1.0 if torch.compiler.is_compiling() else 2.0
+            return x * self.weight * scale
+
+    with pytest.raises(autopar.DifferenceError, match="mul"):
+        autopar.compile(Lies(), ["cpu"])(torch.randn(4, 3))
+
+
+def test_what_cannot_be_traced_is_trained_as_written(caplog):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x * self.weight if x.sum().item() > 0 else x - self.weight
+
+    model = Branches()
+    fast = autopar.compile(model, ["cpu"])
+    fast(torch.ones(2, 3)).sum().backward()
+    assert torch.equal(model.weight.grad, torch.full((3,), 2.0))
+    assert "not placed" in caplog.text
+    with pytest.raises(autopar.AutoparError, match="as written"):
+        _ = fast.plan
+
+
+def test_checkpoints_go_both_ways(tmp_path):
+    model, other = mlp(), mlp()
+    fast = compiled(model)
+    fast(torch.randn(8, 6)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    torch.save(fast.state_dict(), tmp_path / "fast.pt")
+    other.load_state_dict(torch.load(tmp_path / "fast.pt"))
+    x = torch.randn(8, 6)
+    with torch.no_grad():
+        assert close(fast(x), other(x))
+        fresh = mlp()
+        fast.load_state_dict(fresh.state_dict())
+        assert close(fast(x), fresh(x))
+
+
+def test_memory_is_flat_over_many_steps():
+    model = mlp()
+    fast, x = compiled(model), torch.randn(8, 6)
+    for _ in range(3):
+        fast(x).sum().backward()
+    import gc
+
+    gc.collect()
+    before = sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+    for _ in range(20):
+        fast(x).sum().backward()
+    gc.collect()
+    after = sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+    assert after <= before + 2
