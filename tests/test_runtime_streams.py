@@ -15,7 +15,7 @@ from runtime_cases import mlp
 
 from autopar.errors import RunError
 from autopar.programs import Copy
-from autopar.runtime import accelerator, run
+from autopar.runtime import accelerator, memory
 from autopar.runtime.assembly import Assembly
 
 
@@ -87,7 +87,7 @@ def notes(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     monkeypatch.setattr(accelerator, "to_host", lambda value: value.clone())
     monkeypatch.setattr(accelerator, "to_device", lambda value, device: value.clone())
-    monkeypatch.setattr(run, "_refreshed", lambda tensor, device, held: tensor.clone())
+    monkeypatch.setattr(memory, "bring", lambda tensors, device: ([t.clone() for t in tensors], 1))
     return found
 
 

@@ -1,14 +1,16 @@
-"""State on the devices: read from the model at each call, copied anew to where it resides when it has
-changed.
-"""
+"""State on the devices: one pool of copies for all programs of a session, copied anew when state has changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .flat import bring, checksum
 
 _steps_taken = 0
 """Optimizer steps in this process: a fused optimizer writes parameters without a trace in `_version`."""
@@ -22,79 +24,190 @@ def _stepped(*_: Any) -> None:
 register_optimizer_step_post_hook(_stepped)
 
 
-class _Held:
-    """One state value, the tensor last seen for it and its copies: (position among the fed buffers,
-    device).
-    """
+class Master:
+    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows when it has changed."""
 
-    __slots__ = ("copies", "key", "owner", "place", "pointer", "seen", "version")
+    __slots__ = ("__weakref__", "key", "name", "owner", "pointer", "stamp", "tensor", "version")
 
-    def __init__(self, owner: Mapping[str, Any], key: str) -> None:
-        self.owner, self.key = owner, key
-        self.place: int | None = None
-        self.copies: list[tuple[int, torch.device]] = []
-        self.seen: Any = None
-        self.version = self.pointer = -1
+    def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
+        self.name, self.owner, self.key = name, owner, key
+        self.tensor: Any = None
+        self.stamp, self.version, self.pointer = 0, -1, -1
+
+    def look(self) -> int:
+        """The stamp of the tensor as it is now."""
+        tensor = self.owner[self.key]
+        if (
+            self.tensor is not tensor
+            or tensor.is_inference()
+            or self.version != tensor._version
+            or self.pointer != _pointer(tensor)
+        ):
+            self.stamp += 1
+            self.tensor, self.pointer = tensor, _pointer(tensor)
+            self.version = -1 if tensor.is_inference() else tensor._version
+        return self.stamp
 
 
-class Residents:
-    """The tensors of the `fed` buffers. `fill` gives them for a call, having refreshed copies of what
-    changed.
+class Copy:
+    """The copy of a state value on a device; `stamp` is that of the master when it was made. Nobody writes to it."""
 
-    A change is seen by identity, `_version`, address, or an optimizer step. Writes that leave no trace in any
-    of them (through `.data` or a numpy view) are not: `forget` makes the next call copy everything.
+    __slots__ = ("__weakref__", "device", "master", "place", "stamp", "tensor")
+
+    def __init__(self, master: Master, device: str, place: torch.device) -> None:
+        self.master, self.device, self.place = master, device, place
+        self.tensor: Any = None
+        self.stamp = -1
+
+
+class Replicas:
+    """The copies of state on all devices, shared by the programs of a session. Safe for concurrent callers.
+
+    A copy is there as long as any program uses it. It is never written to: a call that still runs, or a backward
+    to come, may read it. A change of the master is seen by identity, `_version`, address, or an optimizer step.
+    Writes that leave no trace in any of them (through `.data` or a numpy view) are not: see `forget`.
+
+    `transfers` counts what was copied to devices by `fill`.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}
-        self._fed: list[Any] = []
+        self._lock = threading.RLock()
+        self._masters: weakref.WeakValueDictionary[tuple[int, str], Master] = weakref.WeakValueDictionary()
+        self._copies: weakref.WeakValueDictionary[tuple[int, str, str], Copy] = weakref.WeakValueDictionary()
         self._steps = -1
+        # On each accelerator the callers' streams, and how far each was when it last brought copies.
+        self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
+        self.transfers = 0
 
-    def add(self, value: str, owner: Mapping[str, Any], key: str, device: torch.device, copy: bool) -> None:
-        """The next fed buffer: state `value`, which is `owner[key]`, itself or a copy of it on `device`."""
-        held = self._held.setdefault(value, _Held(owner, key))
-        if copy:
-            held.copies.append((len(self._fed), device))
-        else:
-            held.place = len(self._fed)
-        self._fed.append(None)
+    def master(self, name: str, owner: Mapping[str, Any], key: str) -> Master:
+        """The state `name`, which is `owner[key]`."""
+        with self._lock:
+            found = self._masters.get((id(owner), key))
+            if found is None:
+                found = self._masters[id(owner), key] = Master(name, owner, key)
+            return found
+
+    def copy(self, master: Master, device: str, place: torch.device) -> Copy:
+        """The copy of a state on `device`, whose tensors are on `place`; the same one for everybody."""
+        with self._lock:
+            found = self._copies.get((id(master.owner), master.key, device))
+            if found is None:
+                found = self._copies[id(master.owner), master.key, device] = Copy(master, device, place)
+            return found
+
+    def fill(
+        self,
+        fed: Iterable[Master | Copy],
+        masters: Iterable[Master],
+        copies: Iterable[Copy],
+        replaced: Iterable[Copy],
+    ) -> tuple[list[Any], list[int]]:
+        """The tensors of `fed`, of which `copies` are brought up to date, and the stamps of what the call will
+        replace.
+
+        What is `replaced` is given up first, so that nothing is there twice. `masters` are those of all of them.
+        """
+        with self._lock:
+            self._look(masters)
+            stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
+            if stale:
+                self._refresh(stale)
+            for copy in replaced:
+                self._put(copy, None, -1)
+            return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
+
+    def current(self, copies: Iterable[Copy]) -> bool:
+        """Whether copies are up to date, without copying anything."""
+        with self._lock:
+            self._look(())
+            return all(copy.stamp == copy.master.look() for copy in copies)
+
+    def keep(
+        self,
+        changing: Iterable[tuple[Copy, torch.Tensor, int]],
+        carried: Iterable[tuple[Copy, torch.Tensor]],
+    ) -> None:
+        """Take tensors for copies: of `changing` state as it was when its stamp was that, of `carried` state that
+        has just been given the same value.
+        """
+        with self._lock:
+            for copy, tensor, stamp in changing:
+                self._take(copy, tensor, stamp)
+            for copy, tensor in carried:
+                self._take(copy, tensor, copy.master.look())
+            for device, streams in self._streams.items():
+                queue = torch.accelerator.current_stream(device)
+                streams[queue] = queue.record_event()
+
+    def enter(self, devices: Iterable[torch.device]) -> None:
+        """A call begins that uses accelerators: make the caller's streams wait for copies that others brought."""
+        with self._lock:
+            for device in devices:
+                queue = torch.accelerator.current_stream(device)
+                streams = self._streams.setdefault(device, {})
+                for other, event in streams.items():
+                    if event is not None and other != queue:
+                        queue.wait_event(event)
+                streams.setdefault(queue, None)
 
     def forget(self) -> None:
-        """Copy every resident again at the next call."""
-        for held in self._held.values():
-            held.seen = None
+        """Copy everything again before it is next read."""
+        with self._lock:
+            for master in self._masters.values():
+                master.stamp += 1
 
-    def fill(self, refresh: Callable[[torch.Tensor, torch.device, Any], torch.Tensor]) -> list[Any]:
-        """The tensors, in the order of `add`; `refresh(tensor, device, copy it had)` gives an up-to-date
-        copy.
-        """
-        fed = self._fed
-        taken = _steps_taken
-        stepped = self._steps != taken
-        for held in self._held.values():
-            tensor = held.owner[held.key]
-            if held.place is not None:
-                fed[held.place] = tensor
-            if held.copies and (stepped or _changed(held, tensor)):
-                for position, device in held.copies:
-                    fed[position] = refresh(tensor, device, fed[position])
-                held.seen, held.pointer = tensor, _pointer(tensor)
-                held.version = -1 if tensor.is_inference() else tensor._version
-        self._steps = taken
-        return fed
+    def verify(self) -> list[str]:
+        """Names of the state of which a copy that counts as up to date differs from its master, by checksum."""
+        with self._lock:
+            self._look(())
+            copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look()]
+            masters: dict[Master, torch.Tensor] = {}
+            wrong: dict[str, None] = {}
+            for copy in copies:
+                master = copy.master
+                if master not in masters:
+                    masters[master] = checksum(master.tensor).cpu()
+                if not torch.equal(masters[master], checksum(copy.tensor).cpu()):
+                    wrong[master.name] = None
+            return list(wrong)
 
-    def tensors(self) -> list[Any]:
-        """What `fill` gave last."""
-        return self._fed
+    def forked(self) -> None:
+        """In a child process the lock may be held by a thread that is not there."""
+        self._lock = threading.RLock()
 
+    def _look(self, masters: Iterable[Master]) -> None:
+        if self._steps != _steps_taken:
+            self._steps = _steps_taken
+            self.forget()
+        for master in masters:
+            master.look()
 
-def _changed(held: _Held, tensor: Any) -> bool:
-    return (
-        held.seen is not tensor
-        or tensor.is_inference()
-        or held.version != tensor._version
-        or held.pointer != _pointer(tensor)
-    )
+    def _refresh(self, stale: Sequence[Copy]) -> None:
+        places: dict[str, list[Copy]] = {}
+        for copy in stale:
+            self._put(copy, None, -1)
+            places.setdefault(copy.device, []).append(copy)
+        for copies in places.values():
+            tensors, count = bring([copy.master.tensor for copy in copies], copies[0].place)
+            self.transfers += count
+            for copy, tensor in zip(copies, tensors):
+                copy.tensor, copy.stamp = tensor, copy.master.stamp
+
+    def _take(self, copy: Copy, tensor: torch.Tensor, stamp: int) -> None:
+        form = copy.master.owner[copy.master.key]
+        if (tensor.shape, tensor.dtype) != (form.shape, form.dtype):
+            return
+        if tensor.is_inference():
+            with torch.inference_mode(False):
+                tensor = tensor.clone()
+        self._put(copy, tensor, stamp)
+
+    def _put(self, copy: Copy, tensor: torch.Tensor | None, stamp: int) -> None:
+        old, copy.tensor, copy.stamp = copy.tensor, tensor, stamp
+        if old is not None and old.device.type != "cpu":
+            # Lanes of calls whose callers use these streams may be reading it still.
+            for stream in self._streams.get(old.device, ()):
+                old.record_stream(stream)
 
 
 def _pointer(tensor: torch.Tensor) -> int:

@@ -20,8 +20,9 @@ from .assembly import Assembly
 from .crew import Crew
 from .emulated import TOLERANCE, Clock, LaneClock
 from .lanes import stop_all
-from .memory import Residents
+from .memory import Replicas
 from .record import LaneRecorder, Recording
+from .residents import Residents
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
@@ -55,7 +56,8 @@ class Executor:
 
     Call it with tensors in the order of `plan.costed.graph.inputs`; it returns the outputs in the order of
     `graph.outputs`, on the devices of the program's output buffers, and writes updates back into the caller's
-    tensors once every lane is done. No autograd graph is made. One call runs at a time, whoever makes it.
+    tensors once every lane is done; then the new copies of state replace the old ones in `pool` (its own when
+    there is none to share). No autograd graph is made. One call runs at a time, whoever makes it.
     Threads start at the first call and end with `close`, the executor, or when the caller is interrupted;
     the next call starts them anew.
 
@@ -63,8 +65,11 @@ class Executor:
     changed then, and the next call works.
     """
 
-    def __init__(self, captured: Captured, plan: Plan, program: Program) -> None:
+    def __init__(
+        self, captured: Captured, plan: Plan, program: Program, pool: Replicas | None = None
+    ) -> None:
         self._captured, self._plan, self._program = captured, plan, program
+        self._pool = pool or Replicas()
         self._graph = plan.costed.graph
         self._assembly = Assembly(captured, plan, program)
         self._crew = Crew(self._assembly, id(self))
@@ -86,10 +91,13 @@ class Executor:
 
     def refresh(self) -> None:
         """Copy parameters to their devices again at the next call, for writes that leave no trace in them:
-        through `.data` or a numpy view.
+        through `.data` or a numpy view. All programs of the pool do.
         """
-        with self._lock:
-            self._residents.forget()
+        self._pool.forget()
+
+    def current(self) -> bool:
+        """Whether every copy of state that it reads, or brings and keeps, is up to date."""
+        return self._residents.current()
 
     def close(self) -> None:
         """End its threads. A later call starts them again."""
@@ -104,22 +112,18 @@ class Executor:
         """Find out what goes into the slots before a call and comes out of them after it."""
         program, captured, assembly = self._program, self._captured, self._assembly
         layout = assembly.layout
-        self._residents = Residents()
-        for name in layout.fed:
-            buffer = program.buffer[name]
-            owner, key = captured.state[buffer.value]
-            device = assembly.place(name)
-            # A machine may lack the device a model is on; its host then stands for it.
-            copy = buffer.kind == "resident" or owner[key].device != device
-            self._residents.add(buffer.value, owner, key, device, copy)
+        self._residents = Residents(self._pool, captured, program, self._graph, layout, assembly.place)
         inputs = {name: position for position, name in enumerate(self._graph.inputs)}
         self._places = [
             (inputs[buffer.value], assembly.place(buffer.name))
             for buffer in program.buffers
             if buffer.kind == "given" and buffer.value in inputs
         ]
+        storage = {buffer.name: buffer.storage for buffer in program.buffers}
+        kept = {storage[name] for name, _ in program.keeps}
+        # What stays here, the caller must have for himself.
         self._outputs = [
-            (layout.slots[name], program.buffer[program.buffer[name].storage].kind == "resident")
+            (layout.slots[name], program.buffer[storage[name]].kind == "resident" or storage[name] in kept)
             for name in program.outputs
         ]
         self._updates = [
@@ -151,7 +155,9 @@ class Executor:
         for position, device in self._places:
             if slots[position].device != device:
                 slots[position] = slots[position].to(device)
-        slots += self._residents.fill(_refreshed)
+        if assembly.devices:
+            self._pool.enter(assembly.devices)
+        slots += self._residents.fill()
         slots += self._blank
         clock = None
         if recording is not None:
@@ -172,11 +178,12 @@ class Executor:
             updates = [slots[slot] for slot, _, _ in self._updates]
             accelerator.leave(call.ended, [*results, *updates], assembly.devices)
         timeline = None if recording is None else self._measured(recording, clock)
-        for position, (_, resides) in enumerate(self._outputs):
-            if resides:
+        for position, (_, stays) in enumerate(self._outputs):
+            if stays:
                 results[position] = results[position].clone()
         if self._updates:
             self._write_back(slots, inputs)
+        self._residents.swap(slots)
         return results, timeline
 
     def _measured(self, recording: Recording, clock: Clock | None) -> Timeline:
@@ -200,28 +207,8 @@ class Executor:
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
+        self._pool.forked()
         self._crew.forked()
-
-
-def _refreshed(tensor: torch.Tensor, device: torch.device, held: torch.Tensor | None) -> torch.Tensor:
-    """A copy of `tensor` on `device`, in the memory of the copy there was where that is possible."""
-    with torch.inference_mode(False), torch.no_grad():
-        if held is not None and device.type != "cpu":
-            # Lanes of an earlier call, made from another thread, may still read it.
-            torch.accelerator.synchronize(device)
-        if held is None or _form(held) != _form(tensor):
-            held = tensor.detach().to(device, copy=True)
-        else:
-            held.copy_(tensor)
-        if device.type != "cpu":
-            # A later call may come from another stream, which does not wait for this one.
-            torch.accelerator.current_stream(device).synchronize()
-        return held
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    strides = tensor.stride() if tensor.layout is torch.strided else ()
-    return tensor.shape, tensor.dtype, tensor.layout, strides
 
 
 def _after_fork() -> None:

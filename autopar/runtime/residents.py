@@ -1,0 +1,77 @@
+"""The state that one program reads or keeps, as it stands in the session's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..graph import Graph
+from ..programs import Program
+from .layout import Layout
+from .memory import Copy, Master, Replicas
+
+if TYPE_CHECKING:
+    from ..capture.captured import Captured
+
+
+class Residents:
+    """State in the order of `layout.fed`: itself where it is at home, else its copy there. `place` says where a
+    buffer really is.
+    """
+
+    def __init__(
+        self,
+        pool: Replicas,
+        captured: Captured,
+        program: Program,
+        graph: Graph,
+        layout: Layout,
+        place: Callable[[str], torch.device],
+    ) -> None:
+        self.pool = pool
+
+        def master(state: str) -> Master:
+            return pool.master(state, *captured.state[state])
+
+        def copy(buffer: str, state: str) -> Copy:
+            return pool.copy(master(state), program.buffer[buffer].device, place(buffer))
+
+        self._masters: dict[Master, None] = {}
+        self._copies: dict[Copy, None] = {}
+        self._fed: list[Master | Copy] = []
+        for name in layout.fed:
+            buffer = program.buffer[name]
+            owner, key = captured.state[buffer.value]
+            # A machine may lack the device a model is on; its host then stands for it.
+            if buffer.kind == "resident" or owner[key].device != place(name):
+                away = copy(name, buffer.value)
+                self._copies[away] = None
+                self._fed.append(away)
+            else:
+                self._fed.append(master(buffer.value))
+            self._masters[master(buffer.value)] = None
+        self._changing: list[tuple[Copy, int]] = []
+        self._carried: list[tuple[Copy, int]] = []
+        for name, state in program.keeps:
+            kept = self._changing if state in graph.kept else self._carried
+            kept.append((copy(name, state), layout.slots[name]))
+            self._masters[master(state)] = None
+        self._replaced = [copy for copy, _ in self._changing]
+        self._stamps: list[int] = []
+
+    def fill(self) -> list[Any]:
+        """The tensors of the fed buffers; copies are up to date."""
+        tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._copies, self._replaced)
+        return tensors
+
+    def current(self) -> bool:
+        """Whether every copy that the program reads, or brings and keeps, is up to date."""
+        return self.pool.current((*self._copies, *self._replaced))
+
+    def swap(self, slots: Sequence[Any]) -> None:
+        """Keep what a call has brought, once everything it updates has been written."""
+        if self._changing or self._carried:
+            changing = [(c, slots[slot], stamp) for (c, slot), stamp in zip(self._changing, self._stamps)]
+            self.pool.keep(changing, [(c, slots[slot]) for c, slot in self._carried])

@@ -1,0 +1,348 @@
+"""Copies of state: one pool for all programs, refreshed when state changed, replaced when the call changed it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from naive import machine, plan, value
+from samples import R, graph, op
+from test_carried import on, step
+
+from autopar.errors import RunError
+from autopar.graph import Graph
+from autopar.lower import lower
+from autopar.runtime import Executor
+from autopar.runtime.flat import LARGEST, bring, checksum
+from autopar.runtime.memory import Replicas
+
+CPU = torch.device("cpu")
+FIRST, SECOND = "emulated:0", "emulated:1"
+
+
+def executor(made: Graph, state: dict, where, pool=None, calls=None, caps=None) -> Executor:
+    each = plan(made, machine(caps=caps), where)
+    program = lower(each)
+    program.check(made)
+    captured = SimpleNamespace(
+        graph=made, state={name: (state, name) for name in made.state}, calls=calls or {}, home=CPU
+    )
+    return Executor(captured, each, program, pool)
+
+
+def after(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x @ w) + torch.tanh(x @ w)
+
+
+def reading(where: str = FIRST, spy: list | None = None) -> tuple[Graph, list[str], dict]:
+    """y = w as it is read on a device."""
+    target = "look" if spy is not None else "aten.clone.default"
+    calls = {"look": lambda w: (spy.append(w), w.clone())[1]} if spy is not None else {}
+    values = [value("x", kind="input"), value("w", kind="state")]
+    return graph("read", values, [op("y", target, R("w"))], ("y_",)), [where], calls
+
+
+@pytest.mark.parametrize("where", ["cpu", FIRST, SECOND])
+@torch.no_grad()
+def test_five_steps_are_the_plain_loop_and_move_nothing_but_what_the_plan_says(where: str) -> None:
+    state = {"w": torch.nn.Parameter(torch.randn(4, 4))}
+    own, w = state["w"], state["w"].clone()
+    pool = Replicas()
+    run = executor(step(), state, on(where), pool)
+    counts = []
+    for _ in range(5):
+        x = torch.randn(4, 4)
+        (g,) = run([x])
+        assert torch.equal(g, after(x, w))
+        w = w - g
+        assert torch.equal(own, w) and state["w"] is own
+        assert pool.verify() == [] and run.current()
+        counts.append(pool.transfers)
+    assert counts == [2] * 5, "one for each device, before the first call"
+    run.close()
+
+
+@torch.no_grad()
+def test_a_step_from_outside_is_seen() -> None:
+    state = {"w": torch.randn(4, 4)}
+    run = executor(step(), state, on("cpu"))
+    for _ in range(3):
+        run([torch.randn(4, 4)])
+        state["w"].mul_(0.5)
+        assert not run.current()
+        w, x = state["w"].clone(), torch.randn(4, 4)
+        assert torch.equal(run([x])[0], after(x, w))
+    run.close()
+
+
+@torch.no_grad()
+def test_programs_of_one_pool_share_copies() -> None:
+    state, pool = {"w": torch.randn(4, 4)}, Replicas()
+    run = executor(step(), state, on("cpu"), pool)
+    made, where, calls = reading(SECOND)
+    look = executor(made, state, where, pool, calls)
+    x = torch.randn(4, 4)
+    run([x])
+    count = pool.transfers
+    assert look.current() and torch.equal(look([x])[0], state["w"]) and pool.transfers == count
+    state["w"].add_(1)
+    assert torch.equal(look([x])[0], state["w"]) and pool.transfers == count + 1
+    run([x])
+    assert pool.transfers == count + 2, "the other device only"
+    run.close()
+    look.close()
+
+
+@torch.no_grad()
+def test_a_failing_task_leaves_everything_as_it_was() -> None:
+    made = step()
+    fail, seen = [False], []
+
+    def maybe(w, g):
+        if fail[0]:
+            raise ValueError("no luck")
+        return w - g
+
+    tasks = tuple(replace(t, target="maybe") if t.name == "n" else t for t in made.tasks)
+    state, pool = {"w": torch.randn(4, 4)}, Replicas()
+    run = executor(replace(made, tasks=tasks), state, on("cpu"), pool, {"maybe": maybe})
+    reads, where, calls = reading(FIRST, seen)
+    look = executor(reads, state, where, pool, calls)
+    x = torch.randn(4, 4)
+    run([x])
+    look([x])
+    before, version, count = state["w"].clone(), state["w"]._version, pool.transfers
+    fail[0] = True
+    with pytest.raises(RunError, match="no luck"):
+        run([x])
+    assert torch.equal(state["w"], before) and state["w"]._version == version
+    look([x])
+    assert seen[0] is seen[1] and torch.equal(seen[1], before) and pool.transfers == count
+    fail[0] = False
+    assert torch.equal(run([x])[0], after(x, before))
+    assert pool.transfers == count
+    run.close()
+    look.close()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_that_an_optimizer_steps_are_brought_in_the_call_and_kept(fused: bool) -> None:
+    state, pool = {"w": torch.nn.Parameter(torch.randn(4, 4))}, Replicas()
+    optimizer = torch.optim.SGD(state.values(), lr=0.1, fused=fused)
+    made = step(carried=(), changing=("w",))
+    bringing = executor(made, state, on("cpu"), pool)
+    resting = executor(replace(made, changing=()), state, on("cpu"), pool)
+    x = torch.randn(4, 4)
+    for _ in range(3):
+        assert not bringing.current() and not resting.current()
+        with torch.no_grad():
+            right = after(x, state["w"])
+            assert torch.equal(bringing([x])[0], right)
+            assert bringing.current() and resting.current()
+            assert torch.equal(resting([x])[0], right)
+        state["w"].grad = torch.ones(4, 4)
+        optimizer.step()
+    assert pool.transfers == 0 and pool.verify() == []
+    with torch.no_grad():
+        assert torch.equal(resting([x])[0], after(x, state["w"])) and pool.transfers == 2
+    bringing.close()
+    resting.close()
+
+
+@torch.no_grad()
+def test_state_that_changes_while_a_call_brings_it_is_out_of_date_after_it() -> None:
+    made = step(carried=(), changing=("w",))
+    state = {"w": torch.randn(4, 4)}
+
+    def meanwhile(a, b):
+        state["w"].add_(1)
+        return a + b
+
+    tasks = tuple(replace(t, target="meanwhile") if t.name == "g" else t for t in made.tasks)
+    run = executor(replace(made, tasks=tasks), state, on("cpu"), calls={"meanwhile": meanwhile})
+    run([torch.randn(4, 4)])
+    assert not run.current()
+    run.close()
+
+
+@torch.no_grad()
+def test_a_copy_is_never_written_to() -> None:
+    """Who still reads the old one, a backward to come or a call in another thread, reads it to the end."""
+    seen: list = []
+    state = {"w": torch.randn(4, 4)}
+    made, where, calls = reading(FIRST, seen)
+    look = executor(made, state, where, calls=calls)
+    before = state["w"].clone()
+    for _ in range(3):
+        look([torch.zeros(4, 4)])
+        state["w"].mul_(2)
+    assert [torch.equal(copy, before * 2**turn) for turn, copy in enumerate(seen)] == [True] * 3
+    assert len({copy.data_ptr() for copy in seen}) == 3
+    look.close()
+
+
+@torch.no_grad()
+def test_copies_that_nobody_reads_any_more_are_gone() -> None:
+    seen: list = []
+    state, pool = {"w": torch.randn(4, 4)}, Replicas()
+    made, where, calls = reading(FIRST, seen)
+    look = executor(made, state, where, pool, calls)
+    look([torch.zeros(4, 4)])
+    old = weakref.ref(seen.pop())
+    assert old() is not None
+    state["w"].add_(1)
+    look([torch.zeros(4, 4)])
+    assert old() is None, "replaced"
+    last = weakref.ref(seen.pop())
+    look.close()
+    del look
+    gc.collect()
+    assert last() is None and pool.verify() == []
+
+
+@torch.no_grad()
+def test_results_and_copies_are_apart() -> None:
+    """An update that is also an output, left where it was made: what the caller does to his does no harm."""
+    made = replace(step(), outputs=("n_", "g_"))
+    each = plan(made, machine(), on(FIRST), deliver=FIRST)
+    program = lower(each)
+    program.check(made)
+    assert program.outputs[0] == f"n_@{FIRST}"
+    state = {"w": torch.randn(4, 4)}
+    captured = SimpleNamespace(graph=made, state={"w": (state, "w")}, calls={}, home=CPU)
+    run = Executor(captured, each, program)
+    for _ in range(3):
+        x, w = torch.randn(4, 4), state["w"].clone()
+        new, _ = run([x])
+        assert torch.equal(new, w - after(x, w))
+        new.zero_()
+    run.close()
+
+
+def test_copies_brought_in_inference_mode_serve_a_backward() -> None:
+    state, pool, seen = {"w": torch.randn(4, 4)}, Replicas(), []
+    made = replace(reading(FIRST)[0], changing=("w",))
+    run = executor(made, state, [FIRST], pool)
+    with torch.inference_mode():
+        run([torch.zeros(4, 4)])
+    reads, where, calls = reading(FIRST, seen)
+    look = executor(reads, state, where, pool, calls)
+    with torch.no_grad():
+        look([torch.zeros(4, 4)])
+    assert pool.transfers == 0 and not seen[0].is_inference()
+    run.close()
+    look.close()
+
+
+@torch.no_grad()
+def test_writes_without_a_trace_are_found_by_checksum_and_mended_by_refresh() -> None:
+    state, pool = {"w": torch.randn(4, 4)}, Replicas()
+    made, where, calls = reading()
+    look = executor(made, state, where, pool, calls)
+    x = torch.zeros(4, 4)
+    look([x])
+    assert pool.verify() == []
+    state["w"].data[1, 2] += 1
+    assert pool.verify() == ["w"] and look.current()
+    look.refresh()
+    assert not look.current() and pool.verify() == []
+    assert torch.equal(look([x])[0], state["w"])
+    look.close()
+
+
+@torch.no_grad()
+def test_measured_peaks_are_below_what_was_proved() -> None:
+    for made in (step(), step((), ("w",))):
+        free = lower(plan(made, machine(), on("cpu"))).check(made)
+        caps = {peak.device: peak.bytes for peak in free.peaks}
+        run = executor(made, {"w": torch.randn(4, 4)}, on("cpu"), caps=caps)
+        for _ in range(3):
+            _, timeline = run.run([torch.randn(4, 4)])
+            assert timeline is not None
+            # Torch may round a storage up; what emulates a device here is the CPU, which does not.
+            assert all(memory.peak <= caps[memory.device] for memory in timeline.memory)
+        run.close()
+
+
+@torch.no_grad()
+def test_concurrent_programs_never_see_half_a_change() -> None:
+    state, pool = {"w": torch.zeros(64, 64)}, Replicas()
+    values = [value("x", kind="input"), value("w", (64, 64), kind="state"), value("y_", (64, 64))]
+    made = graph("read", values, [op("y", "aten.clone.default", R("w"))], ("y_",))
+    again = replace(made, changing=("w",))
+    runs = [executor(each, state, [FIRST], pool) for each in (made, made, again)]
+    wrong = []
+
+    def call(run: Executor) -> None:
+        with torch.no_grad():
+            for _ in range(60):
+                y = run([torch.zeros(4, 4)])[0]
+                if not torch.equal(y, torch.full_like(y, y[0, 0].item())):
+                    wrong.append(y)
+
+    callers = [threading.Thread(target=call, args=(run,)) for run in runs]
+    for caller in callers:
+        caller.start()
+    for turn in range(200):
+        state["w"] = torch.full((64, 64), float(turn))
+    for caller in callers:
+        caller.join()
+    assert not wrong
+    for run in runs:
+        assert torch.equal(run([torch.zeros(4, 4)])[0], state["w"])
+        run.close()
+
+
+def test_many_tensors_go_in_one_transfer_of_each_kind() -> None:
+    base = torch.randn(6, 5)
+    dense = [torch.randn(n) for n in (1, 3, 1000)] + [base.t(), torch.randn(2, 3, 4, 5).permute(0, 3, 1, 2)]
+    trained = [torch.nn.Parameter(torch.randn(2, 2)) for _ in range(3)]
+    other = [torch.arange(5), torch.arange(6).view(2, 3)]
+    odd = [torch.randn(1).expand(4), torch.randn(3, 4)[:, :2], torch.randn(0, 2), torch.eye(2).to_sparse()]
+    tensors = [*dense, *trained, *other, *odd]
+    copies, count = bring(tensors, CPU)
+    assert count == 3 + len(odd)
+    for tensor, copy in zip(tensors, copies, strict=True):
+        assert not copy.requires_grad and copy._base is None
+        if tensor.layout is torch.strided:
+            assert torch.equal(copy, tensor)
+            assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
+        else:
+            assert torch.equal(copy.to_dense(), tensor.to_dense())
+    for tensor, copy in zip(dense, copies):
+        assert copy.stride() == tensor.stride() and copy.data_ptr() % 64 == 0
+    version = copies[1]._version
+    copies[0].add_(1)
+    assert copies[1]._version == version, "copies know nothing of each other"
+
+
+def test_large_tensors_are_not_gathered() -> None:
+    count = LARGEST // 4
+    assert bring([torch.empty(count // 2) for _ in range(5)], CPU)[1] == 3
+    assert bring([torch.empty(count), torch.empty(4), torch.empty(4)], CPU)[1] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (70, 33)])
+def test_checksums_tell_every_change(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    assert torch.equal(checksum(tensor), checksum(tensor.clone()))
+    if tensor.dim() == 2 and tensor.numel():
+        turned = tensor.t().contiguous().t()
+        assert torch.equal(checksum(tensor), checksum(turned))
+    if not tensor.numel():
+        return
+    for at in {0, tensor.numel() - 1, tensor.numel() // 2}:
+        other = tensor.clone()
+        flat = other.view(-1)
+        flat[at] = ~flat[at] if dtype is torch.bool else flat[at] + 1
+        assert not torch.equal(checksum(tensor), checksum(other))
+    if tensor.numel() > 2000:
+        one, two = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        one.view(-1)[5], two.view(-1)[1900] = 1, 1
+        assert not torch.equal(checksum(one), checksum(two))
