@@ -31,7 +31,7 @@ _LOOKUPS = (
     "aten.slice_copy.",
 )
 """Ops that read of their first input only as much as they write."""
-_BAGS = ("aten._embedding_bag", "aten.embedding_bag.")
+_BAGS = ("aten._embedding_bag", "aten.embedding_bag.", "autopar.embedding_bag.")
 """Ops that read a row of their first input for each element of their second."""
 _UNREAD = ("aten.empty", "aten.new_empty")
 _SCRATCH = (
@@ -42,6 +42,13 @@ _SCRATCH = (
     "aten.topk.",
     "aten.lstm.",
     "aten.gru.",
+    "autopar.scaled_dot_product_attention",
+    "autopar.lstm",
+    "autopar.gru",
+    "autopar.rnn",
+    "autopar.layer_norm_backward.",
+    "autopar.group_norm_backward.",
+    "autopar.rms_norm_backward.",
 )
 """Ops whose kernels may take scratch memory: as much as they read and write is set aside for them."""
 _FLOATING = ("float", "bfloat", "complex")

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from ..graph import Cut
-from . import cut_backward, cut_index, cut_linear, cut_loss, cut_reduce, cut_shape  # noqa: F401  (their rules register)
+from . import (  # noqa: F401  (their rules register)
+    cut_backward,
+    cut_composites,
+    cut_index,
+    cut_linear,
+    cut_loss,
+    cut_reduce,
+    cut_shape,
+)
 from .cut_call import RULES, Call, Way
 from .cut_pointwise import pointwise
 

@@ -22,6 +22,8 @@ def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: An
     packet = getattr(target, "overloadpacket", None)
     count: Callable[..., Any] | None = _WHOLE.get(packet)
     try:
+        if getattr(target, "namespace", "") == "autopar":
+            return _composite(target, args, output)
         if count is not None:
             return int(count(args, kwargs, output))
         if packet in flop_registry:
@@ -66,6 +68,21 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> in
     return sum(2 * steps * weight.numel() for weight in weights if weight.dim() == 2)
 
 
+def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+    return 2 * args[0].shape[0] * (args[2].numel() + args[3].numel())
+
+
+def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
+    """As the aten operator; backward computes it again, and a gradient for each factor of each product."""
+    name = target._opname.removesuffix("_backward")
+    count = _WHOLE.get(getattr(_aten, name, None))
+    if count is None:
+        return 0
+    if name == target._opname:
+        return int(count(args, {}, output))
+    return 3 * int(count(args[1:-1], {}, output))
+
+
 def _matrix(argument: Any) -> bool:
     return isinstance(argument, (list, tuple)) and bool(argument) and getattr(argument[0], "ndim", 0) == 2
 
@@ -87,4 +104,8 @@ _WHOLE: dict[Any, Callable[..., Any]] = {
     _aten.gru: _recurrent,
     _aten.rnn_tanh: _recurrent,
     _aten.rnn_relu: _recurrent,
+    _aten.lstm_cell: _cell,
+    _aten.gru_cell: _cell,
+    _aten.rnn_tanh_cell: _cell,
+    _aten.rnn_relu_cell: _cell,
 }
