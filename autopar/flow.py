@@ -284,8 +284,14 @@ class _Flow:
         ]
 
     def trim_front(self) -> None:
-        """Views of whole values stay whole: a part of the view is as free as a view of the part."""
+        """Views of whole values stay whole: a part of the view is as free as a view of the part.
+
+        Not where something else takes the same parts of the value: what it moves then serves both.
+        """
         parts: set[str] = set()
+        for task in self.graph.tasks:
+            if task.name in self.cuts and not task.free:
+                parts.update(self.cut_reads(task))
         for task in self.graph.tasks:
             if task.name not in self.cuts:
                 continue

@@ -48,12 +48,14 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def batch_of(graph: Graph) -> int | None:
-    """The number of rows of the batch; None when no input has an axis.
+    """The number of rows of the batch; None when no input of the forward has an axis.
 
-    Of the sizes of the first two axes of the inputs, the one along which most work can be cut, the first axis
+    Of the sizes of the first two axes of these inputs, the one along which most work can be cut, the first axis
     and then the most common size before others; the most common first axis when nothing can be cut.
     """
-    shapes = [graph.value[name].shape for name in graph.inputs]
+    read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
+    given = [name for name in graph.inputs if name in read] or graph.inputs
+    shapes = [graph.value[name].shape for name in given]
     first = Counter(shape[0] for shape in shapes if shape)
     second = Counter(shape[1] for shape in shapes if len(shape) > 1)
     if not first:
