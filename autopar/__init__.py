@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import compile, plan
+    from .api import compile, plan, train_step
     from .compiled import Compiled
     from .errors import (
         AutoparError,
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     )
     from .graph import Graph, Task, Value
     from .machine import Device, Link, Machine
+    from .parallel import DataParallel
     from .plans import Plan
     from .programs import Program
+    from .step import TrainStep
     from .timeline import Span, Timeline
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "api": ("compile", "plan"),
+    "api": ("compile", "plan", "train_step"),
     "compiled": ("Compiled",),
     "errors": (
         "AutoparError",
@@ -47,8 +49,10 @@ _HOME = {
     ),
     "graph": ("Graph", "Task", "Value"),
     "machine": ("Device", "Link", "Machine"),
+    "parallel": ("DataParallel",),
     "plans": ("Plan",),
     "programs": ("Program",),
+    "step": ("TrainStep",),
     "timeline": ("Span", "Timeline"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -57,6 +61,7 @@ __all__ = [
     "AutoparError",
     "CaptureError",
     "Compiled",
+    "DataParallel",
     "Device",
     "DeviceError",
     "DifferenceError",
@@ -73,9 +78,11 @@ __all__ = [
     "Span",
     "Task",
     "Timeline",
+    "TrainStep",
     "Value",
     "compile",
     "plan",
+    "train_step",
 ]
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from .capture import capture
 from .compiled import Compiled, CompiledModule
 from .detect import detect
 from .errors import CaptureError, DeviceError, PlanError
+from .losses import Loss
 from .machine import Device, Machine
 from .options import Options
 from .pins import parse_bytes
@@ -20,6 +22,7 @@ from .planning import Split
 from .plans import Plan
 from .session import Session
 from .stages import plan_captured
+from .step import TrainStep
 
 
 def compile(
@@ -64,12 +67,7 @@ def compile(
     Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
     """
     _require_callable(model)
-    machine = _machine(devices, memory)
-    if machine.absent:
-        raise DeviceError(
-            "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
-            "for it, or Machine.emulate(…) to run on stand-ins"
-        )
+    machine = _machine(devices, memory, here=True)
     options = Options(
         pins or {},
         policy,
@@ -116,16 +114,90 @@ def plan(
     return plan_captured(captured, _machine(devices, memory), options, captured.flatten(args, kwargs))
 
 
+def train_step(
+    model: nn.Module,
+    criterion: Callable[..., torch.Tensor] | None,
+    optimizer: torch.optim.Optimizer,
+    devices: str | Sequence[str | Device] | Machine,
+    *,
+    step_fn: Callable[..., Any] | None = None,
+    clip_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    autocast: torch.dtype | None = None,
+    pins: Mapping[str, str] | None = None,
+    memory: Mapping[str, int | str] | None = None,
+    policy: Policy = "auto",
+    split: Split = "auto",
+    batch_norm: Literal["full", "per_part"] = "full",
+    recompute: Literal["auto"] | float | None = None,
+    check: Literal["first", "always", "never"] = "first",
+    measure: bool = False,
+    reassociate: bool = False,
+    verify_replicas: bool = False,
+) -> TrainStep:
+    """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
+
+    model: an `nn.Module`; it keeps its parameters, which `optimizer`, any of torch's, holds and steps.
+    criterion: `criterion(outputs, *targets)`, the loss, or a tuple that begins with it, or a dict with it as "loss".
+    step_fn: in place of the criterion, `step_fn(model, *batch)` for `loss = step(*batch)`.
+    clip_norm: clip gradients to this global 2-norm, as `torch.nn.utils.clip_grad_norm_` does.
+    scaler: a `torch.amp.GradScaler`; autocast: the dtype that forward is cast to, such as `torch.bfloat16`.
+    batch_norm: statistics of the "full" batch, as on one device, or of each part, as `nn.DataParallel` has them.
+    recompute: "auto" computes activations again in the backward when memory needs it; a share of the bytes, from 0
+    to 1, that may stay saved.
+    reassociate: let long chains of additions be added in another order.
+    verify_replicas: compare checksums of all copies of the weights at each call.
+
+    Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
+    or MemoryCapError, each saying what to type next.
+    """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
+    if isinstance(model, CompiledModule):
+        raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
+    if (criterion is None) == (step_fn is None):
+        raise CaptureError("give a criterion(outputs, *targets), or None and step_fn=callable(model, *batch)")
+    options = Options(
+        pins or {},
+        policy,
+        split,
+        measure,
+        check,
+        "as_input",
+        batch_norm,
+        recompute,
+        reassociate,
+        verify_replicas,
+    )
+    return TrainStep(
+        Loss(model, criterion, step_fn),
+        optimizer,
+        _machine(devices, memory, here=True),
+        options,
+        clip_norm=clip_norm,
+        scaler=scaler,
+        autocast=autocast,
+    )
+
+
 def _require_callable(model: Any) -> None:
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
 
 
 def _machine(
-    devices: str | Sequence[str | Device] | Machine, memory: Mapping[str, int | str] | None
+    devices: str | Sequence[str | Device] | Machine,
+    memory: Mapping[str, int | str] | None,
+    *,
+    here: bool = False,
 ) -> Machine:
     if isinstance(devices, Machine):
         machine = devices.check()
     else:
         machine = detect([devices] if isinstance(devices, str) else devices)
+    if here and machine.absent:
+        raise DeviceError(
+            "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
+            "for it, or Machine.emulate(…) to run on stand-ins"
+        )
     return machine.with_memory({name: parse_bytes(amount) for name, amount in (memory or {}).items()})

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, fails_alone
 from .checking import generators, restore
-from .equal import error, limit
+from .equal import LIMIT, error, limit
 from .errors import DifferenceError
+from .graph import Graph
 from .runtime.interpret import widen
 
 log = logging.getLogger("autopar")
@@ -133,8 +134,11 @@ class Eager:
             (f"the gradient of {path}", found.get(path), b, FLOOR * largest)
             for path, b in self.gradients.items()
         ]
+        loose = _loosest(graph)
         wrong = [
-            (what, a, b, floor) for what, a, b, floor in pairs if b is not None and not _near(a, b, floor)
+            (what, a, b, floor)
+            for what, a, b, floor in pairs
+            if b is not None and not _error(a, b, floor) <= _allowed(b, loose)
         ]
         if not wrong:
             return
@@ -146,7 +150,7 @@ class Eager:
             by = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
             where = f" It is made by {graph.task[by].where}." if by else ""
             raise DifferenceError(
-                f"{what} is not eager's: error {error(a, b):.2g}, allowed {limit(b):.2g}.{where} "
+                f"{what} is not eager's: error {error(a, b):.2g}, allowed {_allowed(b, loose):.2g}.{where} "
                 'Pass check="never" to run anyway, or report the model with this message'
             )
 
@@ -176,8 +180,15 @@ def _apart(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _near(found: Any, reference: torch.Tensor, floor: float) -> bool:
-    return _error(found, reference, floor) <= limit(reference)
+def _loosest(graph: Graph) -> float:
+    """The error that the least precise dtype of a graph allows: autocast's gradients are float32, but no finer."""
+    dtypes = {getattr(torch, value.dtype, None) for value in graph.values}
+    return max((LIMIT[dtype] for dtype in dtypes if dtype in LIMIT), default=0.0)
+
+
+def _allowed(reference: torch.Tensor, loose: float) -> float:
+    """The largest error allowed against `reference`."""
+    return max(limit(reference), loose) if reference.dtype in LIMIT else 0.0
 
 
 def _error(found: Any, reference: torch.Tensor, floor: float) -> float:

@@ -55,8 +55,8 @@ class Loss(nn.Module):
             )
         if found.numel() != 1:
             raise CaptureError(
-                f"{type(self).__name__}: the loss is of shape {list(found.shape)}, and only one number can be minimised; "
-                "take its .mean() or .sum()"
+                f"{type(self).__name__}: the loss is of shape {list(found.shape)}, and only one number can be "
+                "minimised; take its .mean() or .sum()"
             )
 
         def detached(leaf: Any) -> Any:

@@ -14,7 +14,7 @@ LAYERS = [
     ["graph", "buses"],
     ["saving", "flow"],
     ["machine", "chips", "declared", "pins"],
-    ["cost", "split", "sums", "phases", "buckets", "recompute", "reassociate"],
+    ["cost", "split", "sums", "phases", "views", "buckets", "recompute", "reassociate"],
     ["fuse", "plans", "timeline", "problem", "sequence"],
     ["roofline", "programs", "clocks", "check", "demands", "footprint", "ledger", "simulate", "liveness"],
     ["placement", "lower", "emulation", "options"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["stages", "batches", "optimizers", "keys", "losses"],
     ["training"],
     ["session"],
-    ["updates"],
+    ["updates", "signatures"],
     ["view"],
     ["compiled", "step"],
     ["api", "bench"],
@@ -34,7 +34,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
          "batches", "composites", "optimizers", "gradcheck", "training", "step", "parallel",
-         "session", "compiled", "keys", "losses", "updates", "api", "__main__"}  # fmt: skip
+         "session", "compiled", "keys", "losses", "updates", "signatures", "api", "__main__"}  # fmt: skip
 LATER = {("timeline", "view"), ("machine", "declared"), ("detect", "doctor")}
 """Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`."""
 

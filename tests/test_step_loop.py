@@ -1,0 +1,203 @@
+"""A loop of `autopar.train_step` gives the losses, weights, buffers and optimizer state of the plain loop."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from plain_loop import THREE, TWO_LANES, Normed, Pair, Tied, batches, mlp
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW
+
+OPTIMIZERS = {
+    "sgd": functools.partial(SGD, lr=0.2),
+    "momentum": functools.partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": functools.partial(Adam, lr=0.01),
+    "adamw": functools.partial(AdamW, lr=0.01, weight_decay=0.1),
+    "adagrad": functools.partial(Adagrad, lr=0.05),
+}
+MOMENTUM, ADAM = OPTIMIZERS["momentum"], OPTIMIZERS["adam"]
+
+
+@pytest.mark.parametrize("devices", [TWO_LANES, THREE], ids=["lanes", "devices"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_losses_are_the_plain_loops(name, devices):
+    pair = Pair(mlp, OPTIMIZERS[name], devices)
+    pair.same(batches(20))
+    assert pair.step.plan.costed.graph.split.startswith("2 parts")
+    # Torch's own three are part of the program, all others step by themselves.
+    updates = [task for task in pair.step.plan.costed.graph.tasks if task.phase == "update"]
+    assert bool(updates) == (name != "adagrad")
+    assert ("Adagrad.step()" in pair.step.explain()) == (name == "adagrad")
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_losses_in_single_precision(name):
+    Pair(mlp, OPTIMIZERS[name], dtype=torch.float32).same(batches(20, dtype=torch.float32), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "model", [Normed, Tied, functools.partial(mlp, 0.4)], ids=["norm", "tied", "dropout"]
+)
+@pytest.mark.parametrize("policy", ["auto", "round_robin"])
+def test_models_that_keep_or_draw_or_share(model, policy):
+    pair = Pair(model, MOMENTUM, policy=policy)
+    pair.same(batches(20), 1e-9)
+    pair.step.close()
+
+
+@pytest.mark.parametrize("rows", [7, 1, (8, 8, 3), (5, 2)], ids=str)
+def test_batches_of_any_size(rows):
+    """Odd, smaller than the devices, the short last one of a loader."""
+    Pair(mlp, ADAM).same(batches(12, rows))
+
+
+def test_clipping_by_the_global_norm():
+    pair = Pair(mlp, MOMENTUM, clip_norm=0.05)
+    pair.same(batches(20), clip_norm=0.05)
+    assert any(task.target == "autopar.clip" for task in pair.step.plan.costed.graph.tasks)
+    assert "norm" in pair.step.explain()
+
+
+def test_clipping_before_an_optimizer_of_another_kind():
+    Pair(mlp, OPTIMIZERS["adagrad"], clip_norm=0.05).same(batches(6), clip_norm=0.05)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("by", ["argument", "no_sync"])
+def test_accumulated_gradients(by, clip_norm):
+    pair = Pair(mlp, ADAM, clip_norm=clip_norm)
+    data = batches(12)
+    from plain_loop import far, plain
+
+    expected = plain(pair.plain, pair.criterion, pair.theirs, data, each=3, clip_norm=clip_norm)
+    found = []
+    for index, (x, y) in enumerate(data, 1):
+        if not index % 3:
+            loss = pair.step(x, y)
+        elif by == "argument":
+            loss = pair.step(x, y, accumulate=True)
+        else:
+            with pair.step.no_sync():
+                loss = pair.step(x, y)
+        found.append(loss.item())
+        waits = [parameter.grad is not None for parameter in pair.model.parameters()]
+        assert all(waits) if index % 3 else not any(waits)
+    assert far(found, expected) <= 1e-9
+    pair.same_after()
+
+
+def scaler(scale: float = 2.0**12) -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=4)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_the_scaler_scales_and_grows(clip_norm):
+    ours = scaler()
+    pair = Pair(mlp, ADAM, scaler=ours, clip_norm=clip_norm)
+    theirs = scaler()
+    pair.same(batches(12), scaler=theirs, clip_norm=clip_norm)
+    assert ours.get_scale() == theirs.get_scale() > 2.0**12
+    assert "scaler" in pair.step.explain()
+
+
+def test_the_scaler_skips_a_step_with_infinities():
+    ours, theirs = scaler(), scaler()
+    pair = Pair(mlp, MOMENTUM, scaler=ours)
+    data = batches(3)
+    pair.same(data[:2], scaler=theirs)
+    before = {name: tensor.clone() for name, tensor in pair.model.state_dict().items()}
+    worse = [(torch.full_like(data[2][0], 1e308) * 100, data[2][1])]
+    _ = pair.losses(worse, scaler=theirs)
+    assert all(torch.equal(before[name], tensor) for name, tensor in pair.model.state_dict().items())
+    assert ours.get_scale() == theirs.get_scale() < 2.0**12
+    pair.same(data[2:], scaler=theirs)
+
+
+@pytest.mark.parametrize("model", [mlp, Tied])
+def test_bfloat16_by_autocast(model):
+    pair = Pair(model, MOMENTUM, dtype=torch.float32, autocast=torch.bfloat16)
+    pair.same(batches(10, dtype=torch.float32), 2e-2, autocast=torch.bfloat16)
+    assert any("bfloat16" in value.dtype for value in pair.step.plan.costed.graph.values)
+    assert all(parameter.dtype == torch.float32 for parameter in pair.model.parameters())
+
+
+def frozen() -> nn.Module:
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+def test_frozen_parameters_stay():
+    pair = Pair(frozen, MOMENTUM)
+    before = pair.model[0].weight.clone()
+    pair.same(batches(6))
+    assert torch.equal(before, pair.model[0].weight) and pair.model[0].weight.grad is None
+    read = {task.module for task in pair.step.plan.costed.graph.tasks if task.phase != "forward"}
+    assert not any(module.startswith("0") for module in read)
+
+
+def test_a_parameter_frozen_or_thawed_in_mid_run():
+    pair = Pair(mlp, MOMENTUM)
+    data = batches(12)
+    pair.same(data[:4])
+    for model in (pair.plain, pair.model):
+        model[0].weight.requires_grad_(False)
+    pair.same(data[4:8])
+    for model in (pair.plain, pair.model):
+        model[0].weight.requires_grad_(True)
+    pair.same(data[8:])
+
+
+def test_a_parameter_that_the_loss_does_not_reach():
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(12, 5), nn.Linear(12, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    Pair(Spare, functools.partial(AdamW, lr=0.01, weight_decay=0.5)).same(batches(5))
+
+
+def test_a_parameter_that_the_optimizer_does_not_hold():
+    pair = Pair(mlp, MOMENTUM)
+    for model, optimizer in ((pair.plain, pair.theirs), (pair.model, pair.optimizer)):
+        optimizer.param_groups[0]["params"] = [*model[0].parameters()]
+    before = pair.model[2].weight.clone()
+    pair.losses(batches(5))
+    assert torch.equal(before, pair.model[2].weight) and pair.model[2].weight.grad is None
+    torch.testing.assert_close(pair.model[0].weight, pair.plain[0].weight)
+
+
+def test_learning_rate_schedulers():
+    pair = Pair(mlp, MOMENTUM)
+    ours, theirs = (torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in (pair.optimizer, pair.theirs))
+    from plain_loop import far, plain
+
+    data = batches(12)
+    expected = plain(pair.plain, pair.criterion, pair.theirs, data, schedule=theirs)
+    found = []
+    for x, y in data:
+        found.append(pair.step(x, y).item())
+        ours.step()
+    assert far(found, expected) <= 1e-9 and pair.optimizer.param_groups[0]["lr"] < 0.1
+    pair.same_after()
+
+
+def test_param_groups_and_their_changes():
+    def grouped(parameters: Any) -> SGD:
+        return SGD([{"params": parameters[:2], "lr": 0.3}, {"params": parameters[2:]}], lr=0.05, momentum=0.5)
+
+    pair = Pair(mlp, grouped)
+    data = batches(12)
+    pair.same(data[:4])
+    for optimizer in (pair.optimizer, pair.theirs):
+        optimizer.param_groups[1].update(lr=0.2, weight_decay=0.1)
+    pair.same(data[4:8])
+    for optimizer in (pair.optimizer, pair.theirs):
+        optimizer.param_groups[0]["momentum"] = 0
+    pair.same(data[8:])
