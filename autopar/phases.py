@@ -1,7 +1,7 @@
 """A joint graph cut into the graph of the forward and the graph of the backward.
 
-What the backward reads of the forward is *saved*: made by the one, an input of the other. Views of state are
-not saved but made again, so that no copy of a weight is ever kept for the backward.
+What the backward reads of the forward is *saved*: made by the one, an input of the other. Who reads a view of a
+weight has one of its own (`views.own`), so that no copy of a weight is ever saved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from .graph import Const, Graph, Task, Value, replace_refs
+from .graph import Const, Graph, Ref, Task, Value, replace_refs
+
+LOSS = "autopar.loss"
+"""Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
 
 _ADDS = frozenset({"aten.add.Tensor"})
 
@@ -35,30 +38,60 @@ class Halves:
         return len(self.forward.outputs) - len(self.saved)
 
 
-def divide(graph: Graph, tangents: Sequence[str], gradients: int) -> Halves:
-    """Cut a joint graph whose last outputs are so many `gradients`, and whose inputs end with `tangents`.
+def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
+    """A joint graph in which the tangents are no inputs but made by a task that reads the outputs of the call.
+
+    So a plan of the whole cannot begin the backward before the forward has answered.
+    """
+    outputs = tuple(dict.fromkeys(graph.outputs[: len(graph.outputs) - gradients]))
+    loss = Task(
+        "loss",
+        LOSS,
+        (tuple(map(Ref, outputs)),),
+        outputs=tuple(tangents),
+        unpack=True,
+        home=True,
+        phase="backward",
+    )
+    later = {*tangents}
+    for task in graph.tasks:
+        if not later.isdisjoint(task.inputs):
+            later.update(task.outputs)
+    ahead = [task for task in graph.tasks if later.isdisjoint(task.outputs) and later.isdisjoint(task.inputs)]
+    known = {task.name for task in ahead}
+    behind = [task for task in graph.tasks if task.name not in known]
+    return replace(
+        graph,
+        values=tuple(
+            replace(value, kind="made", path="") if value.name in tangents else value
+            for value in graph.values
+        ),
+        tasks=(*ahead, loss, *behind),
+        inputs=tuple(name for name in graph.inputs if name not in tangents),
+    ).check()
+
+
+def divide(graph: Graph, gradients: int) -> Halves:
+    """Cut a `closed` joint graph whose last outputs are so many `gradients`.
 
     A task is of the forward when an output of the call, an update or an effect needs it. Linear in tasks.
     """
+    tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
     count = len(graph.outputs) - gradients
     ahead = _ahead(graph, graph.outputs[:count])
     first = [task for task in graph.tasks if task.name in ahead]
-    second = [task for task in graph.tasks if task.name not in ahead]
-    again = _views(graph, first, second)
-    made = {name for task in (*again, *second) for name in task.outputs}
+    tasks = tuple(task for task in graph.tasks if task.name not in ahead and task.target != LOSS)
+    made = {name for task in tasks for name in task.outputs}
     state = set(graph.state) - graph.mutated
-    read = [*(name for task in (*again, *second) for name in task.inputs), *graph.outputs[count:]]
+    read = [*(name for task in tasks for name in task.inputs), *graph.outputs[count:]]
     wanted = dict.fromkeys(read)
     saved = [name for name in wanted if name not in made and name not in state and name not in tangents]
-    given = [name for name in graph.inputs if name not in tangents]
     forward = replace(
         graph,
-        values=_values(graph, given, graph.state, first),
+        values=_values(graph, graph.inputs, graph.state, first),
         tasks=tuple(first),
-        inputs=tuple(given),
         outputs=(*graph.outputs[:count], *saved),
     )
-    tasks = (*again, *second)
     kept = tuple(name for name in graph.state if name in wanted and name in state)
     backward = replace(
         graph,
@@ -141,23 +174,6 @@ def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:
             wanted.update(task.inputs)
             orders.update(task.after)
     return found
-
-
-def _views(graph: Graph, first: Sequence[Task], second: Sequence[Task]) -> list[Task]:
-    """Views of state that the forward makes and the backward reads, to be made there again."""
-    state = set(graph.state) - graph.mutated
-    view: dict[str, Task] = {}
-    for task in first:
-        if task.free and task.inputs and all(name in state or name in view for name in task.inputs):
-            view.update(dict.fromkeys(task.outputs, task))
-    found: dict[str, Task] = {}
-    pending = [name for task in second for name in task.inputs if name in view]
-    while pending:
-        task = view[pending.pop()]
-        if task.name not in found:
-            found[task.name] = task
-            pending += [name for name in task.inputs if name in view]
-    return [replace(task, after=()) for task in first if task.name in found]
 
 
 def _values(

@@ -15,6 +15,7 @@ from .placement import Policy, place
 from .plans import Candidate, Plan
 from .split import allot, batch_of, even, shares, split
 from .tables import percent, seconds
+from .views import own
 
 log = logging.getLogger("autopar")
 
@@ -163,7 +164,7 @@ def split_graph(
             bucketed = lambda graph: graph
 
         cut = split(summed(graph, batch_norm=batch_norm), sizes)
-        cut = bucketed(cut) if cut.split else graph
+        cut = own(bucketed(cut)) if cut.split else graph
     else:
         cut = split(graph, sizes)
     if forced and not cut.split:

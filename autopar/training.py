@@ -22,7 +22,7 @@ from .capture import Captured
 from .graph import Graph
 from .machine import Machine
 from .options import Options
-from .phases import Halves, alive, divide, reached
+from .phases import Halves, alive, closed, divide, reached
 from .placement import place
 from .plans import Plan
 from .programs import Program
@@ -32,6 +32,7 @@ from .runtime.bridge import Bridge
 from .runtime.memory import Replicas
 from .stages import Prepared, bind, deliveries, homes_of, plan_captured, timed
 from .timeline import Timeline
+from .views import own
 
 
 def prepare_training(
@@ -45,7 +46,9 @@ def prepare_training(
 ) -> Training:
     """Plan a joint graph and take the plan apart. Raises what planning and lowering raise."""
     weights = tuple(name for name, _ in captured.gradients if name in captured.state)
-    joint = replace(captured, graph=replace(captured.graph, changing=weights))
+    tangents = [name for name, _ in captured.tangents]
+    graph = own(closed(captured.graph, tangents, len(captured.gradients)))
+    joint = replace(captured, graph=replace(graph, changing=weights))
     plan = timed("plan", plan_captured, joint, machine, options, tensors, given)
     homes = homes_of(joint, plan.costed.machine, tensors)
     return Training(joint, plan, homes, options, pool, recorder)
@@ -75,8 +78,7 @@ class Training:
         self.recorder = recorder
         self.homes = dict(homes)
         graph = plan.costed.graph
-        tangents = [name for name, _ in captured.tangents]
-        self.halves: Halves = divide(graph, tangents, len(captured.gradients))
+        self.halves: Halves = divide(graph, len(captured.gradients))
         self.where = {task: plan.place[run].device for task, run in plan.costed.run_of.items()}
         self._names = list(dict.fromkeys(graph.outputs[: self.halves.forward_outputs]))
         self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}

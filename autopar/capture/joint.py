@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
+from ..views import folded
 from .captured import Captured
 from .convert import Conversion, live
 from .differentiate import Joint, differentiate
@@ -63,7 +64,13 @@ def joint(
             if isinstance(error, CaptureError):
                 raise
             raise Untraceable(explain(name, error)) from error
-    return dataclasses.replace(captured, notes=tuple(dict.fromkeys((*captured.notes, *notes))))
+    graph, names = folded(captured.graph)
+    return dataclasses.replace(
+        captured,
+        graph=graph,
+        gradients=tuple((target, names.get(name, name)) for target, name in captured.gradients),
+        notes=tuple(dict.fromkeys((*captured.notes, *notes))),
+    )
 
 
 class Recorded(NamedTuple):
