@@ -62,18 +62,20 @@ def batch_of(graph: Graph) -> int | None:
         return None
     sizes = [size for found in (first, second) for size, _ in found.most_common()]
     flows = [_best(graph, size) for size in dict.fromkeys(sizes) if size > 1]
-    best = max(flows, key=_rating, default=None)
+    best = max(flows, key=lambda found: _rating(graph, found), default=None)
     return best.rows if best is not None and best.cuts else sizes[0]
 
 
 def _best(graph: Graph, rows: int, parts: int = 2) -> Flow:
     """The flow of the first axis, or that of the second where it cuts more work."""
     both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
-    return max((flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,))), key=_rating)
+    found = (flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,)))
+    return max(found, key=lambda flow: _rating(graph, flow))
 
 
-def _rating(found: Flow) -> tuple[bool, int]:
-    return bool(found.cuts), found.work
+def _rating(graph: Graph, found: Flow) -> tuple[bool, bool, int]:
+    forward = any(graph.task[name].phase == "forward" for name in found.cuts)
+    return forward, bool(found.cuts), found.work
 
 
 def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
