@@ -1,5 +1,5 @@
 """Programs with one step gone or moved: each wait and copy deleted, each free of a shared buffer moved too
-early.
+early, each new copy of state given up.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def mutants(program: Program) -> Iterator[tuple[str, tuple[str, int], Program]]:
                 if any(isinstance(other, Wait) for other in crossed):
                     steps = lane.steps[:early] + (step,) + crossed + lane.steps[position + 1 :]
                     yield f"hoist {step}", (lane.name, position), with_steps(program, lane.name, steps)
+    updated = {target for _, target in program.updates}
+    for position, (buffer, state) in enumerate(program.keeps):
+        # Of what changes between calls a copy is made in each call, so giving one up costs only time.
+        if state in updated:
+            less = tuple(pair for pair in program.keeps if pair != (buffer, state))
+            yield f"give up {buffer}", ("keeps", position), replace(program, keeps=less)
 
 
 def touched(step: Step) -> tuple[str, ...]:

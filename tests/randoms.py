@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from naive import value
 
@@ -61,6 +62,32 @@ def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, windo
     outputs = tuple(dict.fromkeys([*ends, *(rng.choice(names) for _ in range(2))]))
     state = ("w", "v")
     return Graph("random", tuple(values), tuple(made), ("x",), state, outputs).check()
+
+
+def training(rng: random.Random, tasks: int) -> Graph:
+    """A random graph whose state is carried, changing, updated in the plain way, or left alone."""
+    made = random_graph(rng, tasks)
+    ends = [v.name for v in made.values if v.kind == "made" and v.dtype == "float32"]
+    more, values, updates = [], [], []
+    kinds = {
+        state: rng.choice(("carried", "carried", "changing", "updated", "plain")) for state in made.state
+    }
+    for state, kind in kinds.items():
+        if kind in ("carried", "updated"):
+            reads = (Ref(state), Ref(rng.choice(ends or ["x"])))
+            more.append(Task(f"new {state}", "aten.sub.Tensor", reads, (), (f"{state}'",)))
+            values.append(value(f"{state}'"))
+            updates.append((f"{state}'", state))
+    names = {kind: tuple(s for s, k in kinds.items() if k == kind) for kind in ("carried", "changing")}
+    outputs = made.outputs + tuple(m for m, _ in updates if rng.random() < 0.3)
+    return replace(
+        made,
+        values=made.values + tuple(values),
+        tasks=made.tasks + tuple(more),
+        outputs=outputs,
+        updates=tuple(updates),
+        **names,
+    ).check()
 
 
 class _Orders:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from naive import machine, plan, value
 
@@ -199,12 +201,37 @@ def updates() -> Plan:
     return plan(made, machine(), ["emulated:0", "emulated:1", "emulated:0"])
 
 
+def step(carried: tuple[str, ...] = ("w",), changing: tuple[str, ...] = ()) -> Graph:
+    """y0 = sin(x w), y1 = tanh(x w), w' = w - (y0 + y1)."""
+    tasks = [
+        op("a", "aten.mm.default", R("x", "w")),
+        op("y0", "aten.sin.default", R("a_")),
+        op("b", "aten.mm.default", R("x", "w")),
+        op("y1", "aten.tanh.default", R("b_")),
+        op("g", "aten.add.Tensor", R("y0_", "y1_")),
+        op("n", "aten.sub.Tensor", R("w", "g_")),
+    ]
+    values = [value("x", kind="input"), value("w", kind="state")]
+    updates = [("n_", "w")] if carried else ()
+    name = f"step, {'carried' if carried else 'changing'}"
+    made = graph(name, values, tasks, ("g_",), updates)
+    return replace(made, carried=carried, changing=changing).check()
+
+
+def on(where: str) -> dict[str, str]:
+    """The two branches of a step on two accelerators, the update as told."""
+    first, second = "emulated:0", "emulated:1"
+    return {"a": first, "y0": first, "b": second, "y1": second, "g": where, "n": where}
+
+
 def every() -> list[Plan]:
     """One of each, capped ones too."""
     tight = {"emulated:0": 64 * 7, "emulated:1": 64 * 12}
     return [
         mlp(), diamond(), towers(), towers({"emulated:0": 64 * 4, "emulated:1": 64 * 4}), fork(), fork(2),
         fork(2, tight), views(), views(3), changes(), updates(),
+        *(plan(step(), machine(), on(where)) for where in ("cpu", "emulated:1")),
+        plan(step((), ("w",)), machine(), on("cpu")),
     ]  # fmt: skip
 
 
@@ -214,16 +241,19 @@ def given(graph: Graph, seed: int = 0) -> dict[str, torch.Tensor]:
     return {n: torch.randn(graph.value[n].shape, generator=generator) for n in (*graph.inputs, *graph.state)}
 
 
-def sequential(graph: Graph, given: dict[str, torch.Tensor]) -> tuple[list, list]:
+def sequential(graph: Graph, given: dict[str, torch.Tensor], turns: int = 1) -> tuple[list, list]:
     """The graph run in its own order on one device: what every program of it must give."""
     held = {name: tensor.clone() for name, tensor in given.items()}
     here = torch.device("cpu")
     with torch.no_grad():
-        for task in graph.tasks:
-            args = [bind.argument(item, held.__getitem__, here) for item in task.args]
-            kwargs = {name: bind.argument(item, held.__getitem__, here) for name, item in task.kwargs}
-            found = bind.target(task.target)(*args, **kwargs)
-            held.update(zip(task.outputs, found if task.unpack else [found]))
+        for turn in range(turns):
+            if turn:
+                held.update([(target, held[made]) for made, target in graph.updates])
+            for task in graph.tasks:
+                args = [bind.argument(item, held.__getitem__, here) for item in task.args]
+                kwargs = {name: bind.argument(item, held.__getitem__, here) for name, item in task.kwargs}
+                found = bind.target(task.target)(*args, **kwargs)
+                held.update(zip(task.outputs, found if task.unpack else [found]))
     return [held[name] for name in graph.outputs], [held[made] for made, _ in graph.updates]
 
 

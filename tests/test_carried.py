@@ -14,67 +14,20 @@ from hypothesis import strategies as st
 from naive import machine as naive_machine
 from naive import plan as naive_plan
 from naive import value
-from randoms import random_graph, random_places
-from samples import R, given, graph, op, same, sequential
+from randoms import random_places, training
+from samples import R, given, graph, on, op, same, sequential, step
 
 from autopar.cost import CostedGraph, TaskCost
 from autopar.errors import MemoryCapError, PlanError, ProgramError
 from autopar.graph import Graph
 from autopar.lower import lower
+from autopar.machine import Link
 from autopar.placement import POLICIES, place
 from autopar.placement.bound import lower_bound
 from autopar.plans import Plan
 from autopar.problem import Problem
 from autopar.programs import Copy, Program
 from autopar.runtime import adversary
-
-
-def step(carried: tuple[str, ...] = ("w",), changing: tuple[str, ...] = ()) -> Graph:
-    """y0 = sin(x w), y1 = tanh(x w), w' = w - (y0 + y1)."""
-    tasks = [
-        op("a", "aten.mm.default", R("x", "w")),
-        op("y0", "aten.sin.default", R("a_")),
-        op("b", "aten.mm.default", R("x", "w")),
-        op("y1", "aten.tanh.default", R("b_")),
-        op("g", "aten.add.Tensor", R("y0_", "y1_")),
-        op("n", "aten.sub.Tensor", R("w", "g_")),
-    ]
-    values = [value("x", kind="input"), value("w", kind="state")]
-    updates = [("n_", "w")] if carried else ()
-    made = graph("step", values, tasks, ("g_",), updates)
-    return replace(made, carried=carried, changing=changing).check()
-
-
-def on(where: str) -> dict[str, str]:
-    """The two branches on two accelerators, the update as told."""
-    first, second = "emulated:0", "emulated:1"
-    return {"a": first, "y0": first, "b": second, "y1": second, "g": where, "n": where}
-
-
-def training(rng: random.Random, tasks: int) -> Graph:
-    """A random graph whose state is carried, changing, updated in the plain way, or left alone."""
-    made = random_graph(rng, tasks)
-    ends = [v.name for v in made.values if v.kind == "made" and v.dtype == "float32"]
-    more, values, updates = [], [], []
-    kinds = {
-        state: rng.choice(("carried", "carried", "changing", "updated", "plain")) for state in made.state
-    }
-    for state, kind in kinds.items():
-        if kind in ("carried", "updated"):
-            reads = R(state, rng.choice(ends or ["x"]))
-            more.append(op(f"new {state}", "aten.sub.Tensor", reads, (f"{state}'",)))
-            values.append(value(f"{state}'"))
-            updates.append((f"{state}'", state))
-    names = {kind: tuple(s for s, k in kinds.items() if k == kind) for kind in ("carried", "changing")}
-    outputs = made.outputs + tuple(m for m, _ in updates if rng.random() < 0.3)
-    return replace(
-        made,
-        values=made.values + tuple(values),
-        tasks=made.tasks + tuple(more),
-        outputs=outputs,
-        updates=tuple(updates),
-        **names,
-    ).check()
 
 
 def priced(rng: random.Random, made: Graph, memory: dict[str, int] | None = None) -> CostedGraph:
@@ -204,14 +157,25 @@ def test_the_adversary_sees_a_stale_copy() -> None:
         adversary.run(wrong, made, None, given(made), 0)
 
 
-def test_heft_sees_what_carrying_costs() -> None:
-    """A little faster on the accelerator, but its result is then far from its readers and from home."""
-    made = step()
-    unit = machine(2, bytes_per_s=64 / (50 * MS), peer=False)
-    seconds = {"n": (1.2 * MS, MS, MS)}
-    costs = [TaskCost(t.name, seconds.get(t.name, (100 * MS, MS, 100 * MS))) for t in made.tasks]
-    each = costed(made, unit, costs, homes={"w": "cpu"}, deliver="")
-    plan = place(each, "heft")
+@pytest.mark.parametrize("policy", ["heft", "heft+lookahead"])
+def test_heft_sees_what_carrying_costs(policy: str) -> None:
+    """An update that ends sooner on an accelerator, from which its result reaches nobody: all else is elsewhere."""
+    tasks = [op("a", "aten.sin.default", R("w")), op("n", "aten.sub.Tensor", R("w", "a_"))]
+    made = graph("update", [value("w", kind="state")], tasks, (), [("n_", "w")])
+    made = replace(made, carried=("w",)).check()
+    far, near = 64 / (20 * MS), 64 / (0.1 * MS)
+    names = ("cpu", "emulated:0", "emulated:1")
+    links = tuple(
+        Link(a, b, 1e-6, far if "emulated:1" in (a, b) and a != "emulated:0" else near, f"{a}>{b}")
+        for a in names
+        for b in names
+        if a != b
+    )
+    unit = replace(machine(2), links=links)
+    costs = [TaskCost("a", (None, MS, None)), TaskCost("n", (9 * MS, 9 * MS, 2 * MS))]
+    each = costed(made, unit, costs)
+    plan = place(each, policy)
+    assert plan.place["n"].device == "emulated:0"
     assert problems(plan) == []
 
 
@@ -254,7 +218,8 @@ def _right(plan: Plan, seed: int) -> None:
     assert Program.parse(str(program)) == program
     tensors = given(made, seed)
     for order in range(3):
-        assert same(adversary.run(program, made, None, tensors, order), sequential(made, tensors))
+        ours = adversary.run(program, made, None, tensors, order, turns=3)
+        assert same(ours, sequential(made, tensors, turns=3))
     for name, state in program.keeps:
         assert state in (*made.carried, *made.changing)
         assert program.buffer[name].device != plan.costed.home[state]

@@ -46,6 +46,7 @@ programs = st.builds(
     st.lists(st.tuples(names, names), max_size=2).map(tuple),
     st.lists(st.tuples(names, counts), max_size=2).map(tuple),
     st.lists(st.tuples(names, counts), max_size=2).map(tuple),
+    st.lists(st.tuples(names, names), max_size=2).map(tuple),
 )
 
 

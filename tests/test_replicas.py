@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from naive import machine, plan, value
-from samples import R, graph, op
-from test_carried import on, step
+from samples import R, graph, on, op, step
 
 from autopar.errors import RunError
 from autopar.graph import Graph

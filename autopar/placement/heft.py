@@ -79,7 +79,8 @@ class _Work:
         for d in allowed:
             ready = self._arrival(r, d, base) if len(allowed) > 1 else 0.0
             lane, start = self._slot(r, d, ready)
-            score = start + problem.seconds[r][d] + (to_go[d] if to_go else 0.0) + self._carrying(r, d)
+            rest = max(to_go[d] if to_go else 0.0, self._carrying(r, d))
+            score = start + problem.seconds[r][d] + rest
             if best is None or score < best[0]:
                 best = (score, d, lane, start)
         assert best is not None

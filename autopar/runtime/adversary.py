@@ -33,14 +33,22 @@ def run(
     calls: Mapping[str, Callable[..., Any]] | None,
     given: Mapping[str, Any],
     seed: int,
+    turns: int = 1,
 ) -> tuple[list[Any], list[Any]]:
     """Outputs and updates of one run, in the order of `program.outputs` and `program.updates`.
 
     `given` has a tensor for each input and state, by value name or by buffer name; they are cloned first,
     storages shared between them stay shared. Right programs give the same for every seed, and what one device
-    would give. Raises Violation, also for a kept copy of state that is not what its home will hold.
+    would give. Of several `turns`, each begins with the state that the one before left, at home and on the
+    devices; what the last gave is returned. Raises Violation, also for a kept copy of state that is not what its
+    home will hold.
     """
-    return _Run(program, graph, calls or {}, given, seed).run()
+    found: tuple[list[Any], list[Any]] = [], []
+    for turn in range(turns):
+        call = _Run(program, graph, calls or {}, given, seed + turn)
+        found = call.run()
+        given = call.left(given)
+    return found
 
 
 class _Run:
@@ -104,6 +112,20 @@ class _Run:
         updates = [self.read(name) for name, _ in self.program.updates]
         self.kept_right(dict(zip((target for _, target in self.program.updates), updates)))
         return outputs, updates
+
+    def left(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is there for the next call."""
+        found = dict(given)
+        for buffer in self.program.buffers:
+            if buffer.kind == "given":
+                found[buffer.value] = self.held[buffer.name]
+            elif buffer.kind == "resident":
+                found[buffer.name] = self.held[buffer.name]
+        for name, target in self.program.updates:
+            found[target] = self.read(name)
+        for name, state in self.program.keeps:
+            found[f"{state}@{self.program.buffer[name].device}"] = self.read(name)
+        return found
 
     def kept_right(self, updated: Mapping[str, Any]) -> None:
         at_home = {b.value: b.name for b in self.program.buffers if b.kind == "given"}
