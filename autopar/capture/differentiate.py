@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from ..composites import swap
-from .asked import FUNCTION, HOOK, Asked
+from .asked import Asked
 from .private import differentiated
+from .record import Record
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
@@ -44,7 +45,7 @@ def differentiate(
     swap(record)
     _own(record.graph)
     given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-    graph = differentiated(Record(record, asked), tuple(given))
+    graph = differentiated(Record(record, asked, _weights(tensors)), tuple(given))
     inputs: dict[int, fx.Node] = {}
     tangents: list[tuple[int, fx.Node]] = []
     for node in graph.nodes:
@@ -111,34 +112,8 @@ def _meaning(description: Any) -> tuple[str, int]:
     return kind, description.idx
 
 
-class Record(nn.Module):
-    """A recorded graph that runs node by node, through regions of another grad mode or autocast too, so that
-    what is traced from it knows the module and line of each node.
-    """
-
-    def __init__(self, module: fx.GraphModule, asked: Asked) -> None:
-        super().__init__()
-        self.record = (module, asked)
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return tuple(_Run(*self.record).run(*tensors))
-
-
-class _Run(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, asked: Asked) -> None:
-        super().__init__(module)
-        self.asked = asked
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = getattr(target, "__name__", "")
-        if name == "wrap_with_set_grad_enabled":
-            enabled, region, *given = args
-            with torch.set_grad_enabled(enabled):
-                return _Run(region, self.asked).run(*given)
-        if name == "wrap_with_autocast":
-            kind, dtype, enabled, cached, region, *given = args
-            with torch.autocast(kind, dtype, enabled, cached):
-                return _Run(region, self.asked).run(*given)
-        if target is FUNCTION or target is HOOK:
-            return self.asked.again(target, *args)
-        return super().call_function(target, args, kwargs)
+def _weights(tensors: list[torch.Tensor]) -> tuple[bool, ...]:
+    return tuple(
+        tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        for tensor in tensors
+    )

@@ -21,7 +21,6 @@ from .locations import caller, foreign
 from .private import FakeTensor, FunctionalTensor, SingleLevelFunction, apply_function, pytree
 from .signature import take_apart
 
-
 _OWN_BEHALF = ("torch/_functorch/", "torch/_higher_order_ops/", "torch/_dynamo/")
 
 
