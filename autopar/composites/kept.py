@@ -50,4 +50,15 @@ def swap_norm(node: torch.fx.Node) -> None:
         become(node, _NORMS[node.target].forward, given.values())
 
 
-SWAPS = dict.fromkeys(_KEPT, swap_kept) | dict.fromkeys(_NORMS, swap_norm)
+def swap_pool(node: torch.fx.Node) -> None:
+    """Pooling to one number is a mean, as torch has it, but for a view by strides that fit no other memory."""
+    given = arguments(node)
+    if set(given["output_size"]) == {1}:
+        become(node, _aten.mean.dim, (given["self"], _POOLS[node.target], True))
+
+
+_POOLS: dict[Any, list[int]] = {
+    _aten.adaptive_avg_pool2d.default: [-1, -2],
+    _aten.adaptive_avg_pool3d.default: [-1, -2, -3],
+}
+SWAPS = dict.fromkeys(_KEPT, swap_kept) | dict.fromkeys(_NORMS, swap_norm) | dict.fromkeys(_POOLS, swap_pool)
