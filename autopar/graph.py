@@ -70,7 +70,8 @@ class Value:
 
     `kind` says where it comes from: an `input` of the call, `state` (a parameter, buffer or constant), or `made`
     by a task. `path` is the state_dict key of state and the argument path of an input. `dtype` "object" is a
-    Python value without bytes.
+    Python value without bytes. `order` has the axes from the slowest to the fastest in memory, as they were when
+    captured, where they are not in order.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Value:
     storage: str
     kind: Literal["input", "state", "made"] = "made"
     path: str = ""
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

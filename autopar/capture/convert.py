@@ -244,7 +244,8 @@ class Conversion:
             raise self.refusal(node, "it makes a Python number out of the values in a tensor")
         shape = tuple(self.number(node, size) for size in item.shape)
         dtype = str(item.dtype).removeprefix("torch.")
-        return Value(name, shape, dtype, math.prod(shape) * item.element_size(), storage, kind, path)
+        nbytes = math.prod(shape) * item.element_size()
+        return Value(name, shape, dtype, nbytes, storage, kind, path, _order(item))
 
     def root(
         self, args: tuple[Argument, ...], kwargs: dict[str, Argument], alias: int | str | None
@@ -290,6 +291,15 @@ class Conversion:
         return Untraceable(
             f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
         )
+
+
+def _order(item: torch.Tensor) -> tuple[int, ...]:
+    """The axes of a tensor like this from the slowest to the fastest; empty when they are in order."""
+    if item.layout is not torch.strided or item.is_contiguous():
+        return ()
+    strides = torch.empty_like(item).stride()
+    order = tuple(sorted(range(item.dim()), key=lambda axis: -strides[axis]))
+    return () if order == tuple(range(item.dim())) else order
 
 
 def _memory(item: Any) -> int | None:

@@ -1,0 +1,367 @@
+"""A graph written as sums gives what the graph gives, whole and in parts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autopar.capture import Captured, capture
+from autopar.capture.joint import joint
+from autopar.graph import SUM, SUMMED, Graph, Task
+from autopar.runtime.interpret import interpret
+from autopar.split import split
+from autopar.sums import summed
+
+CPU = torch.device("cpu")
+ROWS, WIDTH = 7, 5
+
+
+def execute(graph: Graph, captured: Captured, inputs: list[torch.Tensor], seed: int = 0) -> dict[str, Any]:
+    """Every value of a graph, each as its Value says."""
+    live: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    live.update((name, owner[key].detach()) for name, (owner, key) in captured.state.items())
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for task in interpret(graph, captured.calls, live, CPU):
+            for name in task.outputs:
+                value, item = graph.value[name], live[name]
+                if isinstance(item, torch.Tensor):
+                    assert tuple(item.shape) == value.shape, name
+                    # What was captured may name the type that another device's kernel gives.
+                    assert "#" not in name or str(item.dtype) == f"torch.{value.dtype}", name
+                    assert "#" not in name or item.numel() * item.element_size() == value.bytes, name
+    return live
+
+
+def compare(graph: Graph, other: Graph, captured: Captured, inputs: list[torch.Tensor]) -> None:
+    assert (other.outputs, other.updates) == (graph.outputs, graph.updates)
+    before, after = execute(graph, captured, inputs), execute(other, captured, inputs)
+    for name in (*graph.outputs, *(made for made, _ in graph.updates)):
+        one, two = after[name], before[name]
+        bound = {"float64": 1e-12, "float32": 1e-5}.get(graph.value[name].dtype, 2e-2)
+        scale = max(1.0, float(two[two.isfinite()].abs().max())) if two.isfinite().any() else 1.0
+        torch.testing.assert_close(one, two, rtol=bound, atol=bound * scale, equal_nan=True)
+
+
+def tangents(captured: Captured, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Inputs of a joint graph: those of the call, and a gradient for each output."""
+    given = [item.detach() for item in captured.flatten(args, {})]
+    torch.manual_seed(3)
+    for name in captured.graph.inputs[len(given) :]:
+        value = captured.graph.value[name]
+        given.append(torch.randn(value.shape).to(getattr(torch, value.dtype)))
+    return given
+
+
+def same(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    sizes: tuple[int, ...] = (1, 4, 2),
+    batch_norm: str = "full",
+    forward: bool = False,
+) -> tuple[Graph, Graph]:
+    """Capture, rewrite, compare whole and in parts; the rewritten graph, and it in parts."""
+    if forward:
+        with torch.no_grad():
+            captured = capture(model, args, {})
+    else:
+        captured = joint(model, args)
+    inputs = tangents(captured, args)
+    whole = captured.graph
+    rewritten = summed(whole, batch_norm=batch_norm).check()
+    assert summed(whole, batch_norm=batch_norm) == rewritten
+    compare(whole, rewritten, captured, inputs)
+    parted = split(rewritten, sizes).check()
+    if batch_norm == "full":
+        compare(whole, parted, captured, inputs)
+    return rewritten, parted
+
+
+def parts_of(graph: Graph, target: str) -> list[Task]:
+    return [task for task in graph.tasks if task.target.startswith(target) and task.part]
+
+
+class Scored(nn.Module):
+    """A layer and a loss."""
+
+    def __init__(self, loss: Callable[..., Any], out: int = WIDTH) -> None:
+        super().__init__()
+        self.layer, self.loss = nn.Linear(WIDTH, out), loss
+
+    def forward(self, x: torch.Tensor, *targets: torch.Tensor) -> Any:
+        return self.loss(self.layer(x), *targets)
+
+
+def rows(dtype: torch.dtype = torch.float64, *more: int) -> torch.Tensor:
+    torch.manual_seed(len(more))
+    return torch.randn(ROWS, *more, WIDTH, dtype=dtype)
+
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": lambda y, t: F.smooth_l1_loss(y, t, beta=0.5),
+    "huber": lambda y, t: F.huber_loss(y, t, delta=0.7),
+    "soft_margin": lambda y, t: F.soft_margin_loss(y, t.sign()),
+    "bce": lambda y, t: F.binary_cross_entropy(y.sigmoid(), t.sigmoid()),
+    "bce_weighted": lambda y, t: F.binary_cross_entropy(y.sigmoid(), t.sigmoid(), t[0].abs()),
+    "bce_logits": lambda y, t: F.binary_cross_entropy_with_logits(y, t.sigmoid(), pos_weight=t[0].exp()),
+    "kl_mean": lambda y, t: F.kl_div(y.log_softmax(-1), t.softmax(-1), reduction="mean"),
+    "kl_batchmean": lambda y, t: F.kl_div(y.log_softmax(-1), t.softmax(-1), reduction="batchmean"),
+    "poisson": lambda y, t: F.poisson_nll_loss(y, t.exp()),
+    "soft_targets": lambda y, t: F.cross_entropy(y, t.softmax(-1)),
+    "sum": lambda y, t: F.mse_loss(y, t, reduction="sum"),
+    "mean": lambda y, t: (y * t).mean(),
+    "mean_rows": lambda y, t: (y * t).mean(0).square().sum(),
+    "var": lambda y, t: (y * t).var(0).sum() + (y + 100).std(0).sum() + y.var(unbiased=False),
+    "several": lambda y, t: (F.mse_loss(y, t), F.l1_loss(y, t), y),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_rows(name: str) -> None:
+    model, dtype = Scored(LOSSES[name]).double(), torch.float64
+    _, parted = same(model, (rows(dtype), rows(dtype, 1)[:, 0]))
+    assert any(task.target == SUM for task in parted.tasks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["mse", "bce_weighted", "kl_mean", "var"])
+def test_losses_of_rows_in_other_types(name: str, dtype: torch.dtype) -> None:
+    same(Scored(LOSSES[name]).to(dtype), (rows(dtype), rows(dtype, 1)[:, 0]))
+
+
+def classes(ignored: tuple[int, ...] = (), *more: int) -> torch.Tensor:
+    torch.manual_seed(5)
+    target = torch.randint(WIDTH, (ROWS, *more))
+    target[list(ignored)] = -100
+    return target
+
+
+WEIGHT = torch.linspace(0.2, 2, WIDTH, dtype=torch.float64)
+CLASS_LOSSES: dict[str, Callable[..., Any]] = {
+    "plain": F.cross_entropy,
+    "weighted": lambda y, t: F.cross_entropy(y, t, WEIGHT.to(y.dtype)),
+    "smooth": lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+    "smooth_weighted": lambda y, t: F.cross_entropy(y, t, WEIGHT.to(y.dtype), label_smoothing=0.1),
+    "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum"),
+    "none": lambda y, t: F.cross_entropy(y, t, reduction="none").mean(),
+    "nll": lambda y, t: F.nll_loss(y.log_softmax(1), t),
+}
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_losses_of_classes(name: str) -> None:
+    model = Scored(CLASS_LOSSES[name]).double()
+    captured = joint(model, (rows(), classes()))
+    rewritten = summed(captured.graph).check()
+    parted = split(rewritten, (1, 4, 2)).check()
+    # None ignored, a whole part, some of each, all: 0 ÷ 0, as in eager.
+    for ignored in ((), (0,), (0, 3), tuple(range(ROWS))):
+        given = tangents(captured, (rows(), classes(ignored)))
+        compare(captured.graph, rewritten, captured, given)
+        compare(captured.graph, parted, captured, given)
+
+
+@pytest.mark.parametrize("name", ["smooth_weighted", "nll", "sum"])
+def test_losses_of_classes_without_a_gradient(name: str) -> None:
+    same(Scored(CLASS_LOSSES[name]).double(), (rows(), classes((0, 3))), forward=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["plain", "weighted"])
+def test_losses_of_classes_in_other_types(name: str, dtype: torch.dtype) -> None:
+    same(Scored(CLASS_LOSSES[name]).to(dtype), (rows(dtype), classes((2,))))
+
+
+@pytest.mark.parametrize("name", ["plain", "weighted", "smooth", "sum"])
+def test_losses_of_classes_at_each_pixel(name: str) -> None:
+    def model(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return CLASS_LOSSES[name](x.tanh(), t)
+
+    x = torch.randn(ROWS, WIDTH, 3, 2, dtype=torch.float64, requires_grad=True)
+    same(model, (x, classes((1,), 3, 2)))
+
+
+def test_the_weight_of_the_targets_waits_for_no_score() -> None:
+    _, parted = same(Scored(F.cross_entropy).double(), (rows(), classes()))
+    graph = parted.networkx()
+    total = next(task.name for task in parted.tasks if task.name.endswith("#total"))
+    before = {parted.task[name].target for name in _ancestors(graph, total)}
+    assert before == {"aten.ne.Scalar"}
+    backward = parts_of(parted, "aten.nll_loss_backward")
+    losses = {task.name for task in parts_of(parted, "aten.nll_loss_forward")}
+    assert len(backward) == len(losses) == 3
+    assert all(losses.isdisjoint(_ancestors(graph, task.name)) for task in backward)
+
+
+def _ancestors(graph: Any, name: str) -> set[str]:
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        for earlier in graph.predecessors(pending.pop()):
+            if earlier not in found:
+                found.add(earlier)
+                pending.append(earlier)
+    return found
+
+
+def test_a_mean_of_half_precision_does_not_overflow() -> None:
+    x = torch.full((ROWS, 4000), 200.0, dtype=torch.float16, requires_grad=True)
+    t = torch.zeros(ROWS, 4000, dtype=torch.float16)
+
+    def model(x: torch.Tensor, t: torch.Tensor) -> Any:
+        return F.mse_loss(x, t), x.mean()
+
+    captured = joint(model, (x, t))
+    live = execute(split(summed(captured.graph), (3, 4)), captured, tangents(captured, (x, t)))
+    assert [float(live[name]) for name in captured.graph.outputs[:2]] == pytest.approx([40000, 200])
+
+
+class Dropped(nn.Module):
+    def __init__(self, kind: type[nn.Module] = nn.Dropout, p: float = 0.4) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, 6), nn.Linear(6, 3)
+        self.drop, self.last = kind(p), nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drop(self.one(x).transpose(1, 2)).transpose(1, 2)
+        return self.last(self.two(y))
+
+
+@pytest.mark.parametrize("forward", [False, True], ids=["joint", "forward"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d])
+def test_dropout_draws_what_it_drew(kind: type[nn.Module], dtype: torch.dtype, forward: bool) -> None:
+    model = Dropped(kind).to(dtype)
+    x = rows(dtype, 4)
+    _, parted = same(model, (x,), forward=forward)
+    drawn = [task for task in parted.tasks if task.random]
+    assert len(drawn) == 2 and drawn[1].after == (drawn[0].name,)
+    graph = parted.networkx()
+    for task in drawn:
+        assert all(parted.task[name].target.startswith(("aten.ones", "aten.empty", "aten.permute", *RANDOM))
+                   for name in _ancestors(graph, task.name))  # fmt: skip
+    assert len(parts_of(parted, "aten.linear" if forward else "aten.")) >= 6
+    if forward:
+        with torch.no_grad():
+            captured = capture(model, (x,), {})
+        (out,) = captured.graph.outputs
+        one, two = (execute(graph, captured, [x])[out] for graph in (captured.graph, summed(captured.graph)))
+        assert torch.equal(one, two)
+
+
+RANDOM = ("aten.native_dropout", "aten.dropout", "aten.bernoulli")
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_all(p: float) -> None:
+    same(Dropped(p=p).double(), (rows(torch.float64, 4),))
+
+
+class Normed(nn.Module):
+    def __init__(self, affine: bool = True, track: bool = True, dims: int = 1) -> None:
+        super().__init__()
+        kind = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d}[dims]
+        # The norm takes a bias away: its gradient would be no more than rounding.
+        self.one, self.two = nn.Conv1d(WIDTH, 4, 1, bias=False), nn.Conv1d(4, 3, 1)
+        self.norm = kind(4, affine=affine, track_running_stats=track, momentum=0.3)
+        self.dims = dims
+        if affine:
+            nn.init.uniform_(self.norm.weight, 0.5, 2)
+            nn.init.uniform_(self.norm.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x) * 3 + (50 if x.dtype == torch.float64 else 1)
+        y = self.norm(y.unsqueeze(2) if self.dims == 2 else y)
+        return self.two((y.squeeze(2) if self.dims == 2 else y).relu())
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("track", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_has_the_statistics_of_the_whole_batch(affine: bool, track: bool, dims: int) -> None:
+    model = Normed(affine, track, dims).double()
+    x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64, requires_grad=True)
+    rewritten, parted = same(copy.deepcopy(model), (x,))
+    assert len(parts_of(parted, "aten.batch_norm")) == 3
+    assert not any(
+        "join" in task.name for task in parted.tasks if task.name.split("#")[0] not in rewritten.outputs
+    )
+    assert len(parted.updates) == 3 * track
+
+
+def test_batch_norm_of_frozen_weights_and_input() -> None:
+    model = Normed().double()
+    x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64)
+    model.norm.requires_grad_(False)
+    same(model, (x,))
+    model.norm.requires_grad_(True)
+    model.one.requires_grad_(False)
+    same(model, (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_batch_norm_in_other_types(dtype: torch.dtype, mixed: bool) -> None:
+    model = Normed().to(dtype)
+    if mixed:
+        model.norm.float()
+    same(model, (torch.randn(ROWS, WIDTH, 6, dtype=dtype, requires_grad=True),))
+
+
+def test_batch_norm_in_evaluation_is_cut_by_rows() -> None:
+    model = Normed().double().eval()
+    x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64, requires_grad=True)
+    _, parted = same(model, (x,))
+    assert len(parts_of(parted, "aten.native_batch_norm_backward")) == 3
+
+
+def test_batch_norm_of_each_part_is_what_data_parallel_does() -> None:
+    model = Normed().double()
+    x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64)
+    tangent = torch.randn(ROWS, 3, 6, dtype=torch.float64)
+    sizes = (3, 4)
+    captured = joint(model, (x,))
+    parted = split(summed(captured.graph, batch_norm="per_part"), sizes).check()
+    live = execute(parted, captured, [x, tangent])
+    replicas = [copy.deepcopy(model) for _ in sizes]
+    outputs = [replica(rows) for replica, rows in zip(replicas, x.split(sizes))]
+    for y, grad in zip(outputs, tangent.split(sizes)):
+        y.backward(grad)
+    torch.testing.assert_close(live[parted.outputs[0]], torch.cat(outputs), rtol=1e-12, atol=1e-12)
+    paths = {name: value.path for name, value in parted.value.items()}
+    for name, gradient in captured.gradients:
+        summands = [replica.get_parameter(paths[name]).grad for replica in replicas]
+        torch.testing.assert_close(live[gradient], sum(summands[1:], summands[0]), rtol=1e-11, atol=1e-11)
+    for made, name in parted.updates:
+        torch.testing.assert_close(live[made], replicas[0].get_buffer(paths[name]), rtol=1e-12, atol=1e-12)
+
+
+def test_a_graph_without_such_tasks_stays_as_it_is() -> None:
+    with torch.no_grad():
+        captured = capture(
+            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU()), (torch.randn(3, 4),), {}
+        )
+    assert summed(captured.graph) == captured.graph
+
+
+def test_means_within_a_row_stay() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) + x.var((2, 3))
+
+    captured = capture(model, (torch.randn(3, 4, 5, 6),), {})
+    assert summed(captured.graph) == captured.graph
+
+
+def test_summands_are_what_parts_make() -> None:
+    rewritten, _ = same(Scored(F.mse_loss).double(), (rows(), rows()))
+    task = next(task for task in rewritten.tasks if task.name.endswith("#sum"))
+    assert all(SUMMED in cut.outputs for cut in task.cuts) and task.cuts
