@@ -129,7 +129,7 @@ class _Step:
             CLIP: clip,
         }
         return replace(
-            base, graph=made.check(), state={**base.state, **self.state}, calls=calls, gradients=()
+            base, graph=made.check(), state={**base.state, **self.state}, calls=calls
         )
 
     def ordered(self) -> Iterator[Task]:

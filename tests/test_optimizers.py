@@ -1,0 +1,229 @@
+"""An optimizer's step as tasks of the joint graph: torch's own step on a twin, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import machine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from twins import Make, Twins, batches, eager, net, nothing
+
+from autopar.errors import PlanError, RunError
+from autopar.lower import lower
+from autopar.optimizers import obstacle, trained, updated
+from autopar.placement import place
+from autopar.roofline import cost
+
+
+def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,
+           frozen: str = "", between: Callable[[Optimizer], None] = nothing) -> None:  # fmt: skip
+    """Step both, and hold them to be the same bits."""
+    twins = Twins(make, dtype, frozen)
+    stepping = twins.stepping(clip_norm)
+    for batch in batches(steps, dtype):
+        mine, theirs = stepping(batch), eager(twins.twin, twins.rival, batch, clip_norm)
+        assert torch.equal(mine, theirs)
+        twins.are_equal()
+        between(twins.optimizer)
+        between(twins.rival)
+
+
+ways = st.sampled_from([{}, {"foreach": True}, {"foreach": False}, {"fused": True}])
+rates = st.floats(1e-4, 0.5)
+decays = st.sampled_from([0.0, 0.01, 0.3])
+clips = st.sampled_from([None, 0.1, 1e6])
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
+quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@quick
+@given(rates, st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.2]), decays, st.booleans(), st.booleans(), ways,
+       clips, dtypes)  # fmt: skip
+def test_sgd(lr, momentum, dampening, decay, nesterov, maximize, way, clip_norm, dtype):
+    nesterov = nesterov and momentum > 0 and dampening == 0
+    if way.get("fused") and momentum and dtype == torch.bfloat16:
+        way = {}  # an obstacle
+    follow(
+        lambda model: SGD(
+            model.parameters(), lr, momentum, dampening, decay, nesterov, maximize=maximize, **way
+        ),
+        clip_norm=clip_norm,
+        dtype=dtype,
+    )
+
+
+@quick
+@given(st.sampled_from([Adam, AdamW]), rates, st.tuples(st.floats(0.1, 0.95), st.floats(0.5, 0.999)),
+       st.sampled_from([1e-8, 1e-3]), decays, st.booleans(), st.booleans(), ways, clips, dtypes)  # fmt: skip
+def test_adam(kind, lr, betas, eps, decay, amsgrad, maximize, way, clip_norm, dtype):
+    follow(
+        lambda model: kind(model.parameters(), lr, betas, eps, decay, amsgrad, maximize=maximize, **way),
+        clip_norm=clip_norm,
+        dtype=dtype,
+    )
+
+
+def grouped(model: nn.Module) -> Optimizer:
+    biases = [p for p in model.parameters() if p.ndim < 2]
+    weights = [p for p in model.parameters() if p.ndim >= 2]
+    return AdamW(
+        [{"params": biases, "weight_decay": 0.0, "lr": 0.1}, {"params": weights, "amsgrad": True}], lr=0.01
+    )
+
+
+def test_groups_with_their_own_hyperparameters():
+    follow(grouped, clip_norm=1.0)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_a_learning_rate_that_is_a_tensor(kind):
+    def fill(optimizer: Optimizer) -> None:
+        optimizer.param_groups[0]["lr"].fill_(0.02)
+
+    follow(lambda model: kind(model.parameters(), lr=torch.tensor(0.05)), between=fill)
+
+
+def test_groups_edited_between_steps():
+    def edit(optimizer: Optimizer) -> None:
+        optimizer.param_groups[0].update(lr=0.3, momentum=0.5, weight_decay=0.1, maximize=True)
+
+    follow(lambda model: SGD(model.parameters(), 0.1, 0.9), between=edit)
+
+
+def test_a_frozen_parameter_and_one_without_gradient_stay():
+    follow(lambda model: AdamW(model.parameters(), 0.1, weight_decay=0.5), frozen="fc2.weight")
+
+
+@pytest.mark.parametrize("schedule", ["LambdaLR", "CosineAnnealingLR", "OneCycleLR"])
+def test_schedulers_go_on_and_do_not_warn(schedule):
+    twins = Twins(lambda model: SGD(model.parameters(), 0.1, 0.9))
+    arguments = {
+        "LambdaLR": (lambda epoch: 0.5**epoch,), "CosineAnnealingLR": (5,), "OneCycleLR": (0.2, 10),
+    }[schedule]  # fmt: skip
+    kind = getattr(torch.optim.lr_scheduler, schedule)
+    mine, theirs = kind(twins.optimizer, *arguments), kind(twins.rival, *arguments)
+    stepping = twins.stepping()
+    for batch in batches(4):
+        stepping(batch)
+        eager(twins.twin, twins.rival, batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mine.step()
+            theirs.step()
+        twins.are_equal()
+
+
+def test_a_state_dict_loaded_between_steps_is_what_the_next_step_reads():
+    twins = Twins(grouped)
+    stepping = twins.stepping()
+    saved = copy.deepcopy((twins.model.state_dict(), twins.optimizer.state_dict()))
+    for batch in batches(3):
+        stepping(batch)
+    twins.model.load_state_dict(saved[0])
+    twins.optimizer.load_state_dict(saved[1])
+    twins.are_equal()
+    for batch in batches(3):
+        stepping(batch)
+        eager(twins.twin, twins.rival, batch)
+        twins.are_equal()
+
+
+def test_resume_in_a_fresh_optimizer_needs_no_first_step():
+    twins = Twins(grouped)
+    saved = copy.deepcopy(twins.optimizer.state_dict())
+    twins.optimizer = grouped(twins.model)
+    assert obstacle(twins.optimizer, trained(twins.base)) != ""
+    twins.optimizer.load_state_dict(saved)
+    stepping = twins.stepping()
+    for batch in batches(2):
+        stepping(batch)
+        eager(twins.twin, twins.rival, batch)
+        twins.are_equal()
+
+
+def test_a_step_that_stops_half_way_has_changed_nothing():
+    twins = Twins(grouped)
+    stepping = twins.stepping(1.0)
+    for most in range(0, len(stepping.captured.graph.tasks) + 1, 5):
+        stepping.executed(twins.batch, most)
+    twins.are_equal()
+
+
+def test_the_graph_names_what_it_updates():
+    twins = Twins(lambda model: Adam(model.parameters()))
+    captured = twins.stepping(1.0).captured
+    graph = captured.graph
+    tasks = {task.name: task for task in graph.tasks if task.phase == "update"}
+    paths = set(trained(twins.base))
+    assert {f"update {path}" for path in paths} | {f"norm {path}" for path in paths} | {"clip"} == set(tasks)
+    assert {task.module for task in tasks.values()} == paths | {""}
+    assert not any(task.home or task.writes or task.free for task in tasks.values())
+    assert len(graph.outputs) == 1
+    carried = {graph.value[name].path for name in graph.carried}
+    assert carried == paths | {
+        f"optimizer.state.{path}.{entry}" for path in paths for entry in ("exp_avg", "exp_avg_sq")
+    }
+    assert {target for _, target in graph.updates} == set(graph.carried) <= set(graph.state)
+    assert set(captured.state) == set(graph.state)
+    assert {"total_norm", "clip_coefficient"} <= set(graph.value)
+    for made, target in graph.updates:
+        one, other = graph.value[made], graph.value[target]
+        assert (one.shape, one.dtype, one.bytes) == (other.shape, other.dtype, other.bytes)
+
+
+def test_the_total_norm_is_what_torch_clips_by():
+    twins = Twins(lambda model: SGD(model.parameters(), 0.1))
+    values = twins.stepping(0.01).executed(twins.batch, 10**6)
+    twins.twin(*twins.batch).backward()
+    assert torch.equal(values["total_norm"], nn.utils.clip_grad_norm_(twins.twin.parameters(), 0.01))
+    assert values["clip_coefficient"] < 1
+
+
+def test_without_clipping_an_update_waits_for_its_own_gradient_alone():
+    twins = Twins(lambda model: SGD(model.parameters(), 0.1))
+    graph, gradients = twins.stepping().captured.graph, dict(twins.base.gradients)
+    order = {task.name: number for number, task in enumerate(graph.tasks)}
+    for task in graph.tasks:
+        if task.phase == "update":
+            weight, gradient = task.inputs
+            assert gradients[weight] == gradient
+            between = range(order[graph.producer[gradient]] + 1, order[task.name])
+            assert all(graph.tasks[number].phase == "update" for number in between)
+
+
+def test_plan_program_and_executor_take_the_step():
+    twins = Twins(grouped)
+    stepping = twins.stepping(0.5)
+    graph = replace(stepping.captured.graph, name="step")
+    on = machine(2)
+    costed = cost(graph, on, homes={}, deliver={})
+    assert all(costed.cost[task.name].seconds[0] > 0 for task in graph.tasks if task.phase == "update")
+    program = lower(place(costed, "round_robin"))
+    program.check(graph)
+    assert {state for _, state in program.keeps} <= set(graph.carried)
+
+
+def test_a_step_planned_for_other_state_is_an_error_that_changes_nothing():
+    twins = Twins(lambda model: SGD(model.parameters(), 0.1, 0.9))
+    stepping = twins.stepping()
+    twins.optimizer.param_groups[0]["momentum"] = 0.0
+    with pytest.raises(RunError, match="plan the step again"):
+        stepping(twins.batch)
+    twins.optimizer.param_groups[0]["momentum"] = 0.9
+    twins.are_equal()
+
+
+def test_a_parameter_without_state_or_group_is_named():
+    model, base, _ = net(torch.float32, "")
+    with pytest.raises(PlanError, match=r"no exp_avg of scale"):
+        updated(base, Adam([*model.fc1.parameters(), *model.fc2.parameters(), model.scale, model.again.bias]))
+    with pytest.raises(PlanError, match="is in no param group"):
+        updated(base, SGD(model.fc1.parameters(), 0.1))
