@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from .cost import CostedGraph
 from .errors import MemoryCapError, PlanError
-from .graph import Graph
+from .graph import SUM, Graph
 from .machine import Machine
 from .placement import Policy, place
 from .plans import Candidate, Plan
@@ -212,12 +212,20 @@ def candidates(
 
 
 def _by_share(wanted: Mapping[str, float], batch: int) -> Callable[[CostedGraph], dict[str, str]]:
-    """The policy that puts each part on the device whose share it is, and what is not cut on the host."""
+    """The policy that puts each part on the device whose share it is, and what is not cut on the host; where weights
+    are summed and updated is left open, as is what can run in one place only."""
     names = [name for name, rows in zip(wanted, allot(batch, tuple(wanted.values()))) if rows]
 
     def policy(costed: CostedGraph) -> dict[str, str]:
-        parts = dict.fromkeys(task.part for task in costed.graph.tasks if task.part)
-        place = dict(zip(parts, names))
-        return {task.name: place.get(task.part, costed.machine.host) for task in costed.graph.tasks}
+        graph, host = costed.graph, costed.machine.host
+        place = dict(zip(dict.fromkeys(task.part for task in graph.tasks if task.part), names))
+        found: dict[str, str] = {}
+        for task in graph.tasks:
+            device = place.get(task.part, host)
+            able = costed.cost[task.name].seconds
+            if able[costed.index[device]] is None or task.phase == "update" or task.target == SUM:
+                continue
+            found[task.name] = device
+        return found
 
     return policy

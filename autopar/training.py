@@ -32,7 +32,6 @@ from .runtime.bridge import Bridge
 from .runtime.memory import Replicas
 from .stages import Prepared, bind, deliveries, homes_of, plan_captured, timed
 from .timeline import Timeline
-from .views import own
 
 
 def prepare_training(
@@ -47,7 +46,7 @@ def prepare_training(
     """Plan a joint graph and take the plan apart. Raises what planning and lowering raise."""
     weights = tuple(name for name, _ in captured.gradients if name in captured.state)
     tangents = [name for name, _ in captured.tangents]
-    graph = own(closed(captured.graph, tangents, len(captured.gradients)))
+    graph = closed(captured.graph, tangents, len(captured.gradients))
     joint = replace(captured, graph=replace(graph, changing=weights))
     plan = timed("plan", plan_captured, joint, machine, options, tensors, given)
     homes = homes_of(joint, plan.costed.machine, tensors)

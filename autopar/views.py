@@ -1,4 +1,4 @@
-"""Views of weights in a joint graph: fewer of them, and each where it is read.
+"""Views of weights in a joint graph: fewer of them, and each where it is read: `folded`, `own`.
 
 A differentiated `linear` transposes its weight, its transpose and its gradient, which costs nothing on one
 device. Among several, a view of a weight that two devices read would be made on one and sent to the other.
@@ -12,6 +12,9 @@ from .graph import Argument, Cut, Graph, Ref, Task, replace_refs
 
 T = "aten.t.default"
 _LINEAR = "aten.linear.default"
+
+NUMBER = 8
+"""Bytes up to which a value is a number."""
 
 
 def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
@@ -45,7 +48,8 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def own(graph: Graph) -> Graph:
-    """The graph in which whoever reads a view of state has one for itself, of its own part of the batch."""
+    """The graph in which whoever reads a view of state, or a number made of it, has one for itself, of its own part of
+    the batch: to make it again costs less than to send it."""
     fixed = set(graph.state) - graph.mutated
     view: dict[str, Task] = {}
     count: dict[str, int] = {}
@@ -82,14 +86,27 @@ def own(graph: Graph) -> Graph:
         return name
 
     for task in graph.tasks:
-        one = task.free and len(task.outputs) == len(task.inputs) == 1 and not task.after
-        if one and (task.inputs[0] in fixed or task.inputs[0] in view):
+        if _light(task, graph) and (task.inputs[0] in fixed or task.inputs[0] in view):
             view[task.outputs[0]] = task
             if task.outputs[0] not in kept:
                 continue
         renamed = {name: mine(name, task) for name in task.inputs if name in view}
         tasks.append(_renamed(task, renamed))
     return _with(replace(graph, values=tuple(values.values())), tasks, graph.outputs, graph.updates)
+
+
+def _light(task: Task, graph: Graph) -> bool:
+    """Whether a task of one input and one output does next to nothing, and nothing besides."""
+    if (
+        len(task.outputs) != 1
+        or len(task.inputs) != 1
+        or task.after
+        or task.random
+        or task.writes
+        or task.home
+    ):
+        return False
+    return task.free or (task.phase != "update" and graph.value[task.outputs[0]].bytes <= NUMBER)
 
 
 def _renamed(task: Task, names: dict[str, str]) -> Task:

@@ -25,8 +25,8 @@ class Captured:
     (attribute side effects, Python's random numbers).
 
     A graph that was differentiated has `tangents`, (input value, index of the output whose gradient it is), among
-    its inputs after those of the call, and `gradients`, (input or state value, its gradient), after its outputs;
-    what has no gradient is not among them. `flatten` and `rebuild` are still of the call alone.
+    its inputs after those of the call, and `gradients`, (input or state value, its gradient), after its outputs,
+    unless the graph updates weights with them; what has no gradient is not among them. `flatten` and `rebuild` are still of the call alone.
     """
 
     graph: Graph

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
-from ..views import folded
+from ..views import folded, own
 from .captured import Captured
 from .convert import Conversion, live
 from .differentiate import Joint, differentiate
@@ -65,6 +65,7 @@ def joint(
                 raise
             raise Untraceable(explain(name, error)) from error
     graph, names = folded(captured.graph)
+    graph = own(graph)
     return dataclasses.replace(
         captured,
         graph=graph,

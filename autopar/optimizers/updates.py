@@ -128,9 +128,7 @@ class _Step:
             NORM: norm,
             CLIP: clip,
         }
-        return replace(
-            base, graph=made.check(), state={**base.state, **self.state}, calls=calls
-        )
+        return replace(base, graph=made.check(), state={**base.state, **self.state}, calls=calls)
 
     def ordered(self) -> Iterator[Task]:
         """The graph's own tasks, each followed by those that come after it."""
