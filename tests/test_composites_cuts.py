@@ -47,10 +47,15 @@ def turned(forward, keep=lambda place: True):
     op, args, _, axes = forward
     given = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
     needs = [tensor.is_floating_point() and keep(place) for place, tensor in enumerate(given)]
-    made = [r(*output.shape) for output in outputs_of(op(*args))]
+    outputs = outputs_of(op(*args))
     backward = getattr(ours, f"{op._opname}_backward").default
+    taped = "outputs" in (argument.name for argument in backward._schema.arguments)
+    made = [
+        [r(*output.shape) for output in (outputs[:-1] if taped else outputs)],
+        *([outputs] if taped else []),
+    ]
     sure = op is not ours.cdist.default and keep(0)
-    return case(backward, made, *args, needs, axes=axes if sure else ())
+    return case(backward, *made, *args, needs, axes=axes if sure else ())
 
 
 BACKWARD = [turned(forward) for forward in FORWARD if forward[0] is not ours.embedding_bag.default] + [

@@ -31,10 +31,10 @@ class _Plain(Call):
         backward = call.name.endswith("_backward")
         self.name = call.name.removesuffix("_backward").replace("autopar::", "aten::")
         self.arguments = {
-            name: value for name, value in call.arguments.items() if name not in ("grads", "needs")
+            name: value for name, value in call.arguments.items() if name not in ("grads", "outputs", "needs")
         }
         self.position = call.position
-        self.outputs = tuple(call["grads"]) if backward else call.outputs
+        self.outputs = tuple(call.get("outputs") or call["grads"]) if backward else call.outputs
 
     def ways(self) -> Iterator[Way]:
         found = RULES.get(self.name, RULES.get(self.name.replace("aten::", "autopar::")))
@@ -65,13 +65,10 @@ def backward(call: Call) -> Iterator[Way]:
     needed = [(name, index) for (name, index, _), mark in marks if mark]
     for way in plain.ways():
         made = (way.outputs,) * len(plain.outputs) if isinstance(way.outputs, int) else tuple(way.outputs)
-        grads = [
-            axis if isinstance(grad, torch.Tensor) else None
-            for axis, grad in zip(made, plain.outputs, strict=True)
-        ]
+        grads = [axis if isinstance(grad, torch.Tensor) else None for axis, grad in zip(made, call["grads"])]
         axes = (_axis(way, name, index) for name, index in needed)
         yield Way(
-            {**way.inputs, "grads": grads},
+            {**way.inputs, "grads": grads, "outputs": made},
             tuple(SUMMED if axis is None else axis for axis in axes),
             way.scale,
         )

@@ -73,14 +73,18 @@ def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
 
 
 def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
-    """As the aten operator; backward computes it again, and a gradient for each factor of each product."""
+    """As the aten operator; backward a gradient for each factor of each product, and where there is no tape the
+    products again.
+    """
     name = target._opname.removesuffix("_backward")
     count = _WHOLE.get(getattr(_aten, name, None))
     if count is None:
         return 0
     if name == target._opname:
         return int(count(args, {}, output))
-    return 3 * int(count(args[1:-1], {}, output))
+    taped = "outputs" in (argument.name for argument in target._schema.arguments)
+    again, first = (0, 2) if taped else (1, 1)
+    return (2 + again) * int(count(args[first:-1], {}, output))
 
 
 def _matrix(argument: Any) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .define import arguments, become, whole
+from .vjp import Tape
 
 _aten = torch.ops.aten
 
@@ -16,10 +18,37 @@ def _low(kind: str, args: tuple[Any, ...]) -> torch.dtype:
     return torch.get_autocast_dtype(kind)
 
 
-attention = whole(_aten.scaled_dot_product_attention.default, cast=_low)
+def _shape(query: Tensor, *rest: Any) -> tuple[int, ...]:
+    """A float for each query: the logarithm of its softmax's sum, which is all that fused kernels keep."""
+    return (*query.shape[:-1], 4)
 
 
-def _random(*args: Any, **kwargs: Any) -> torch.Tensor:
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> bool:
+    """Whether the kernel is one that does not keep the whole matrix of scores."""
+    choice = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+    return bool(choice != SDPBackend.MATH.value)
+
+
+# No fused kernel of a CPU takes a mask that requires grad, which few do.
+_TAPE = Tape(_shape, _fused, fixed=(3,))
+attention = whole(_aten.scaled_dot_product_attention.default, cast=_low, tape=_TAPE)
+
+
+def _attention(*args: Any) -> Tensor:
+    output: Tensor = attention.forward(*args)[0]
+    return output
+
+
+def _random(*args: Any, **kwargs: Any) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         return _aten.scaled_dot_product_attention.default(*args, **kwargs)
 
@@ -32,7 +61,7 @@ def swap_attention(node: torch.fx.Node) -> None:
     if given["dropout_p"]:
         node.target = _random
     else:
-        become(node, attention.forward, given.values())
+        become(node, _attention, given.values())
 
 
 SWAPS = {_aten.scaled_dot_product_attention.default: swap_attention}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .vjp import Tape, replace, tensors, vjp
 
 _LIBRARY = torch.library.Library("autopar", "FRAGMENT")
 KERNELS: dict[str, Callable[..., Any]] = {}
@@ -37,46 +40,57 @@ def define(
     call: Callable[..., Any],
     like: Like | None = None,
     cast: Cast | None = None,
+    tape: Tape | None = None,
 ) -> Composite:
     """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP.
 
     `like(*arguments)` makes tensors of the shapes, dtypes and strides of the outputs (`call` on fake tensors by
     default). `cast(device type, arguments)` is the dtype to which autocast takes floating tensors, None when it
-    leaves them.
+    leaves them. With a `tape` the forward hands on what differentiating it takes, and the backward, which then
+    reads the outputs too, does not compute it again.
     """
     bare = re.sub(r"=[^,]*", "", given)
-    _LIBRARY.define(f"{name}({bare}) -> {returned}")
-    _LIBRARY.define(f"{name}_backward(Tensor?[] grads, {bare}, bool[] needs) -> Tensor[]")
+    made = f"({returned.strip('()')}, Tensor)" if tape else returned
+    read = "Tensor?[] grads, Tensor[] outputs" if tape else "Tensor?[] grads"
+    _LIBRARY.define(f"{name}({bare}) -> {made}")
+    _LIBRARY.define(f"{name}_backward({read}, {bare}, bool[] needs) -> Tensor[]")
     forward = getattr(torch.ops.autopar, name).default
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
+    compute = tape.recording(call) if tape else call
+    fake = tape.fake(like or call) if tape else like or call
 
     def gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
+        outputs, rest = (rest[0], rest[1:]) if tape else ((), rest)
         *arguments, needs = rest
-        return vjp(call, arguments, grads, needs)
+        found = tape.play(outputs, grads, needs) if tape else None
+        return vjp(call, arguments, grads, needs) if found is None else found
 
     def fake_gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
-        *arguments, needs = rest
+        *arguments, needs = rest[1:] if tape else rest
         return [torch.empty_like(tensor) for tensor, needed in zip(tensors(arguments), needs) if needed]
 
-    _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     _LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
-    torch.library.register_fake(forward, like or call, lib=_LIBRARY)
+    torch.library.register_fake(forward, fake, lib=_LIBRARY)
     torch.library.register_fake(backward, fake_gradients, lib=_LIBRARY)
-    torch.library.register_autograd(forward, _formula(backward), setup_context=_keep, lib=_LIBRARY)
+    keep = functools.partial(_keep, bool(tape))
+    torch.library.register_autograd(forward, _formula(backward), setup_context=keep, lib=_LIBRARY)
     if cast is not None:
         for kind in ("cpu", "cuda"):
             _LIBRARY.impl(name, _casting(forward, kind, cast), f"Autocast{kind.upper()}")
-    KERNELS[f"autopar.{name}.default"] = call
+    KERNELS[f"autopar.{name}.default"] = compute
     KERNELS[f"autopar.{name}_backward.default"] = gradients
     return Composite(forward, backward)
 
 
-def whole(plain: torch._ops.OpOverload, like: Like | None = None, cast: Cast | None = None) -> Composite:
+def whole(
+    plain: torch._ops.OpOverload, like: Like | None = None, cast: Cast | None = None, tape: Tape | None = None
+) -> Composite:
     """The stand-ins of an aten operator, with its own name, arguments and outputs."""
     text = str(plain._schema)
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
-    return define(plain._opname, given, returned, _positional(plain), like, cast)
+    return define(plain._opname, given, returned, _positional(plain), like, cast, tape)
 
 
 def arguments(node: torch.fx.Node) -> dict[str, Any]:
@@ -95,71 +109,6 @@ def become(node: torch.fx.Node, target: Callable[..., Any], given: Iterable[Any]
     node.target, node.args, node.kwargs = target, tuple(given), {}
 
 
-def vjp(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    grads: Sequence[Tensor | None],
-    needs: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of the needed tensors among the arguments, in order, each in memory of its own.
-
-    The function is computed again. A tensor that gets no gradient has zeros.
-    """
-    wanted: list[Tensor] = []
-    turn = iter(needs)
-
-    def fresh(tensor: Tensor) -> Tensor:
-        copy = tensor.detach()
-        if next(turn):
-            wanted.append(copy.requires_grad_())
-        return copy
-
-    with torch.enable_grad():
-        made = function(*replace(arguments, fresh))
-    pairs = [
-        (output, grad)
-        for output, grad in zip(made if isinstance(made, (tuple, list)) else (made,), grads)
-        if grad is not None and output.requires_grad
-    ]
-    if not pairs:
-        return [torch.zeros_like(tensor) for tensor in wanted]
-    outputs, given = zip(*pairs)
-    found = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
-    return _apart([torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found)], given)
-
-
-def _apart(found: list[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients, copied where one shares memory with another or with what was given."""
-    seen = {tensor.untyped_storage()._cdata for tensor in given}
-    for place, tensor in enumerate(found):
-        memory = tensor.untyped_storage()._cdata
-        if memory in seen:
-            found[place] = tensor.clone()
-        seen.add(memory)
-    return found
-
-
-def tensors(arguments: Any) -> Iterator[Tensor]:
-    """The tensors of arguments in order, those in lists included."""
-    for item in arguments:
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (tuple, list)):
-            yield from tensors(item)
-
-
-def replace(arguments: Any, change: Callable[[Tensor], Any]) -> tuple[Any, ...]:
-    """The arguments with each tensor changed, in order."""
-    return tuple(
-        change(item)
-        if isinstance(item, Tensor)
-        else list(replace(item, change))
-        if isinstance(item, (tuple, list))
-        else item
-        for item in arguments
-    )
-
-
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
     """The operator with its keyword-only arguments taken by position."""
     names = [argument.name for argument in plain._schema.arguments]
@@ -173,18 +122,20 @@ def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
     return call
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep(outputs: bool, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors(inputs))
+    ctx.outputs = len(output) if outputs else 0
+    ctx.save_for_backward(*(output if outputs else ()), *tensors(inputs))
     ctx.rest = replace(inputs, lambda tensor: ...)
 
 
 def _formula(backward: torch._ops.OpOverload) -> Callable[..., Any]:
     def formula(ctx: Any, *grads: Tensor | None) -> Any:
-        saved = iter(ctx.saved_tensors)
+        outputs, saved = ctx.saved_tensors[: ctx.outputs], iter(ctx.saved_tensors[ctx.outputs :])
         arguments = tuple(_restored(item, saved) for item in ctx.rest)
         marks = [need for item, need in zip(ctx.rest, ctx.needs_input_grad) for need in _marks(item, need)]
-        found = iter(backward(list(grads), *arguments, marks) if any(marks) else ())
+        read = (list(grads[: len(outputs) - 1]), list(outputs)) if outputs else (list(grads),)
+        found = iter(backward(*read, *arguments, marks) if any(marks) else ())
         turn = iter(marks)
 
         def gradient(item: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import CaptureError
 from .define import Composite, arguments, become, whole
+from .vjp import Tape
 
 _aten = torch.ops.aten
 
@@ -44,10 +45,23 @@ def _cast_gru(kind: str, args: tuple[Any, ...]) -> torch.dtype:
     return torch.float32 if whole else torch.get_autocast_dtype(kind)
 
 
-lstm = whole(_aten.lstm.input, _like, _cast)
-gru = whole(_aten.gru.input, _like, _cast_gru)
-rnn_tanh = whole(_aten.rnn_tanh.input, _like, _cast)
-rnn_relu = whole(_aten.rnn_relu.input, _like, _cast)
+def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[int, ...]:
+    """For each sequence and step what each weight matrix makes of it: the gates before and after."""
+    steps, batch = (input.shape[1], input.shape[0]) if rest[-1] else input.shape[:2]
+    width = sum(weight.shape[0] for weight in params if weight.dim() == 2)
+    return (1, batch, steps * width * input.element_size())
+
+
+def _always(*args: Any) -> bool:
+    return True
+
+
+_TAPE = Tape(_shape, _always)
+
+lstm = whole(_aten.lstm.input, _like, _cast, _TAPE)
+gru = whole(_aten.gru.input, _like, _cast_gru, _TAPE)
+rnn_tanh = whole(_aten.rnn_tanh.input, _like, _cast, _TAPE)
+rnn_relu = whole(_aten.rnn_relu.input, _like, _cast, _TAPE)
 
 
 _LAYERS: dict[Any, Composite] = {
