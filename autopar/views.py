@@ -52,6 +52,7 @@ def own(graph: Graph) -> Graph:
     the batch: to make it again costs less than to send it."""
     fixed = set(graph.state) - graph.mutated
     view: dict[str, Task] = {}
+    given: set[str] = set()
     count: dict[str, int] = {}
     values = dict(graph.value)
     kept = {*graph.outputs, *(made for made, _ in graph.updates)}
@@ -64,22 +65,23 @@ def own(graph: Graph) -> Graph:
             chain.append(view[name])
             name = view[name].inputs[0]
         for task in reversed(chain):
-            number = count.get(task.name, 0)
-            count[task.name] = number + 1
             (made,) = task.outputs
-            if not number and made not in kept:
-                now = made
-            else:
-                now = f"{made}~{number}"
-                values[now] = replace(values[made], name=now)
+            first = made not in kept and made not in given
+            given.add(made)
+            number = count.get(made, 0)
+            while not first and f"{made}~{number}" in values:
+                number += 1
+            now = made if first else f"{made}~{number}"
+            count[made] = number + (not first)
+            values[now] = replace(values[made], name=now)
             tasks.append(
                 replace(
                     _renamed(task, {task.inputs[0]: name}),
-                    name=task.name if now == made else f"{task.name}~{number}",
+                    name=task.name if first else f"{task.name}~{number}",
                     outputs=(now,),
                     part=reader.part,
                     phase=reader.phase,
-                    origin=task.origin or ("" if now == made else task.name),
+                    origin=task.origin or ("" if first else task.name),
                 )
             )
             name = now
