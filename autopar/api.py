@@ -157,6 +157,10 @@ def train_step(
         raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
     if (criterion is None) == (step_fn is None):
         raise CaptureError("give a criterion(outputs, *targets), or None and step_fn=callable(model, *batch)")
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise PlanError(f"autocast={autocast!r} is not known; give a dtype, such as torch.bfloat16, or None")
+    if clip_norm is not None and not clip_norm > 0:
+        raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
     options = Options(
         pins or {},
         policy,

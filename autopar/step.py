@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .capture.signature import take_apart
-from .errors import AutoparError, CaptureError, DifferenceError
+from .errors import AutoparError, CaptureError, DifferenceError, RunError
 from .losses import Loss
 from .machine import Machine
 from .options import Options
@@ -75,6 +75,7 @@ class TrainStep:
         it uses them with its own, as `backward` twice before `optimizer.step()` does."""
         with self._lock, torch.enable_grad(), self._casting(batch):
             args = self._arguments(batch)
+            self._verify()
             signature = self._signatures.serving(args)
             if accumulate or self._adding:
                 return self._added(signature, args)
@@ -83,7 +84,7 @@ class TrainStep:
     def _added(self, signature: Signature, args: tuple[Any, ...]) -> Any:
         """Gradients added to `.grad`."""
         self._scale(signature)
-        result, gradients = self._differentiated(signature, args)
+        result, gradients = self._differentiated(signature, args, stale=False)
         with torch.no_grad():
             for parameter, gradient in zip(signature.parameters, gradients):
                 if parameter.grad is None:
@@ -96,10 +97,11 @@ class TrainStep:
         """A step: in one program where it can be, else gradients, with those that wait in `.grad`, then torch's own
         clipping, scaler and optimizer."""
         waits = any(parameter.grad is not None for parameter in self._parameters())
-        if signature.checked and not waits and (whole := self._whole(signature)) is not None:
+        whole = self._whole(signature) if signature.checked and not waits else None
+        if whole is not None:
             return signature.taken(args, self._run, whole, self.optimizer)
         self._scale(signature)
-        result, gradients = self._differentiated(signature, args)
+        result, gradients = self._differentiated(signature, args, stale=not waits)
         before = [(parameter, parameter.grad) for parameter in self._parameters()]
         try:
             with torch.no_grad():
@@ -128,16 +130,21 @@ class TrainStep:
         if self.clip_norm is not None:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
+            # In the order of the model, in which the program of the whole step adds the norms too.
+            held = {id(parameter) for parameter in self._parameters()}
+            trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
+            nn.utils.clip_grad_norm_(trained, self.clip_norm)
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
             scaler.update()
 
-    def _differentiated(self, signature: Signature, args: tuple[Any, ...]) -> tuple[Any, list[torch.Tensor]]:
+    def _differentiated(
+        self, signature: Signature, args: tuple[Any, ...], *, stale: bool
+    ) -> tuple[Any, list[torch.Tensor]]:
         try:
-            return signature.differentiated(args, self._run)
+            return signature.differentiated(args, self._run, stale)
         except DifferenceError:
             self._signatures.forget(signature)
             raise
@@ -172,6 +179,15 @@ class TrainStep:
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )
 
+    def _verify(self) -> None:
+        """RunError when a copy of a weight is not what it should be, where the options ask to look."""
+        wrong = self._signatures.pool.verify() if self.options.verify_replicas else []
+        if wrong:
+            raise RunError(
+                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
+                "leaves no trace; call step.refresh() after such writes"
+            )
+
     def _casting(self, batch: tuple[Any, ...]) -> AbstractContextManager[Any]:
         """Autocast as asked for, on the device type of the first tensor."""
         if self.autocast is None:
@@ -193,8 +209,10 @@ class TrainStep:
         """Capture, plan and lower for the signature of these arguments without running."""
         with self._lock, torch.enable_grad(), self._casting(batch):
             signature = self._signatures.serving(self._arguments(batch))
-            if not signature.checked or self._whole(signature) is None:
-                signature.gradients  # noqa: B018
+            if not signature.checked:
+                _ = signature.gradients
+            elif self._whole(signature) is None:
+                _ = signature.overlapped
 
     def ready(self) -> Signature:
         """What served the last call; AutoparError when nothing has been planned."""
@@ -222,7 +240,7 @@ class TrainStep:
         """The program that a step of the signature used last takes."""
         ready = self.ready()
         with self._lock:
-            return self._whole(ready) or ready.gradients
+            return self._whole(ready) or ready.overlapped
 
     @contextmanager
     def record(self) -> Iterator[Recording]:

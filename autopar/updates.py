@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from . import optimizers
 from .capture import Captured
 from .capture.joint import joint
+from .checking import unwanted
 from .errors import DifferenceError, MemoryCapError
 from .gradcheck import Eager
 from .losses import Loss, own_paths, resident_tangent, trained
 from .machine import Machine
 from .options import Options
 from .runtime.memory import Replicas
-from .stages import Prepared, bind, plan_captured, timed
+from .stages import Prepared, bind, plan_captured, rewritten, timed
 
 log = logging.getLogger("autopar")
 
@@ -44,7 +46,7 @@ class Signature:
         pool: Replicas,
     ) -> None:
         self.loss, self.machine, self.options, self.pool = loss, machine, options, pool
-        self.raw: Captured = timed("capture", joint, loss, args, {})
+        self.raw: Captured = rewritten(timed("capture", joint, loss, args, {}), options)
         self.start: dict[str, Any] = {}
         self.own = {id(parameter) for parameter in parameters}
         self.captured = trained(own_paths(resident_tangent(self.raw, self.start)), self.own)
@@ -57,8 +59,14 @@ class Signature:
 
     @cached_property
     def gradients(self) -> Prepared:
-        """The program that gives outputs and gradients and leaves the weights alone."""
+        """The program that gives outputs and gradients, and leaves the weights alone."""
         return self._placed(self.captured)
+
+    @cached_property
+    def overlapped(self) -> Prepared:
+        """The same for weights that an optimizer has stepped: it brings them to the devices while it computes."""
+        weights = tuple(target for target, _ in self.captured.gradients)
+        return self._placed(replace(self.captured, graph=replace(self.captured.graph, changing=weights)))
 
     def whole(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Prepared | None:
         """The program of the whole step, made when it is first wanted; None, with a reason in `refusal`, where the
@@ -93,14 +101,18 @@ class Signature:
         """What has a gradient, in the order of `Captured.gradients`."""
         return list(self._trained.values())
 
-    def differentiated(self, args: tuple[Any, ...], run: Run) -> tuple[Any, list[torch.Tensor]]:
+    def differentiated(
+        self, args: tuple[Any, ...], run: Run, stale: bool = False
+    ) -> tuple[Any, list[torch.Tensor]]:
         """One forward and backward: what the loss's Module returns, and the gradients, each in memory of its own.
+        `stale` says that all weights have changed since the call before.
 
         The first is held against eager, which does the same on snapshots before: DifferenceError, with buffers as
         they were, when the two do not agree.
         """
         eager = None if self.checked else self._eager(args)
-        found = run(self.gradients, self.captured.flatten(args, {}))
+        program = self.overlapped if stale and self.checked else self.gradients
+        found = run(program, self.captured.flatten(args, {}))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
@@ -109,7 +121,7 @@ class Signature:
             except DifferenceError:
                 with eager.restored():
                     raise
-            self.checked = self.options.check != "always"
+        self.checked = self.options.check != "always"
         gradients = [
             _own(gradient, parameter, shared)
             for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
@@ -122,6 +134,8 @@ class Signature:
             log.info(
                 'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
             )
+            return None
+        if self.options.check == "first" and unwanted(self.gradients.plan, self.raw):
             return None
         graph = self.raw.graph
         weights = {
@@ -151,7 +165,8 @@ class Signature:
 
     def close(self) -> None:
         """Stop the threads of its programs."""
-        for prepared in (self.__dict__.get("gradients"), self._whole):
+        made = self.__dict__
+        for prepared in (made.get("gradients"), made.get("overlapped"), self._whole):
             if prepared is not None:
                 prepared.executor.close()
 

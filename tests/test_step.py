@@ -1,0 +1,264 @@
+"""The face of `autopar.train_step`: what goes in, what comes back, and what a failed step leaves."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_loop import FORCED, THREE, Pair, batches, far, mlp
+from torch import nn
+from torch.optim import SGD, Adam
+
+import autopar
+
+MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
+
+
+def test_eager_is_not_asked_again_nor_with_check_never(monkeypatch):
+    from autopar import updates
+
+    asked = []
+    eager = updates.Eager
+    monkeypatch.setattr(updates, "Eager", lambda *a: (asked.append(1), eager(*a))[1])
+    for check, count in (("first", 1), ("never", 0), ("always", 4)):
+        asked.clear()
+        Pair(mlp, MOMENTUM, check=check).same(batches(4))
+        assert len(asked) == count
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(12, 5), nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.left(x) + self.right(other) * scale
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "step_fn"])
+def test_inputs_in_every_form(form):
+    torch.manual_seed(0)
+    model, twin = Two().double(), Two().double()
+    twin.load_state_dict(model.state_dict())
+    x, y = batches(1)[0]
+    criterion = nn.CrossEntropyLoss()
+    ours, theirs = MOMENTUM(model.parameters()), MOMENTUM(twin.parameters())
+    options: dict[str, Any] = {}
+    batch: tuple[Any, ...] = ({"x": x, "other": x.flip(0), "scale": 0.5}, y)
+    if form == "tuple":
+        batch = ((x, x.flip(0), 0.5), y)
+    if form == "step_fn":
+        batch = ({"x": x, "y": y},)
+        options["step_fn"] = lambda model, batch: criterion(
+            model(batch["x"], batch["x"].flip(0), 0.5), batch["y"]
+        )
+    step = autopar.train_step(
+        model, None if options else criterion, ours, THREE, **FORCED | {"split": None}, **options
+    )
+    for _ in range(5):
+        loss = criterion(twin(x, x.flip(0), 0.5), y)
+        loss.backward()
+        theirs.step()
+        theirs.zero_grad()
+        found = step(*batch)
+        assert not found.requires_grad and far(found, loss.detach()) <= 1e-9
+    assert far(model.left.weight.detach(), twin.left.weight.detach()) <= 1e-9
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_of_several_losses_the_first_is_differentiated_the_rest_come_back(kind):
+    criterion = nn.CrossEntropyLoss()
+
+    def several(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        first, second = criterion(outputs, targets), outputs.square().mean()
+        total = first + 0.1 * second
+        return (total, first, second, "names") if kind is tuple else {"first": first, "loss": total, "n": 3}
+
+    pair = Pair(mlp, MOMENTUM, criterion=several)
+    for x, y in batches(5):
+        expected = several(pair.plain(x), y)
+        expected[0 if kind is tuple else "loss"].backward()
+        pair.theirs.step()
+        pair.theirs.zero_grad()
+        found = pair.step(x, y)
+        assert type(found) is kind and len(found) == len(expected)
+        for key in range(4) if kind is tuple else expected:
+            if isinstance(expected[key], torch.Tensor):
+                assert not found[key].requires_grad
+                assert far(found[key], expected[key].detach()) <= 1e-9
+            else:
+                assert found[key] == expected[key]
+    pair.same_after()
+
+
+def test_a_criterion_with_parameters_of_its_own_is_trained():
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(5, dtype=torch.float64))
+
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(outputs * self.scale, targets)
+
+    torch.manual_seed(0)
+    model, rule = mlp().double(), Weighted()
+    step = autopar.train_step(
+        model, rule, SGD([*model.parameters(), *rule.parameters()], lr=0.5), THREE, **FORCED
+    )
+    losses = [step(x, y).item() for x, y in batches(1) * 10]
+    assert losses[-1] < losses[0] and not torch.equal(rule.scale, torch.ones(5, dtype=torch.float64))
+
+
+def test_what_is_wrong_is_said_with_what_to_type_next():
+    model = mlp().double()
+    optimizer, rule = MOMENTUM(model.parameters()), nn.CrossEntropyLoss()
+    x, y = batches(1)[0]
+
+    def refused(match: str, *batch: Any, given: Any = rule, by: Any = optimizer, **options: Any) -> None:
+        with pytest.raises(autopar.AutoparError, match=match):
+            autopar.train_step(model, given, by, ["cpu"], **options)(*(batch or (x, y)))
+
+    refused(r"shape \[8, 5\].*\.mean\(\)", given=lambda outputs, _: outputs)
+    refused("no loss came back, but NoneType", given=lambda outputs, _: None)
+    refused("no loss came back", given=lambda outputs, _: {"total": outputs.sum()})
+    refused("depends on no parameter", given=lambda outputs, _: outputs.detach().sum())
+    refused(r"requires grad.*\.detach\(\)", x.requires_grad_(), y)
+    x.requires_grad_(False)
+    refused("neither in Sequential nor in its criterion", by=MOMENTUM(mlp().parameters()))
+    refused("give a criterion", given=None)
+    refused("give a criterion", step_fn=lambda model, batch: batch)
+    refused("check='often'", check="often")
+    refused("autocast=", autocast="bfloat16")
+    refused("clip_norm=", clip_norm=-1.0)
+    with pytest.raises(autopar.CaptureError, match=r"compiled\.module"):
+        autopar.train_step(autopar.compile(model, ["cpu"]), rule, optimizer, ["cpu"])
+    with torch.inference_mode():
+        refused("inference_mode")
+    step = autopar.train_step(model, rule, optimizer, ["cpu"])
+    with pytest.raises(autopar.AutoparError, match="nothing is planned"):
+        _ = step.plan
+    with pytest.raises(TypeError, match=r"state_dict\(\)"):
+        pickle.dumps(step)
+
+
+def test_the_face(tmp_path):
+    pair = Pair(mlp, MOMENTUM)
+    step, (x, y) = pair.step, batches(1)[0]
+    step.prepare(x, y)
+    assert pair.model.state_dict().keys() == step.module.state_dict().keys() and step.module is pair.model
+    assert step.optimizer is pair.optimizer and step.machine.device.keys() == {*THREE}
+    with step.record() as timeline:
+        for _ in range(3):
+            step(x, y)
+    assert len(timeline.calls) == 3 and timeline.last.makespan > 0
+    graph = step.plan.costed.graph
+    assert {task.phase for task in graph.tasks} == {"forward", "backward", "update"}
+    assert {graph.value[name].path for name in graph.carried} >= {*pair.model.state_dict()}
+    step.program.check(graph)
+    for suffix in ("svg", "txt"):
+        step.draw(tmp_path / f"step.{suffix}")
+        assert (tmp_path / f"step.{suffix}").stat().st_size > 100
+    assert "as soon as its gradient is whole" in step.explain() and "measured" in step.explain()
+    assert "SGD" in repr(step) and "emulated:1" in repr(step)
+    step.close()
+    assert step(x, y).isfinite()
+
+
+def test_nine_signatures_keep_eight_and_warn_once(caplog):
+    pair = Pair(mlp, MOMENTUM, ["cpu"], policy="auto", split=None, check="never")
+    with caplog.at_level(logging.WARNING, "autopar"):
+        for rows in (*range(2, 13), 2):
+            x, y = batches(1, rows)[0]
+            pair.step(x, y)
+    assert len([record for record in caplog.records if "more than 8 signatures" in record.message]) == 1
+    assert len(pair.step._signatures.kept) == 8
+
+
+def test_writes_through_data_are_found_by_verify_replicas():
+    pair = Pair(mlp, MOMENTUM, verify_replicas=True, pins={"0": "emulated:0"}, policy="auto", split=None)
+    data = batches(6)
+    pair.same(data[:3])
+    for model in (pair.plain, pair.model):
+        model[0].weight.data.numpy()[:] *= 0.5
+    with pytest.raises(autopar.RunError, match=r"weight.*step\.refresh\(\)"):
+        pair.step(*data[3])
+    pair.step.refresh()
+    pair.same(data[3:])
+
+
+def test_weights_and_optimizer_state_loaded_in_mid_run_are_seen():
+    pair = Pair(mlp, functools.partial(Adam, lr=0.01))
+    data = batches(12)
+    pair.same(data[:4])
+    saved = pickle.dumps((pair.model.state_dict(), pair.optimizer.state_dict()))
+    pair.same(data[4:8])
+    for model, optimizer in ((pair.model, pair.optimizer), (pair.plain, pair.theirs)):
+        weights, state = pickle.loads(saved)
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    pair.same(data[8:])
+    with torch.no_grad():
+        for model in (pair.model, pair.plain):
+            model[0].weight.mul_(0.5)
+    pair.same(data[:4])
+
+
+def test_modes_are_followed():
+    pair = Pair(functools.partial(mlp, 0.5), MOMENTUM)
+    data = batches(9)
+    for start, mode in ((0, True), (3, False), (6, True)):
+        pair.model.train(mode)
+        pair.plain.train(mode)
+        pair.same(data[start : start + 3])
+
+
+def test_the_same_seed_gives_the_same_losses():
+    runs = []
+    for _ in range(2):
+        pair = Pair(functools.partial(mlp, 0.5), functools.partial(Adam, lr=0.01), dtype=torch.float32)
+        torch.manual_seed(11)
+        runs.append([pair.step(x, y).item() for x, y in batches(8, dtype=torch.float32)])
+        pair.step.close()
+    assert runs[0] == runs[1]
+
+
+RESUME = """
+import sys, functools, torch
+sys.path.insert(0, {tests!r})
+from plain_loop import Pair, batches, mlp
+from torch.optim import Adam
+pair = Pair(functools.partial(mlp, 0.3), functools.partial(Adam, lr=0.01), policy="round_robin")
+saved = torch.load({path!r})
+pair.model.load_state_dict(saved["model"])
+pair.optimizer.load_state_dict(saved["optimizer"])
+torch.set_rng_state(saved["random"])
+print([pair.step(x, y).item().hex() for x, y in batches(10)[6:]])
+"""
+
+
+def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
+    pair = Pair(functools.partial(mlp, 0.3), functools.partial(Adam, lr=0.01))
+    data = batches(10)
+    for x, y in data[:6]:
+        pair.step(x, y)
+    path = tmp_path / "checkpoint.pt"
+    torch.save(
+        {
+            "model": pair.step.module.state_dict(),
+            "optimizer": pair.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        },
+        path,
+    )
+    expected = [pair.step(x, y).item().hex() for x, y in data[6:]]
+    code = RESUME.format(tests=str(Path(__file__).parent), path=str(path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(expected)

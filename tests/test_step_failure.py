@@ -1,0 +1,155 @@
+"""A training step that raises leaves parameters, buffers, optimizer state and gradients as they were."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from plain_loop import Pair, batches, mlp
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam
+
+import autopar
+
+MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
+
+
+@torch.library.custom_op("autopar_tests::fragile", mutates_args=())
+def fragile(x: torch.Tensor, in_backward: bool) -> torch.Tensor:
+    if not in_backward and x.abs().max() > 1e3:
+        raise ValueError("too much ahead")
+    return x.clone()
+
+
+@torch.library.custom_op("autopar_tests::fragile_back", mutates_args=())
+def fragile_back(gradient: torch.Tensor, x: torch.Tensor, in_backward: bool) -> torch.Tensor:
+    if in_backward and x.abs().max() > 1e3:
+        raise ValueError("too much back")
+    return gradient.clone()
+
+
+fragile.register_fake(lambda x, in_backward: torch.empty_like(x))
+fragile_back.register_fake(lambda gradient, x, in_backward: torch.empty_like(gradient))
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.in_backward = inputs[1]
+
+
+fragile.register_autograd(
+    lambda ctx, gradient: (fragile_back(gradient, ctx.saved_tensors[0], ctx.in_backward), None),
+    setup_context=_keep,
+)
+
+
+class Fragile(nn.Module):
+    """Fails where its input is large, ahead or in the backward; keeps statistics."""
+
+    def __init__(self, in_backward: bool) -> None:
+        super().__init__()
+        # A bias in front of the norm would have a gradient of nothing but rounding.
+        self.first, self.norm, self.last = nn.Linear(12, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        self.in_backward = in_backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = fragile(self.norm(self.first(x)) + x.sum(1, keepdim=True), self.in_backward)
+        return self.last(held.tanh())
+
+
+def snapshot(pair: Pair) -> dict[str, Any]:
+    found = {name: tensor.clone() for name, tensor in pair.model.state_dict().items()}
+    for index, entries in pair.optimizer.state_dict()["state"].items():
+        found |= {f"{index} {key}": torch.as_tensor(value).clone() for key, value in entries.items()}
+    for name, parameter in pair.model.named_parameters():
+        found[f"{name} grad"] = None if parameter.grad is None else parameter.grad.clone()
+    return found
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        (a is None and other[name] is None) or torch.equal(a, other[name]) for name, a in one.items()
+    )
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["ahead", "back"])
+@pytest.mark.parametrize("accumulated", [False, True])
+@pytest.mark.parametrize(
+    "optimizer",
+    [functools.partial(Adam, lr=0.01), functools.partial(Adagrad, lr=0.1)],
+    ids=["adam", "adagrad"],
+)
+def test_a_failed_step_leaves_everything_as_it_was(in_backward, accumulated, optimizer):
+    pair = Pair(lambda: Fragile(in_backward), optimizer)
+    data = batches(6)
+    pair.same(data[:3])
+    bad = data[0][0] * 1e5
+    if accumulated:
+        pair.step(*data[3], accumulate=True)
+    before = snapshot(pair)
+    with pytest.raises(autopar.RunError, match=r"too much.*") as caught:
+        pair.step(bad, data[0][1])
+    assert "fragile" in str(caught.value)
+    assert equal(before, snapshot(pair))
+    if accumulated:
+        pair.optimizer.zero_grad()
+        for ours, theirs in zip(pair.model.buffers(), pair.plain.buffers()):
+            ours.copy_(theirs)
+    pair.same(data[3:])
+    pair.step.close()
+
+
+def test_a_failed_first_step_leaves_everything_as_it_was():
+    pair = Pair(mlp, MOMENTUM)
+    x, y = batches(1)[0]
+    before = snapshot(pair)
+    with pytest.raises((autopar.AutoparError, IndexError)):
+        pair.step(x, y + 100)
+    assert equal(before, snapshot(pair))
+    pair.same(batches(4))
+
+
+def test_a_hook_of_the_optimizer_that_raises_leaves_the_gradients_as_they_were():
+    pair = Pair(mlp, MOMENTUM)
+    pair.same(batches(2))
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not now")
+
+    handle = pair.optimizer.register_step_pre_hook(refuse)
+    before = snapshot(pair)
+    with pytest.raises(ValueError, match="not now"):
+        pair.step(*batches(1)[0])
+    assert equal(before, snapshot(pair))
+    assert "refuse" in pair.step.explain()
+    handle.remove()
+    pair.same(batches(4))
+
+
+def test_wrong_gradients_are_refused_by_name(monkeypatch):
+    from autopar import updates
+
+    joint = updates.joint
+
+    def bent(*arguments: Any) -> Any:
+        found = joint(*arguments)
+        graph = found.graph
+        tasks = tuple(
+            replace(task, target="aten.sigmoid_backward.default")
+            if task.target == "aten.tanh_backward.default"
+            else task
+            for task in graph.tasks
+        )
+        return replace(found, graph=replace(graph, tasks=tasks))
+
+    monkeypatch.setattr(updates, "joint", bent)
+    pair = Pair(mlp, MOMENTUM)
+    before = snapshot(pair)
+    with pytest.raises(autopar.DifferenceError, match=r"gradient of \S*0\.weight is not eager's.*task '"):
+        pair.step(*batches(1)[0])
+    assert equal(before, snapshot(pair))
+    monkeypatch.undo()
+    pair.same(batches(3))
