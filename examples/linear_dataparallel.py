@@ -75,8 +75,9 @@ def main() -> None:
     print(f"nn.Linear(10, 1) on {found['machine']}; batch of 64 in {found['split'] or 'one part'}")
     print(f"state_dict keys: {found['keys']}")
     print(f"{chosen.steps} steps of SGD: loss {found['first']:.4f} to {found['last']:.2e}")
-    print(f"against the plain module, max|Δ| ÷ max|reference|: losses "
-          f"{found['losses']:.1e} (each of its own), weights {found['weights']:.1e}, output {found['output']:.1e}")  # fmt: skip
+    print("against the plain module, max|Δ| ÷ max|reference|: "
+          f"losses (each of its own) {found['losses']:.1e}, "
+          f"weights {found['weights']:.1e}, output {found['output']:.1e}")  # fmt: skip
 
 
 if __name__ == "__main__":

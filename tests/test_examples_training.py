@@ -1,0 +1,111 @@
+"""The examples of the tutorials' and the textbook's chapters run, at small settings, and say what is so."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def example(name: str):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(module, monkeypatch, capsys, *arguments: str) -> str:
+    """What an example prints."""
+    monkeypatch.setattr(sys, "argv", [module.__file__, *arguments])
+    module.main()
+    return capsys.readouterr().out
+
+
+@torch.no_grad()
+def test_independent_operations_are_found_and_run_at_once():
+    ops = example("independent_ops")
+    found = ops.eight(256)
+    assert found["independent"] == 8 and found["equal"] == 1
+    busy = ops.busy(pieces=4, size=256)
+    lanes = [seconds for name, seconds in busy.items() if "/" in name]
+    assert len(lanes) == 3 and min(lanes) > 0 and 0 <= busy["all three s"] <= min(lanes)
+    ours, shown = ops.names(16)
+    assert ours and shown == ours
+    tangle = ops.tangle(80, seed=3)
+    assert tangle["equal"] == 1 and tangle["tasks"] > 60 and tangle["transfers"] > 10
+    assert ops.small(count=8, size=16)["both lanes busy s"] >= 0
+
+
+def test_overlap_counts_only_seconds_in_which_every_lane_is_busy():
+    from autopar import Span, Timeline
+
+    def span(lane, start, end, run=""):
+        return Span(lane, lane[0], "compute", "x", start, end, run)
+
+    spans = (span("a", 0, 4), span("a", 1, 2, "x"), span("b", 1, 3), span("b", 3, 6), span("c", 2, 5))
+    overlap = example("independent_ops").overlap
+    timeline = Timeline("t", ("a", "b", "c"), spans, 6)
+    assert overlap(timeline, ["a", "b"]) == 3 and overlap(timeline, ["a", "b", "c"]) == 2
+    assert overlap(timeline, ["a", "nothing"]) == 0
+
+
+def test_data_parallel_linear(monkeypatch, capsys):
+    module = example("linear_dataparallel")
+    found = module.compare(5)
+    assert found["keys"] == ["weight", "bias"] and found["split"] == "2 parts: 32 + 32"
+    assert found["last"] < found["first"]
+    assert max(found["losses"], found["weights"], found["output"]) <= 1e-4
+    assert "['weight', 'bias']" in main(module, monkeypatch, capsys, "--steps", "2")
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    """Files as FashionMNIST's, one of them gzipped: classes told by the brightness of a row."""
+    draw = torch.Generator().manual_seed(0)
+    for part, count in (("train", 60), ("t10k", 20)):
+        labels = torch.randint(0, 10, (count,), generator=draw, dtype=torch.uint8)
+        pictures = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
+        for picture, label in zip(pictures, labels):
+            picture[2 * int(label) : 2 * int(label) + 4] = 255
+        files = {
+            f"{part}-images-idx3-ubyte": struct.pack(">HBB3I", 0, 8, 3, count, 28, 28)
+            + pictures.numpy().tobytes(),
+            f"{part}-labels-idx1-ubyte": struct.pack(">HBBI", 0, 8, 1, count) + labels.numpy().tobytes(),
+        }
+        for name, data in files.items():
+            if name == "train-images-idx3-ubyte":
+                (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+            else:
+                (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def test_fashion_mnist_from_its_files(images, monkeypatch, capsys):
+    module = example("fashion_mnist")
+    data = module.fashion(images)
+    assert data[0][0][0].shape == (1, 28, 28) and data[0][0][0].max() == 1 and len(data[1]) == 20
+    found = module.compare(data, epochs=2, batch=24, lr=0.1, on=["cpu", "emulated:0", "emulated:1"], split=3)
+    assert found["compiled"]["accuracy"] == found["plain"]["accuracy"] and found["differ"] == 0
+    assert found["compiled"]["accuracy"][-1] > 0.2, "it did not learn"
+    assert found["weights"] <= 1e-4 and "3 parts" in found["plan"]
+    out = main(module, monkeypatch, capsys, "--data", str(images), "--epochs", "1", "--devices", "cpu")
+    assert "60 images, 20 to test" in out and "accuracies equal" in out
+    with pytest.raises(SystemExit, match="--data"):
+        module.fashion(images / "nowhere")
+
+
+def test_digits_stand_in_for_fashion_mnist():
+    pytest.importorskip("sklearn")
+    training, held_out, _ = example("fashion_mnist").digits()
+    assert training[0][0].shape == (1, 28, 28) and len(training) + len(held_out) == 1797
+    assert training[0][0].min() >= 0 and training[0][0].max() <= 1
