@@ -51,6 +51,11 @@ _SCRATCH = (
     "autopar.rms_norm_backward.",
 )
 """Ops whose kernels may take scratch memory: as much as they read and write is set aside for them."""
+_UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
+_KERNELS = {1: 2, 2: 5, 3: 11, 4: 13}
+"""Elementwise kernels of an optimizer's update, by the tensors it makes: copies of those, then the formula."""
+_PASSES = 2.4
+"""Tensors that one of these kernels reads or writes, on average."""
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -152,7 +157,10 @@ def _task_cost(
     measured: Mapping[tuple[str, str], float] | None,
     rates: dict[str, list[float]],
 ) -> TaskCost:
-    moved = touched(graph, task)
+    moved, kernels = touched(graph, task), 1
+    if task.target in _UPDATES:
+        kernels = _KERNELS[len(task.outputs)]
+        moved = max(moved, int(_PASSES * kernels * graph.value[task.outputs[0]].bytes))
     dtype = main_dtype(graph, task)
     key = signature(graph, task) if measured and not task.free else ""
     seconds: list[float | None] = []
@@ -171,7 +179,7 @@ def _task_cost(
             seconds.append(known)
             how = "measured"
         else:
-            work = device.launch_s + max(task.flops / rate, moved / device.bytes_per_s)
+            work = kernels * device.launch_s + max(task.flops / rate, moved / device.bytes_per_s)
             seconds.append(work + device.dispatch_s if here else work)
     workspace = moved if task.target.startswith(_SCRATCH) else 0
     return TaskCost(task.name, tuple(seconds), workspace, how)

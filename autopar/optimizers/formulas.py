@@ -39,7 +39,6 @@ class Formula:
     def __init__(self, optimizer: Optimizer, places: Mapping[str, tuple[torch.Tensor, int]]) -> None:
         self.optimizer, self.places = optimizer, dict(places)
 
-    @torch.no_grad()
     def __call__(
         self,
         path: str,
@@ -57,8 +56,9 @@ class Formula:
                 f"param group {number} now needs {', '.join(wanted) or 'no state'} of {path}, which the planned step "
                 "does not read; plan the step again after changing momentum or amsgrad"
             )
-        if torch.is_autocast_enabled(parameter.device.type):
-            with torch.autocast(parameter.device.type, enabled=False):
+        kind = parameter.device.type
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
+            with torch.no_grad(), torch.autocast(kind, enabled=False):
                 return self._made(tensor, group, parameter, gradient, coefficient, state)
         return self._made(tensor, group, parameter, gradient, coefficient, state)
 
@@ -77,14 +77,15 @@ class Formula:
         elif own:
             # Kernels over lists of tensors want one order in memory, which autograd gives `.grad` too.
             gradient = torch.empty_like(parameter).copy_(gradient)
-        made = parameter.detach().clone()
+        made = parameter.clone()
         held = [entry.clone() for entry in state]
         device = made.device
         common: dict[str, Any] = {
             "lr": _near(group["lr"], device),
             "weight_decay": _near(group["weight_decay"], device),
             "maximize": group["maximize"],
-            "foreach": group["foreach"],
+            # What torch comes to for tensors of the host, told so that it need not ask of each.
+            "foreach": False if group["foreach"] is None and device.type == "cpu" else group["foreach"],
             "fused": group["fused"],
         }
         if "betas" in group:

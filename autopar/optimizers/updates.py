@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,10 +23,13 @@ CLIP = "autopar.clip"
 
 
 class Entries(Mapping[str, torch.Tensor]):
-    """What an optimizer holds of one parameter, looked up anew each time: `load_state_dict` makes it anew."""
+    """What an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
+
+    The optimizer itself is kept alive by the `Formula` of the same graph.
+    """
 
     def __init__(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
-        self.optimizer, self.parameter = optimizer, parameter
+        self.optimizer, self.parameter = weakref.ref(optimizer), parameter
 
     def __getitem__(self, key: str) -> torch.Tensor:
         return self._held()[key]
@@ -37,8 +41,21 @@ class Entries(Mapping[str, torch.Tensor]):
         return len(self._held())
 
     def _held(self) -> Mapping[str, torch.Tensor]:
+        optimizer = self.optimizer()
         # To ask the defaultdict itself would make an entry.
-        return self.optimizer.state.get(self.parameter, {})
+        return {} if optimizer is None else optimizer.state.get(self.parameter, {})
+
+
+_entries: weakref.WeakKeyDictionary[Optimizer, dict[int, Entries]] = weakref.WeakKeyDictionary()
+"""One owner for each parameter, by its id: programs know by the owner that they read the same state."""
+
+
+def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> Entries:
+    """The `Entries` of a parameter, the same one every time."""
+    known = _entries.setdefault(optimizer, {})
+    if id(parameter) not in known:
+        known[id(parameter)] = Entries(optimizer, parameter)
+    return known[id(parameter)]
 
 
 def trained(captured: Captured) -> dict[str, torch.Tensor]:
@@ -54,12 +71,13 @@ def trained(captured: Captured) -> dict[str, torch.Tensor]:
 def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None = None) -> Captured:
     """The joint graph followed by one step of `optimizer`, one task for each parameter that has a gradient.
 
-    Outputs are those of the forward alone. Each task `update <path>`, of module `<path>`, reads the parameter, its
-    gradient and the optimizer's state of it (state values of path `optimizer.state.<path>.<entry>`), and makes what
-    comes in their place (`Graph.updates`); all of that state is `Graph.carried`. It comes right after its gradient,
-    and with `clip_norm` after the tasks for the norm over all gradients, `total_norm`, and the factor for them,
-    `clip_coefficient`; a parameter's update then multiplies its gradient by it. Hyperparameters are read from the
-    live param groups in each call; the caller advances step counts after it with `committed`.
+    Outputs are those of the forward alone; `Captured.gradients` still names the gradients of parameters. Each task
+    `update <path>`, of module `<path>`, reads the parameter, its gradient and the optimizer's state of it (state
+    values of path `optimizer.state.<path>.<entry>`), and makes what comes in their place (`Graph.updates`); all of
+    that state is `Graph.carried`. It comes right after its gradient, and with `clip_norm` after the tasks for the
+    norm over all gradients, `total_norm`, and the factor for them, `clip_coefficient`; the update then multiplies
+    its gradient by that. Hyperparameters are read from the live param groups in each call; the caller advances step
+    counts after it with `committed`.
 
     Only for an optimizer with no `obstacle`; PlanError for a parameter that it does not hold or has no state of.
     """
@@ -147,7 +165,7 @@ class _Step:
                 "add it, or set its requires_grad to False"
             )
         self.places[path] = parameter, number
-        held = Entries(self.optimizer, parameter)
+        held = held_by(self.optimizer, parameter)
         read = [(name, parameter)]
         for entry in entries(self.optimizer.param_groups[number]):
             if entry not in held:
