@@ -1,0 +1,211 @@
+"""Small gradients summed together are what they were, in fewer and no later pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graphs import machine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from autopar.buckets import FEW, bucketed
+from autopar.capture import Captured
+from autopar.capture.joint import joint
+from autopar.graph import SUM, Graph, Ref, Task, Value
+from autopar.placement import place
+from autopar.roofline import cost
+from autopar.runtime.interpret import interpret
+from autopar.split import split
+from autopar.sums import summed
+
+ROWS = 6
+
+
+def model(layers: int = 6, width: int = 8, norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(
+            module
+            for _ in range(layers)
+            for module in (
+                nn.Linear(width, width),
+                nn.BatchNorm1d(width) if norm else nn.LayerNorm(width),
+                nn.Tanh(),
+            )
+        )
+    ).double()
+
+
+def parted(module: nn.Module, width: int = 8, sizes: tuple[int, ...] = (1, 3, 2)) -> tuple[Captured, Graph]:
+    captured = joint(module, (torch.randn(sum(sizes), width, dtype=torch.float64),))
+    return captured, split(summed(captured.graph), sizes).check()
+
+
+def execute(graph: Graph, captured: Captured) -> dict[str, Any]:
+    torch.manual_seed(1)
+    live: dict[str, Any] = {
+        name: torch.randn(graph.value[name].shape, dtype=torch.float64) for name in graph.inputs
+    }
+    live.update((name, owner[key].detach()) for name, (owner, key) in captured.state.items())
+    with torch.no_grad():
+        for _ in interpret(graph, captured.calls, live, torch.device("cpu")):
+            pass
+    return live
+
+
+def sums(graph: Graph) -> list[Task]:
+    return [task for task in graph.tasks if task.target == SUM and task.phase == "backward"]
+
+
+def same(captured: Captured, before: Graph, after: Graph) -> None:
+    after.check()
+    assert (after.outputs, after.updates) == (before.outputs, before.updates)
+    one, two = execute(before, captured), execute(after, captured)
+    for name in (*before.outputs, *(made for made, _ in before.updates)):
+        assert torch.equal(one[name], two[name]), name
+    for value in after.values:
+        if value.name.startswith("bucket"):
+            item = two[value.name]
+            assert tuple(item.shape) == value.shape and item.numel() * item.element_size() == value.bytes
+            root = two[value.storage]
+            assert item.untyped_storage().data_ptr() == root.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("nbytes", [0, 600, 1 << 20])
+@pytest.mark.parametrize("norm", [False, True])
+def test_sums_in_buckets_are_bit_equal(norm: bool, nbytes: int) -> None:
+    captured, graph = parted(model(norm=norm))
+    after = bucketed(graph, nbytes)
+    same(captured, graph, after)
+    assert bucketed(graph, nbytes) == after
+    for task in sums(after):
+        if task.name.startswith("bucket"):
+            assert after.value[task.outputs[0]].bytes <= nbytes
+    assert (len(sums(after)) < len(sums(graph))) == (nbytes > 0)
+
+
+def test_everything_small_goes_into_one_bucket() -> None:
+    _, graph = parted(model())
+    after = bucketed(graph)
+    assert [task.name for task in sums(after)] == ["bucket0#sum"]
+    cats = [task for task in after.tasks if task.name.startswith("bucket0#cat")]
+    assert [task.name for task in cats] == ["bucket0#cat0", "bucket0#cat1", "bucket0#cat2"]
+    assert [task.part for task in cats] == ["rows 0–0", "rows 1–3", "rows 4–5"]
+
+
+def test_large_sums_stay_alone() -> None:
+    _, graph = parted(model())
+    limit = 8 * 8 * 8
+    after = bucketed(graph, limit)
+    alone = {task.name for task in sums(after) if not task.name.startswith("bucket")}
+    large = {task.name for task in sums(graph) if graph.value[task.outputs[0]].bytes >= limit}
+    assert large and large == alone
+
+
+def test_buckets_hold_neighbours_in_the_order_of_the_backward() -> None:
+    _, graph = parted(model())
+    after = bucketed(graph, 256)
+    order = [task.outputs[0] for task in sums(graph)]
+    buckets: dict[str, list[str]] = {}
+    for task in after.tasks:
+        if task.name in graph.task and after.task[task.name].target != graph.task[task.name].target:
+            bucket = task.inputs[0].split("#")[0]
+            buckets.setdefault(bucket, []).append(task.outputs[0])
+    assert len(buckets) > 2
+    spans = [[order.index(name) for name in names] for names in buckets.values()]
+    small = [place for place, name in enumerate(order) if any(name in names for names in buckets.values())]
+    assert [place for span in spans for place in span] == small
+
+
+def test_statistics_that_parts_wait_for_are_in_no_bucket() -> None:
+    _, graph = parted(model(norm=True))
+    after = bucketed(graph)
+    waited = [task.name for task in sums(after) if not task.name.startswith("bucket")]
+    assert waited and all("batch_norm" in name for name in waited)
+
+
+def test_a_handful_of_sums_stays() -> None:
+    _, graph = parted(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double())
+    assert 0 < len(sums(graph)) <= FEW
+    assert bucketed(graph) is graph
+
+
+def test_no_sum_waits_for_what_comes_after_its_bucket() -> None:
+    """A bucket needs its own members and nothing else, so it starts while the backward still runs."""
+    _, graph = parted(model(12))
+    after = bucketed(graph, 1100)
+    order = {task.name: place for place, task in enumerate(after.tasks)}
+    first = next(task for task in sums(after) if task.name.startswith("bucket"))
+    later = [task for task in after.tasks[order[first.name] :] if task.part and task.phase == "backward"]
+    assert len(later) > len(after.tasks) // 4
+
+
+def test_fewer_transfers_and_no_longer() -> None:
+    on = machine(2, latency_s=50e-6)
+    _, graph = parted(model(16, 16), 16, (3, 3))
+    after = bucketed(graph)
+    plans = [place(cost(g, on, homes={}), "round_robin") for g in (graph, after)]
+    assert len(plans[1].transfers) < len(plans[0].transfers)
+
+    # Each part on a device of its own, what is whole at home.
+    def by_part(costed: Any) -> dict[str, str]:
+        where = {"rows 0–2": "emulated:0", "rows 3–5": "emulated:1"}
+        return {task.name: where.get(task.part, "cpu") for task in costed.graph.tasks}
+
+    plans = [place(cost(g, on, homes={}), by_part) for g in (graph, after)]
+    assert len(plans[1].transfers) < len(plans[0].transfers) / 2
+    assert plans[1].makespan <= plans[0].makespan
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_readers_of_the_sums_move_behind_them(data: st.DataObject) -> None:
+    """Random graphs of parts, sums over them, and tasks that read both: still in topological order."""
+    values = [Value("x", (4,), "float32", 16, "x", "input")]
+    tasks: list[Task] = []
+    whole: list[str] = ["x"]
+    for index in range(data.draw(st.integers(8, 30))):
+        kind = data.draw(st.sampled_from(["sum", "sum", "sum", "whole", "part"]))
+        reads = data.draw(st.lists(st.sampled_from(whole), min_size=1, max_size=3, unique=True))
+        args = tuple(map(Ref, reads))
+        parts = ("p", "q") if kind != "whole" else ("",)
+        made = [f"v{index}{part}" for part in parts]
+        for name, part in zip(made, parts):
+            values.append(Value(name, (4,), "float32", 16, name))
+            tasks.append(Task(name, "test.op", args, outputs=(name,), part=part, phase="backward"))
+        if kind == "sum":
+            name = f"v{index}"
+            values.append(Value(name, (4,), "float32", 16, name))
+            tasks.append(Task(name, SUM, (tuple(map(Ref, made)),), outputs=(name,), phase="backward"))
+            whole.append(name)
+        elif kind == "whole":
+            whole += made
+    graph = Graph("any", tuple(values), tuple(tasks), ("x",), (), tuple(whole[1:])).check()
+    limit = data.draw(st.sampled_from([17, 32, 48, 1000]))
+    after = bucketed(graph, limit).check()
+    assert {task.name for task in graph.tasks} <= {task.name for task in after.tasks}
+    for task in after.tasks:
+        if task.name in graph.task and task.target != "aten.reshape.default":
+            assert task == graph.task[task.name]
+
+
+def test_a_long_backward_is_no_deep_recursion() -> None:
+    values = [Value("x", (4,), "float32", 16, "x", "input")]
+    tasks: list[Task] = []
+    for index in range(5000):
+        for part in ("a", "b"):
+            name, before = f"t{index}{part}", f"t{index - 1}{part}" if index else "x"
+            values.append(Value(name, (4,), "float32", 16, name))
+            tasks.append(Task(name, "test.op", (Ref(before),), outputs=(name,), part=part, phase="backward"))
+        values.append(Value(f"s{index}", (4,), "float32", 16, f"s{index}"))
+        args = ((Ref(f"t{index}a"), Ref(f"t{index}b")),)
+        tasks.append(Task(f"s{index}", SUM, args, outputs=(f"s{index}",), phase="backward"))
+    outputs = tuple(f"s{index}" for index in range(5000))
+    graph = Graph("long", tuple(values), tuple(tasks), ("x",), (), outputs).check()
+    assert len(sums(bucketed(graph, 1600).check())) == 50
+    assert bucketed(
+        dataclasses.replace(graph, tasks=tuple(dataclasses.replace(t, phase="forward") for t in tasks))
+    )
