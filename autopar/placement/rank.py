@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 
 from ..problem import Problem
 
 _ORDERS: weakref.WeakKeyDictionary[Problem, list[int]] = weakref.WeakKeyDictionary()
 
 
-def upward_rank(problem: Problem) -> list[float]:
+def upward_rank(problem: Problem, allowed: Sequence[Sequence[int]] | None = None) -> list[float]:
     """Seconds from the start of each run to the end of the graph along its longest way, on average over
     devices.
 
     The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but that a device counts by its
-    lanes and by how fast it runs this very run, since that is where the run will likely be.
+    lanes and by how fast it runs this very run, since that is where the run will likely be. `allowed` has the
+    devices each run may go to where it is known better than by the problem.
     """
-    shares = [_shares(problem, r) for r in range(problem.runs)]
+    shares = [_shares(problem, r, (allowed or problem.allowed)[r]) for r in range(problem.runs)]
     latency, s_per_byte = _typical(problem.latency), _typical(problem.s_per_byte)
     rank = [0.0] * problem.runs
     for r in reversed(range(problem.runs)):
@@ -37,8 +39,11 @@ def upward_rank(problem: Problem) -> list[float]:
     return rank
 
 
-def urgent_first(problem: Problem) -> list[int]:
+def urgent_first(problem: Problem, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Runs by falling rank; ties in graph order, so that it stays topological."""
+    if allowed is not None:
+        rank = upward_rank(problem, allowed)
+        return sorted(range(problem.runs), key=lambda r: (-rank[r], r))
     if problem not in _ORDERS:
         rank = upward_rank(problem)
         _ORDERS[problem] = sorted(range(problem.runs), key=lambda r: (-rank[r], r))
@@ -77,10 +82,10 @@ def cost_to_go(problem: Problem) -> list[list[float]]:
     return table
 
 
-def _shares(problem: Problem, run: int) -> list[float]:
+def _shares(problem: Problem, run: int, allowed: Sequence[int]) -> list[float]:
     raw = [0.0] * len(problem.devices)
-    fastest = min(problem.seconds[run][d] for d in problem.allowed[run])
-    for d in problem.allowed[run]:
+    fastest = min(problem.seconds[run][d] for d in allowed)
+    for d in allowed:
         seconds = problem.seconds[run][d]
         speed = fastest / seconds if seconds > 0 else 1.0
         raw[d] = speed * len(problem.lane_names[d])

@@ -134,7 +134,7 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
         allowed = _by_name(problem, given)
 
         def rest(problem: Problem, room: float = 1.0) -> Schedule:
-            return list_schedule(problem, "given", urgent_first(problem), allowed=allowed, room=room)
+            return list_schedule(problem, "given", urgent_first(problem, allowed), allowed=allowed, room=room)
 
         found = _enter_fitting(race, rest)
     elif policy == "single":
