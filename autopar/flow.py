@@ -48,6 +48,9 @@ def flow(graph: Graph, rows: int, first: int = 0, parts: int = 2) -> Flow:
 
 _RESHAPES = frozenset({"aten.reshape.default", "aten.view.default"})
 
+LIKE = frozenset(f"aten.new_{kind}.default" for kind in ("empty", "full", "ones", "zeros"))
+"""Targets to which any part of what they read says all, its dtype."""
+
 _FLOPS_A_BYTE = 32
 """Operations that take as long as moving a byte between devices: enough to tell two axes of a batch apart."""
 
@@ -112,7 +115,7 @@ class _Flow:
             elif reached.isdisjoint(reads) and task.phase != "backward":
                 continue
             cut, outer = self.choose(task)
-            if cut is None and reached.isdisjoint(reads):
+            if cut is None and (reached.isdisjoint(reads) or task.target in LIKE):
                 continue
             axes = cut.outputs if cut is not None else map(self.guess, task.outputs)
             for name, axis in zip(task.outputs, axes, strict=True):
@@ -200,9 +203,7 @@ class _Flow:
         for cut in task.cuts:
             fresh = cut.scale and all(axis is None for axis in cut.inputs)
             pairs = zip(cut.outputs, shapes)
-            spread = all(
-                axis is not None and axis >= 0 and shape[axis] == self.rows for axis, shape in pairs
-            )
+            spread = all(axis is not None and axis >= 0 and shape[axis] == self.rows for axis, shape in pairs)
             if fresh and spread and self.right(task, cut):
                 return cut
         return None
@@ -361,7 +362,7 @@ class _Flow:
         parts = self.made_cut()
         whole: set[str] = set()
         for task in self.graph.tasks:
-            if task.phase in phases:
+            if task.phase in phases and (task.name in self.cuts or task.target not in LIKE):
                 given = self.cut_reads(task) if task.name in self.cuts else ()
                 whole.update(name for name in self.reads[task.name] if name in parts and name not in given)
                 whole.update(name for name in task.outputs if name in parts and name in self.kept)

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Literal
 
 from .errors import PlanError
-from .flow import Flow, flow
+from .flow import LIKE, Flow, flow
 from .graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value, replace_refs
 
 
@@ -144,11 +144,12 @@ class _Split:
 
     def keep(self, task: Task) -> None:
         """A task that stays whole, after what rejoins its inputs."""
-        names = {name: self.whole(name) for name in task.inputs}
+        names = {name: self.any(name) if task.target in LIKE else self.whole(name) for name in task.inputs}
         for name in task.outputs:
             value = self.graph.value[name]
             self.values[name] = dataclasses.replace(value, storage=self.storage(value, name, names))
-        self.tasks.append(dataclasses.replace(task, after=self.after(task)))
+        args = tuple(replace_refs(argument, names) for argument in task.args)
+        self.tasks.append(dataclasses.replace(task, args=args, after=self.after(task)))
 
     def cut(self, task: Task, cut: Cut) -> None:
         """One task for each part."""
@@ -212,6 +213,11 @@ class _Split:
                 if self.graph.value[before].storage == value.storage:
                     return self.values[now].storage
         return name
+
+    def any(self, name: str) -> str:
+        """The value, or a part of it where that is what there is."""
+        parts = self.parts.get((name, self.flow.axis.get(name, 0)))
+        return parts[0] if parts and name not in self.values else self.whole(name)
 
     def whole(self, name: str) -> str:
         """The value in one piece, rejoined by the first who asks."""
