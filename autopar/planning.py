@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from .buckets import bucketed
 from .cost import CostedGraph
 from .errors import MemoryCapError, PlanError
 from .graph import SUM, Graph
@@ -14,6 +15,7 @@ from .machine import Machine
 from .placement import Policy, place
 from .plans import Candidate, Plan
 from .split import allot, batch_of, even, shares, split
+from .sums import summed
 from .tables import percent, seconds
 from .views import own
 
@@ -156,13 +158,6 @@ def split_graph(
     In a joint graph what mixes rows is first written as sums, and small gradients are summed in buckets.
     """
     if any(task.phase == "backward" for task in graph.tasks):
-        from .sums import summed
-
-        try:
-            from .buckets import bucketed
-        except ImportError:
-            bucketed = lambda graph: graph
-
         cut = split(summed(graph, batch_norm=batch_norm), sizes)
         cut = own(bucketed(cut)) if cut.split else graph
     else:
