@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from autopar import composites
 from autopar.errors import CaptureError
 
+aten = torch.ops.aten
 OWN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_|thnn|fused")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -30,11 +31,16 @@ class Called(nn.Module):
 
 
 def joint(model, *tensors):
-    """The joint graph of a call after the swap."""
+    """The joint graph of a call after the swap, its views such as any strides allow, as in a `Graph`."""
     module = torch.export.export(model, tensors, strict=False).module()
     composites.swap(module)
     with ExitStack() as stack, preserve_node_meta():
-        return aot_export_joint_with_descriptors(stack, module, tensors).graph_module
+        graph_module = aot_export_joint_with_descriptors(stack, module, tensors).graph_module
+    for node in graph_module.graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+    graph_module.recompile()
+    return graph_module
 
 
 def targets(graph_module):
@@ -51,26 +57,26 @@ def rn(*shape, dtype=torch.float64, grad=True):
     return torch.randn(*shape, dtype=dtype, requires_grad=grad)
 
 
-def compare(model, tensors, whole, seed=0, times=1):
+def compare(model, tensors, whole, slack=0.0):
     """The joint graph is whole and gives what eager gives."""
     graph = joint(model, *tensors)
     names = targets(graph)
     assert not [name for name in names if OWN.search(name)]
     if whole:
-        assert names.count(f"autopar.{whole}.default") == times
-        assert names.count(f"autopar.{whole}_backward.default") == times
+        assert names.count(f"autopar.{whole}.default") == 1
+        assert names.count(f"autopar.{whole}_backward.default") == 1
         assert not [name for name in names if name.startswith(f"aten.{whole}")]
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     expected = model(*tensors)
     tangents = [torch.randn_like(out) for out in expected if out.requires_grad]
     wanted = [t for t in (*model.parameters(), *tensors) if t.requires_grad]
     grads = torch.autograd.grad([out for out in expected if out.requires_grad], wanted, tangents)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     made, found = run(graph, model, tensors, tangents)
     for one, other in zip((*made, *(g for g in found if g is not None)), (*expected, *grads), strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         scale = other.abs().max().clamp_min(1e-30)
-        assert (one - other).abs().max() <= TOLERANCE[other.dtype] * scale
+        assert (one - other).abs().max() <= max(slack, TOLERANCE[other.dtype]) * scale
     return graph
 
 
@@ -241,3 +247,26 @@ def test_norms_in_full_precision_keep_their_statistics():
     model = Called(lambda layer, x: layer(x), nn.LayerNorm(8))
     names = counted(model, (rn(2, 8, dtype=torch.float32),), {"layer_norm": 0})
     assert "aten.native_layer_norm_backward.default" in names
+
+
+@pytest.mark.parametrize(
+    ("parts", "function", "shapes"),
+    [
+        ((), F.scaled_dot_product_attention, [(2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8)]),
+        ((nn.Linear(8, 8),), lambda m, x: F.scaled_dot_product_attention(m(x), x, x), [(2, 4, 6, 8)]),
+        ((), lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3), [(2, 4, 6, 8)]),
+        ((nn.GRU(4, 6),), lambda m, x: m(x)[0], [(5, 3, 4)]),
+        ((nn.RNN(4, 6, 2, dropout=0.3),), lambda m, x: m(x)[0], [(5, 3, 4)]),
+        ((nn.GRUCell(4, 6),), lambda m, x: m(x), [(5, 4)]),
+        ((nn.Linear(4, 4), nn.LayerNorm(4)), lambda m, n, x: n(m(x)), [(5, 4)]),
+        ((nn.Linear(4, 4),), lambda m, x: torch.cdist(m(x), x), [(5, 4)]),
+    ],
+)
+def test_autocast(parts, function, shapes):
+    """Dtypes are eager's, numbers its within what bfloat16 leaves."""
+
+    def low(*given):
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(*given)
+
+    compare(Called(low, *parts), tuple(rn(*shape, dtype=torch.float32) for shape in shapes), None, slack=2e-2)

@@ -1,0 +1,140 @@
+"""A backward goes on from its forward's tape, or computes the forward again where there is none."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from cut_cases import b, r
+
+from autopar import composites
+from autopar.composites.vjp import Tape
+from autopar.runtime import bind
+
+aten = torch.ops.aten
+HEADS = [r(2, 4, 6, 8).float() for _ in range(3)]
+LAYER = [r(24, 4), r(24, 6), r(24), r(24)]
+GRU = [r(18, 4), r(18, 6), r(18), r(18)]
+CALLS = {
+    "scaled_dot_product_attention": (*HEADS, None, 0.0, True, None, False),
+    "lstm": (r(5, 2, 4), [r(1, 2, 6), r(1, 2, 6)], LAYER, True, 1, 0.0, True, False, False),
+    "gru": (r(5, 2, 4), r(1, 2, 6), GRU, True, 1, 0.0, True, False, False),
+}
+
+
+def floats(args):
+    return [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
+
+
+def eager(name, args, needs):
+    """Outputs and gradients of torch's own operator for gradients of one."""
+    leaves = [t.detach().requires_grad_(need) for t, need in zip(floats(args), needs)]
+    turn = iter(leaves)
+    given = [
+        [next(turn) for _ in a] if isinstance(a, list) else next(turn) if isinstance(a, torch.Tensor) else a
+        for a in args
+    ]
+    if name == "scaled_dot_product_attention":
+        outputs = [aten.scaled_dot_product_attention(*given[:6], scale=given[6], enable_gqa=given[7])]
+    else:
+        outputs = list(getattr(aten, name).input(*given))
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return outputs, torch.autograd.grad(outputs, wanted, [torch.ones_like(out) for out in outputs])
+
+
+def target(name):
+    return bind.target(f"autopar.{name}.default"), bind.target(f"autopar.{name}_backward.default")
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Whether each backward had a tape."""
+    found, play = [], Tape.play
+
+    def watched(self, *given):
+        made = play(self, *given)
+        found.append(made is not None)
+        return made
+
+    monkeypatch.setattr(Tape, "play", watched)
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("some", [False, True])
+def test_tape_and_recomputation_agree(name, some, played):
+    args = CALLS[name]
+    needs = [not some or place % 2 == 0 for place, _ in enumerate(floats(args))]
+    forward, backward = target(name)
+    expected, gradients = eager(name, args, needs)
+    with torch.no_grad():
+        *outputs, tape = forward(*args)
+        ones = [torch.ones_like(output) for output in outputs]
+        twice = [backward(ones, [*outputs, tape], *args, needs) for _ in range(2)]
+        again = backward(ones, [*outputs, tape.clone()], *args, needs)
+    assert played == [True, True, False]
+    assert not any(output.requires_grad for output in (*outputs, *again, *twice[0]))
+    for one, other in zip((*outputs, *twice[0], *twice[1]), (*expected, *gradients, *gradients), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(again, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_graph_dies_with_the_tape(name):
+    forward, _ = target(name)
+    with torch.no_grad():
+        *outputs, tape = forward(*CALLS[name])
+    leaf = weakref.ref(vars(tape)["graph"][0][0])
+    assert tape.untyped_storage().nbytes() == 1
+    del tape
+    gc.collect()
+    assert leaf() is None and all(output.isfinite().all() for output in outputs)
+
+
+def test_scores_are_not_kept(played):
+    """What has no fused kernel would keep the whole matrix of scores, which nobody has counted."""
+    forward, backward = target("scaled_dot_product_attention")
+    mask = b(2, 1, 6, 6) | True
+    args = (*(r(6, 8) for _ in range(3)), mask[0, 0], 0.0, False, None, False)
+    with torch.no_grad():
+        *outputs, tape = forward(*args)
+        found = backward([torch.ones_like(outputs[0])], [*outputs, tape], *args, [True, True, True, False])
+    assert not vars(tape) and len(found) == 3
+
+
+def test_a_constant_mask_leaves_the_fused_kernel(played):
+    """Recording does not let the mask require grad, which a CPU's fused kernel refuses."""
+    forward, backward = target("scaled_dot_product_attention")
+    args = (*HEADS, r(6, 6).float(), 0.0, False, None, False)
+    plain = aten.scaled_dot_product_attention(*args[:4])
+    with torch.no_grad():
+        *outputs, tape = forward(*args)
+        ones = [torch.ones_like(outputs[0])]
+        backward(ones, [*outputs, tape], *args, [True, True, True, False])
+        found = backward(ones, [*outputs, tape], *args, [True] * 4)
+    assert torch.equal(outputs[0], plain)
+    assert played == [True, False] and found[3].shape == (6, 6)
+
+
+def test_gradients_have_memory_of_their_own():
+    """Both biases of a layer have the same gradient; scaling one in place leaves the other."""
+    forward, backward = target("lstm")
+    args = tuple(
+        [t.float() for t in a] if isinstance(a, list) else a.float() if isinstance(a, torch.Tensor) else a
+        for a in CALLS["lstm"]
+    )
+    with torch.no_grad():
+        outputs = list(forward(*args))
+        found = backward([torch.ones_like(t) for t in outputs[:-1]], outputs, *args, [True] * 7)
+    memories = [tensor.untyped_storage().data_ptr() for tensor in found]
+    assert len(set(memories)) == len(memories)
+
+
+def test_a_plan_from_a_file_finds_the_operators():
+    code = "from autopar.runtime import bind; assert bind.target('autopar.lstm_backward.default')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert composites.kernel("aten.lstm.input") is None
