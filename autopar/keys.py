@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 
+from .capture.functions import reachable
 from .capture.signature import Arguments
 
 _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
 
 
-def call_key(root: nn.Module, arguments: Arguments, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """Equal for two calls that one captured graph serves: the arguments, the modules, what needs a gradient, autocast
-    on the device types in `kinds`; last, plain attributes of the modules (flags, sizes, train or eval), which are
-    constants of a captured graph."""
-    modules = tuple(root.modules())
+def call_key(modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence[str]) -> tuple[Any, ...]:
+    """Equal for two calls that one captured graph serves: the arguments, all modules of the model, what needs a
+    gradient, autocast on the device types in `kinds`; last, plain attributes of the modules (flags, sizes, train or
+    eval), which are constants of a captured graph."""
     plain = tuple([v for m in modules for v in m.__dict__.values() if v.__class__ in _PLAIN])
     grad = torch.is_grad_enabled()
-    needed: tuple[bool, ...] = ()
+    needed: list[bool] = []
     if grad:
-        tensors = (*arguments.tensors, *(p for m in modules for p in m._parameters.values() if p is not None))
-        needed = tuple([tensor.requires_grad for tensor in tensors])
-    cast = tuple(
-        [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
-    )
+        needed = [tensor.requires_grad for tensor in arguments.tensors]
+        needed += [p.requires_grad for m in modules for p in m._parameters.values() if p is not None]
+    cast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
     ids = tuple(map(id, modules))
-    return arguments.key, ids, grad, needed, cast, (plain, tuple(map(type, plain)))
+    return arguments.key, ids, grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
+
+
+def visible(function: Any) -> tuple[Any, ...]:
+    """The plain values that a function mentions (closure cells, globals, attributes of its `self`, in the helpers it
+    calls too), which are constants of a captured graph as well."""
+    items = list(reachable(function))
+    names: set[str] = set()
+    for _, item in [("", function), *items]:
+        code = getattr(item, "__code__", None) or getattr(
+            getattr(type(item), "__call__", None), "__code__", None
+        )
+        if isinstance(code, CodeType):
+            names |= _names(code)
+    return tuple([(n, item.__class__, item) for n, item in items if item.__class__ in _PLAIN and n in names])
+
+
+@cache
+def _names(code: CodeType) -> frozenset[str]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    own = (*code.co_names, *code.co_freevars, *code.co_varnames)
+    return frozenset(own).union(*map(_names, inner))

@@ -268,7 +268,7 @@ class Session:
             root = Function(self.model, arguments)
             if not any(isinstance(constant, nn.Module) for constant in arguments.constants):
                 self._used = root
-        return call_key(root, arguments, self._kinds)
+        return call_key(tuple(root.modules()), arguments, self._kinds)
 
     def forget(self, prepared: Planned) -> None:
         """Drop one plan."""

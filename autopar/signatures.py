@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from .capture.functions import Function
 from .capture.signature import Arguments, take_apart
 from .errors import CaptureError
-from .keys import call_key
+from .keys import call_key, visible
 from .losses import Loss
 from .machine import Machine
 from .options import Options
@@ -82,13 +83,16 @@ class Signatures:
         return Signature(self.loss, self.parameters(), self.machine, self.options, args, self.pool)
 
     def _key(self, arguments: Arguments) -> Hashable:
-        """What decides whether a signature serves a call: the optimizer's groups, and the state they ask for, too."""
+        """What decides whether a signature serves a call: the optimizer's groups and the state they ask for, and what
+        the user's function sees, too."""
         groups = tuple(
             (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
             for group in self.optimizer.param_groups
         )
-        parameters = tuple(map(id, self.loss.parameters()))
-        return call_key(self.loss, arguments, self._kinds), parameters, groups
+        modules = tuple(self.loss.modules())
+        parameters = tuple([id(item) for module in modules for item in module._parameters.values()])
+        seen = visible(self.loss.rule.function[0]) if isinstance(self.loss.rule, Function) else ()
+        return call_key(modules, arguments, self._kinds), parameters, groups, seen
 
     def _require_known(self) -> None:
         known = {id(parameter) for parameter in self.loss.parameters()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -108,7 +108,8 @@ class TrainStep:
                 for parameter, gradient in zip(signature.parameters, gradients):
                     waiting = parameter.grad
                     parameter.grad = gradient if waiting is None else gradient.add_(waiting)
-            self._update()
+            with self._plainly():
+                self._update()
         except BaseException:
             for parameter, waiting in before:
                 parameter.grad = waiting
@@ -139,6 +140,14 @@ class TrainStep:
         else:
             scaler.step(self.optimizer)
             scaler.update()
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Without autocast, which is for the forward: an optimizer may multiply matrices."""
+        with ExitStack() as stack:
+            for kind in {parameter.device.type for parameter in self._parameters()}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
     def _differentiated(
         self, signature: Signature, args: tuple[Any, ...], *, stale: bool

@@ -262,3 +262,37 @@ def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(expected)
+
+
+class Annealed:
+    """A loss whose weight changes from step to step, and a count that does not matter to it."""
+
+    def __init__(self) -> None:
+        self.share, self.count = 1.0, 0
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets) * self.share
+
+
+def test_numbers_that_the_criterion_reads_are_followed():
+    rule = Annealed()
+    pair = Pair(mlp, MOMENTUM, criterion=rule.loss)
+    data = batches(6)
+    pair.same(data[:3])
+    rule.count = 3
+    pair.same(data[3:4])
+    assert len(pair.step._signatures.kept) == 1
+    rule.share = 0.25
+    pair.same(data[4:])
+    assert len(pair.step._signatures.kept) == 2
+
+
+def test_tensors_that_the_criterion_closes_over_are_read_anew():
+    weight = torch.ones(5, dtype=torch.float64)
+    pair = Pair(
+        mlp, MOMENTUM, criterion=lambda outputs, y: nn.functional.cross_entropy(outputs, y, weight=weight)
+    )
+    data = batches(6)
+    pair.same(data[:3])
+    weight[2] = 9.0
+    pair.same(data[3:])
