@@ -37,15 +37,17 @@ class Master:
     def look(self) -> int:
         """The stamp of the tensor as it is now."""
         tensor = self.owner[self.key]
+        # What was made in inference mode has no version, and counts as changed.
         if (
-            self.tensor is not tensor
-            or tensor.is_inference()
-            or self.version != tensor._version
-            or self.pointer != _pointer(tensor)
+            tensor is self.tensor
+            and 0 <= self.version == tensor._version
+            and (self.pointer < 0 or self.pointer == tensor.data_ptr())
         ):
-            self.stamp += 1
-            self.tensor, self.pointer = tensor, _pointer(tensor)
-            self.version = -1 if tensor.is_inference() else tensor._version
+            return self.stamp
+        self.stamp += 1
+        self.tensor = tensor
+        self.pointer = tensor.data_ptr() if tensor.layout is torch.strided else -1
+        self.version = -1 if tensor.is_inference() else tensor._version
         return self.stamp
 
 
@@ -116,11 +118,11 @@ class Replicas:
                 self._put(copy, None, -1)
             return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
 
-    def current(self, copies: Iterable[Copy]) -> bool:
-        """Whether copies are up to date, without copying anything."""
+    def current(self, masters: Iterable[Master], copies: Iterable[Copy]) -> bool:
+        """Whether `copies`, all of `masters`, are up to date; nothing is copied."""
         with self._lock:
-            self._look(())
-            return all(copy.stamp == copy.master.look() for copy in copies)
+            self._look(masters)
+            return all([copy.stamp == copy.master.stamp for copy in copies])
 
     def keep(
         self,
@@ -208,7 +210,3 @@ class Replicas:
             # Lanes of calls whose callers use these streams may be reading it still.
             for stream in self._streams.get(old.device, ()):
                 old.record_stream(stream)
-
-
-def _pointer(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout is torch.strided else -1

@@ -68,7 +68,7 @@ class Residents:
 
     def current(self) -> bool:
         """Whether every copy that the program reads, or brings and keeps, is up to date."""
-        return self.pool.current((*self._copies, *self._replaced))
+        return self.pool.current(self._masters, (*self._copies, *self._replaced))
 
     def swap(self, slots: Sequence[Any]) -> None:
         """Keep what a call has brought, once everything it updates has been written."""
