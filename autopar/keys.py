@@ -37,9 +37,8 @@ def visible(function: Any) -> tuple[Any, ...]:
     items = list(reachable(function))
     names: set[str] = set()
     for _, item in [("", function), *items]:
-        code = getattr(item, "__code__", None) or getattr(
-            getattr(type(item), "__call__", None), "__code__", None
-        )
+        called = item if hasattr(item, "__code__") else vars(type(item)).get("__call__")
+        code = getattr(called, "__code__", None)
         if isinstance(code, CodeType):
             names |= _names(code)
     return tuple([(n, item.__class__, item) for n, item in items if item.__class__ in _PLAIN and n in names])
