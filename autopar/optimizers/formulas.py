@@ -7,8 +7,9 @@ Hutter ("Decoupled weight decay regularization", ICLR 2019).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -24,6 +25,26 @@ def entries(group: Mapping[str, Any]) -> tuple[str, ...]:
     if "betas" in group:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
     return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+
+_Made = TypeVar("_Made")
+_Given = ParamSpec("_Given")
+
+
+def _apart(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """The function without autograd and autocast, as an optimizer steps though the call around it casts."""
+
+    @functools.wraps(function)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        first = next(argument for argument in args if isinstance(argument, (torch.Tensor, list)))
+        tensor = first[0] if isinstance(first, list) else first
+        kind = tensor.device.type
+        if not torch.is_grad_enabled() and not torch.is_autocast_enabled(kind):
+            return function(*args, **kwargs)
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Formula:
@@ -56,17 +77,14 @@ class Formula:
                 f"param group {number} now needs {', '.join(wanted) or 'no state'} of {path}, which the planned step "
                 "does not read; plan the step again after changing momentum or amsgrad"
             )
-        kind = parameter.device.type
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
-            with torch.no_grad(), torch.autocast(kind, enabled=False):
-                return self._made(tensor, group, parameter, gradient, coefficient, state)
-        return self._made(tensor, group, parameter, gradient, coefficient, state)
+        return self._made(parameter, tensor, group, gradient, coefficient, state)
 
+    @_apart
     def _made(
         self,
+        parameter: torch.Tensor,
         tensor: torch.Tensor,
         group: Mapping[str, Any],
-        parameter: torch.Tensor,
         gradient: torch.Tensor,
         coefficient: torch.Tensor | None,
         state: tuple[torch.Tensor, ...],
@@ -130,7 +148,7 @@ def _near(value: Any, device: torch.device) -> Any:
     return value
 
 
-@torch.no_grad()
+@_apart
 def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
     """The 2-norm of a gradient, a tensor of its dtype; `strides` are those autograd would give it, in whose order
     it is summed.
@@ -141,12 +159,12 @@ def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
     return norm_of(gradient)
 
 
-@torch.no_grad()
+@_apart
 def clip(norms: list[torch.Tensor], most: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm over all gradients and the factor that brings it to `most` if it is more, as
     `torch.nn.utils.clip_grad_norm_` has them.
     """
-    total = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
+    total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
     return total, torch.clamp(most / (total + 1e-6), max=1.0)
 
 
