@@ -8,14 +8,19 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from naive import plan
 from runtime_cases import mlp
+from samples import on, step
 
 from autopar.errors import RunError
+from autopar.lower import lower
+from autopar.machine import Device, Link, Machine
 from autopar.programs import Copy
-from autopar.runtime import accelerator, memory
+from autopar.runtime import Executor, accelerator, memory
 from autopar.runtime.assembly import Assembly
 
 
@@ -182,3 +187,44 @@ def test_a_failure_waits_for_every_stream(notes):
     )
     assert torch.equal(executor([x])[0], eager(x))
     executor.close()
+
+
+@torch.no_grad()
+def test_copies_that_a_call_kept_are_waited_for_on_every_callers_stream(notes):
+    """The next call may come from another thread, whose stream knows nothing of the one that brought them."""
+    names = ("cpu", "cuda:0", "cuda:1")
+    devices = tuple(Device(name, name.split(":")[0]) for name in names)
+    links = tuple(Link(a, b, 1e-6, 1e9, None) for a in names for b in names if a != b)
+    where = {task: place.replace("emulated", "cuda") for task, place in on("cpu").items()}
+    each = plan(step(), Machine(devices, links), where)
+    state, inputs = {"w": torch.randn(4, 4)}, torch.randn(4, 4)
+    captured = SimpleNamespace(graph=step(), state={"w": (state, "w")}, calls={}, home=torch.device("cpu"))
+    executor = Executor(captured, each, lower(each))
+    executor([inputs])
+    kept = {event for name, what, event in notes.log if (name, what) == ("caller", "record")}
+    w, results = state["w"].clone(), []
+
+    def elsewhere() -> None:
+        with torch.no_grad():
+            for device in map(torch.device, names[1:]):
+                notes.set_stream(notes.Stream("other caller", device))
+            results.append(executor([inputs])[0])
+
+    caller = threading.Thread(target=elsewhere)
+    caller.start()
+    caller.join()
+    waits = {event for name, what, event in notes.log if (name, what) == ("other caller", "wait")}
+    assert len(waits & kept) == 2, "one for each device"
+    assert torch.equal(results[0], torch.sin(inputs @ w) + torch.tanh(inputs @ w))
+    executor.close()
+
+
+def test_the_allocator_hears_of_every_stream_that_may_read_a_copy_given_up(notes):
+    device, told = torch.device("cuda:0"), []
+    pool = memory.Replicas()
+    copy = pool.copy(pool.master("w", {"w": torch.zeros(2)}, "w"), "cuda:0", device)
+    pool.enter([device])
+    copy.tensor = SimpleNamespace(device=device, record_stream=told.append)
+    tensors, _ = pool.fill([copy], [copy.master], [copy], [])
+    assert [stream.name for stream in told] == ["caller"]
+    assert torch.equal(tensors[0], torch.zeros(2))

@@ -122,7 +122,7 @@ class Replicas:
         """Whether `copies`, all of `masters`, are up to date; nothing is copied."""
         with self._lock:
             self._look(masters)
-            return all([copy.stamp == copy.master.stamp for copy in copies])
+            return all(copy.stamp == copy.master.stamp for copy in copies)
 
     def keep(
         self,
