@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from twins import Make, Twins, batches, eager, net, nothing
+from twins import CPU, Make, Twins, batches, eager, net, nothing
 
 from autopar.errors import PlanError, RunError
 from autopar.lower import lower
 from autopar.optimizers import obstacle, trained, updated
 from autopar.placement import place
 from autopar.roofline import cost
+from autopar.runtime import bind
 
 
 def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,
@@ -184,6 +185,19 @@ def test_the_total_norm_is_what_torch_clips_by():
     twins.twin(*twins.batch).backward()
     assert torch.equal(values["total_norm"], nn.utils.clip_grad_norm_(twins.twin.parameters(), 0.01))
     assert values["clip_coefficient"] < 1
+
+
+def test_autocast_around_the_call_does_not_reach_the_step():
+    twins = Twins(lambda model: Adam(model.parameters()), torch.bfloat16)
+    stepping = twins.stepping(0.1)
+    captured, values = stepping.captured, stepping.executed(twins.batch, 10**6)
+    for task in captured.graph.tasks:
+        if task.phase == "update":
+            args = [bind.argument(item, values.__getitem__, CPU) for item in task.args]
+            with torch.autocast("cpu", torch.float16):
+                made = captured.calls[task.target](*args)
+            for name, tensor in zip(task.outputs, made if task.unpack else (made,)):
+                assert tensor.dtype == values[name].dtype and torch.equal(tensor, values[name]), task.where
 
 
 def test_without_clipping_an_update_waits_for_its_own_gradient_alone():
