@@ -103,26 +103,28 @@ def test_attention(variant):
     compare(model, tuple(tensors), "scaled_dot_product_attention")
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+DEEP = {"num_layers": 2, "bidirectional": True}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options", "name"),
     [
-        {},
-        {"num_layers": 2, "bidirectional": True},
-        {"batch_first": True},
-        {"bias": False},
-        {"proj_size": 3},
-        {"nonlinearity": "relu"},
-        {"dtype": torch.float32},
+        (nn.LSTM, {}, "lstm"),
+        (nn.LSTM, DEEP, "lstm"),
+        (nn.LSTM, {"proj_size": 3, "batch_first": True}, "lstm"),
+        (nn.LSTM, {"dtype": torch.float32}, "lstm"),
+        (nn.LSTM, {"bias": False}, "lstm"),
+        (nn.GRU, DEEP, "gru"),
+        (nn.GRU, {"batch_first": True, "bias": False}, "gru"),
+        (nn.GRU, {"dtype": torch.float32}, "gru"),
+        (nn.RNN, {"bias": False}, "rnn_tanh"),
+        (nn.RNN, {"nonlinearity": "relu", "batch_first": True, **DEEP}, "rnn_relu"),
     ],
     ids=str,
 )
-def test_recurrent(kind, options):
-    if ("proj_size" in options and kind is not nn.LSTM) or ("nonlinearity" in options and kind is not nn.RNN):
-        pytest.skip("no such option")
+def test_recurrent(kind, options, name):
     options = {"dtype": torch.float64} | options
     layer = kind(5, 6, **options)
-    name = {nn.LSTM: "lstm", nn.GRU: "gru"}.get(kind, f"rnn_{options.get('nonlinearity', 'tanh')}")
     compare(Called(lambda layer, x: layer(x)[0], layer), (rn(4, 3, 5, dtype=options["dtype"]),), name)
 
 
