@@ -200,6 +200,28 @@ def test_autocast_around_the_call_does_not_reach_the_step():
                 assert tensor.dtype == values[name].dtype and torch.equal(tensor, values[name]), task.where
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: SGD(model.parameters(), 0.1, 0.9, nesterov=True, foreach=True),
+        lambda model: SGD(model.parameters(), 0.1, 0.9, fused=True, maximize=True),
+        lambda model: AdamW(model.parameters(), fused=True, amsgrad=True),
+        lambda model: Adam(model.parameters(), foreach=True, weight_decay=0.1),
+    ],
+)
+def test_no_task_changes_what_it_reads(make, clip_norm):
+    twins = Twins(make)
+    stepping = twins.stepping(clip_norm)
+    captured, values = stepping.captured, stepping.executed(twins.batch, 10**6)
+    for task in captured.graph.tasks:
+        if task.phase == "update":
+            read = {name: values[name].clone() for name in task.inputs}
+            captured.calls[task.target](*(bind.argument(item, values.__getitem__, CPU) for item in task.args))
+            for name, before in read.items():
+                assert torch.equal(values[name], before), f"{task.where} changes {name}"
+
+
 def test_without_clipping_an_update_waits_for_its_own_gradient_alone():
     twins = Twins(lambda model: SGD(model.parameters(), 0.1))
     graph, gradients = twins.stepping().captured.graph, dict(twins.base.gradients)
