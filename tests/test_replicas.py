@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from naive import machine, plan, value
 from samples import R, graph, on, op, step
 
@@ -266,6 +268,49 @@ def test_measured_peaks_are_below_what_was_proved() -> None:
             # Torch may round a storage up; what emulates a device here is the CPU, which does not.
             assert all(memory.peak <= caps[memory.device] for memory in timeline.memory)
         run.close()
+
+
+CHANGES = {
+    "write": lambda state, key: state[key].add_(1),
+    "replace": lambda state, key: state.update({key: state[key] + 1}),
+    "move": lambda state, key: setattr(state[key], "data", state[key] + 1),
+    "cast": lambda state, key: state.update({key: state[key].to(torch.float64) + 1}),
+    "turn": lambda state, key: state.update({key: state[key].t() * 2}),
+    "nothing": lambda state, key: None,
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@torch.no_grad()
+def test_whatever_happens_to_state_its_copies_are_right_and_none_is_made_twice(data) -> None:
+    state = {f"w{i}": torch.randn(2 + i, 3) for i in range(3)}
+    pool = Replicas()
+    copies = {
+        (key, device): pool.copy(pool.master(key, state, key), device, CPU)
+        for key in state
+        for device in (FIRST, SECOND)
+    }
+    masters = list(dict.fromkeys(copy.master for copy in copies.values()))
+    for _ in range(data.draw(st.integers(1, 8))):
+        key = data.draw(st.sampled_from(sorted(state)))
+        CHANGES[data.draw(st.sampled_from(sorted(CHANGES)))](state, key)
+        wanted = data.draw(st.lists(st.sampled_from(sorted(copies)), unique=True))
+        before, fresh = pool.transfers, pool.current(masters, [copies[at] for at in wanted])
+        tensors, _ = pool.fill([copies[at] for at in wanted], masters, [copies[at] for at in wanted], [])
+        assert (pool.transfers == before) == fresh
+        for (name, _), tensor in zip(wanted, tensors, strict=True):
+            master = state[name]
+            assert torch.equal(tensor, master) and tensor.dtype == master.dtype
+            assert tensor.stride() == master.stride() and tensor.data_ptr() != master.data_ptr()
+        # A call that updates one: the new value at home, and kept on one device.
+        if data.draw(st.booleans()):
+            new = state[key] * 3
+            state[key].copy_(new)
+            pool.keep([], [(copies[key, FIRST], new)])
+            assert pool.current(masters, [copies[key, FIRST]])
+            assert not pool.current(masters, [copies[key, SECOND]])
+        assert pool.verify() == []
 
 
 @torch.no_grad()

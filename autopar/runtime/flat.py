@@ -11,7 +11,7 @@ LARGEST = 64 << 20
 """Bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
 STAGED = 2
 """Flat buffers under way at once."""
-ALIGNED = 256
+ALIGNED = 64
 """Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
 WIDTH = 1024
 """Length of the rows that `checksum` adds up."""
