@@ -15,6 +15,7 @@ from .capture.functions import Function
 from .capture.signature import take_apart
 from .errors import CaptureError
 from .graph import Graph
+from .rename import renamed
 
 LOSS = "loss.tangent"
 """Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""
@@ -156,14 +157,25 @@ def _needed(graph: Graph, outputs: tuple[str, ...]) -> Graph:
 
 
 def own_paths(captured: Captured) -> Captured:
-    """The graph with paths as they are in the model, not in the Module around it."""
+    """The graph with paths and names as they are in the model, not in the Module around it."""
     graph = captured.graph
+    names = {value.name: own_path(value.name) for value in graph.values if value.name.startswith("model.")}
+    graph = renamed(graph, {old: new for old, new in names.items() if new})
+    now = dict(zip((value.name for value in captured.graph.values), (value.name for value in graph.values)))
     values = tuple(
-        replace(value, path=_own(value.path)) if value.kind == "state" else value for value in graph.values
+        replace(value, path=own_path(value.path)) if value.kind == "state" else value for value in graph.values
     )
-    tasks = tuple(replace(task, module=_own(task.module)) for task in graph.tasks)
-    return replace(captured, graph=replace(graph, values=values, tasks=tasks))
+    tasks = tuple(replace(task, module=own_path(task.module)) for task in graph.tasks)
+    return replace(
+        captured,
+        graph=replace(graph, values=values, tasks=tasks),
+        state={now[name]: slot for name, slot in captured.state.items()},
+        gradients=tuple((now[target], now[made]) for target, made in captured.gradients),
+        tangents=tuple((now[name], index) for name, index in captured.tangents),
+        same=tuple((index, now[name]) for index, name in captured.same),
+    )
 
 
-def _own(path: str) -> str:
+def own_path(path: str) -> str:
+    """A path in the model, from that in the Module around it."""
     return "" if path == "model" else path.removeprefix("model.")

@@ -16,7 +16,7 @@ from .capture.joint import joint
 from .checking import unwanted
 from .errors import DifferenceError, MemoryCapError
 from .gradcheck import Eager
-from .losses import Loss, own_paths, resident_tangent, trained
+from .losses import Loss, own_path, own_paths, resident_tangent, trained
 from .machine import Machine
 from .options import Options
 from .runtime.memory import Replicas
@@ -117,7 +117,7 @@ class Signature:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
             try:
-                eager.judge(outputs, [made.get(target) for target, _ in self.raw.gradients])
+                eager.judge(outputs, [made.get(own_path(target)) for target, _ in self.raw.gradients])
             except DifferenceError:
                 with eager.restored():
                     raise

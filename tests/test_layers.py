@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
 LAYERS = [
     ["errors", "tables"],
     ["graph", "buses"],
-    ["saving", "flow"],
+    ["saving", "flow", "stretches"],
     ["machine", "chips", "declared", "pins"],
-    ["cost", "split", "sums", "phases", "views", "buckets", "recompute", "reassociate"],
-    ["fuse", "plans", "timeline", "problem", "sequence"],
+    ["cost", "split", "sums", "phases", "views", "rename", "buckets", "recompute", "reassociate"],
+    ["fuse", "sharing", "plans", "timeline", "problem", "sequence"],
     ["roofline", "programs", "clocks", "check", "demands", "footprint", "ledger", "simulate", "liveness"],
     ["placement", "lower", "emulation", "options"],
     ["planning", "cache", "progress", "probe", "equal", "composites", "capture"],

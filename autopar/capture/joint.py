@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
+from ..rename import renamed
 from ..views import folded, own
 from .captured import Captured
 from .convert import Conversion, live
@@ -65,11 +66,23 @@ def joint(
                 raise
             raise Untraceable(explain(name, error)) from error
     graph, names = folded(captured.graph)
-    graph = own(graph)
+    gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
+    # A gradient that is also an answer, or a saved number, keeps the name it was made under.
+    called = {
+        name: f"{graph.value[target].path}.grad"
+        for target, name in gradients
+        if graph.value[name].kind == "made" and not graph.readers[name]
+    }
+    graph = renamed(own(graph), called)
     return dataclasses.replace(
         captured,
         graph=graph,
-        gradients=tuple((target, names.get(name, name)) for target, name in captured.gradients),
+        gradients=tuple(
+            zip(
+                (target for target, _ in gradients),
+                graph.outputs[len(captured.graph.outputs) - len(gradients) :],
+            )
+        ),
         notes=tuple(dict.fromkeys((*captured.notes, *notes))),
     )
 
