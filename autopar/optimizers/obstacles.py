@@ -97,5 +97,5 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
             return f"torch's fused SGD with momentum is not reproducible in {tensor.dtype} on a CPU ({path})"
         for entry in (*wanted, "step") if "betas" in group else wanted:
             if not isinstance(held.get(entry), torch.Tensor):
-                return f"the optimizer has no {entry} of {path} yet; its first step makes it"
+                return f"the optimizer has no {entry} of {path} yet"
     return ""
