@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,9 @@ from .runtime.interpret import widen
 log = logging.getLogger("autopar")
 
 FLOOR = 1e-3
-"""A gradient's error is judged against its own largest entry, or this share of the largest of all gradients: one
-that is zero in exact arithmetic (a bias in front of a BatchNorm) is nothing but rounding."""
+"""The error of a gradient, or of a buffer's new value, is judged against its own largest entry, or this share of the
+largest of all: one that is zero in exact arithmetic (the gradient of a bias in front of a BatchNorm, the mean of what
+comes from one) is nothing but rounding."""
 
 
 class Eager:
@@ -122,14 +123,11 @@ class Eager:
                     'Pass check="never" to run anyway, or report the model with this message'
                 )
         live = self.live()
-        largest = max(
-            (float(g.abs().max()) for g in self.gradients.values() if g is not None and g.numel()),
-            default=0.0,
-        )
+        largest, kept = _largest(self.gradients.values()), _largest(self.updates.values())
         pairs: list[tuple[str, Any, Any, float]] = [
             (f"output {index}", a, b, 0.0) for index, (a, b) in enumerate(zip(outputs, self.outputs))
         ]
-        pairs += [(graph.value[name].path, live[name], b, 0.0) for name, b in self.updates.items()]
+        pairs += [(graph.value[name].path, live[name], b, FLOOR * kept) for name, b in self.updates.items()]
         pairs += [
             (f"the gradient of {path}", found.get(path), b, FLOOR * largest)
             for path, b in self.gradients.items()
@@ -180,6 +178,17 @@ def _apart(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
+def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest entry of all floating tensors."""
+    return max((_scale(t) for t in tensors if t is not None and t.is_floating_point()), default=0.0)
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    """The largest finite entry."""
+    entries = tensor.detach().abs()
+    return float(entries.nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
+
+
 def _loosest(graph: Graph) -> float:
     """The error that the least precise dtype of a graph allows: autocast's gradients are float32, but no finer."""
     dtypes = {getattr(torch, value.dtype, None) for value in graph.values}
@@ -196,7 +205,7 @@ def _error(found: Any, reference: torch.Tensor, floor: float) -> float:
     plain = error(found, reference)
     if not floor or plain == 0 or plain == float("inf") or reference.numel() == 0:
         return plain
-    scale = float(reference.detach().abs().max())
+    scale = _scale(reference)
     return plain * scale / max(scale, floor) if scale else float((found - reference).abs().max()) / floor
 
 
