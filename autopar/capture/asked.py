@@ -19,8 +19,12 @@ from .signature import Arguments
 
 torch.library.define("autopar::function", "(str key, Tensor[] given) -> Tensor[]")
 torch.library.define("autopar::hook", "(str key, Tensor x) -> ()")
+torch.library.define("autopar::gradient", "(str key, Tensor[] given) -> Tensor[]")
+torch.library.define("autopar::require", "(str key, Tensor x) -> ()")
 FUNCTION = has_side_effect(torch.ops.autopar.function.default)
 HOOK = has_side_effect(torch.ops.autopar.hook.default)
+GRADIENT = torch.ops.autopar.gradient.default
+REQUIRE = has_side_effect(torch.ops.autopar.require.default)
 
 
 @dataclass
@@ -73,21 +77,58 @@ class Hooked:
         return changed
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """One `torch.autograd.grad` of so many `outputs` with respect to so many `inputs`.
+
+    `seeds` says of each output whether its gradient is given. `create` is `create_graph`.
+    """
+
+    outputs: int
+    inputs: int
+    seeds: tuple[bool, ...]
+    create: bool
+    where: str
+
+    def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients, from outputs, inputs and given gradients in one list."""
+        outputs, inputs = tensors[: self.outputs], tensors[self.outputs : self.outputs + self.inputs]
+        rest = iter(tensors[self.outputs + self.inputs :])
+        seeds = [next(rest) if given else None for given in self.seeds]
+        found = torch.autograd.grad(
+            outputs, inputs, seeds, retain_graph=True, create_graph=self.create, allow_unused=True
+        )
+        if any(item is None for item in found):
+            raise CaptureError(
+                f"forward differentiates{self.where} with respect to a tensor that is not used, which is not captured; "
+                "leave that tensor out"
+            )
+        return list(found)
+
+
 @dataclass
 class Asked:
     """What one call asked of autograd, by the keys in its record."""
 
     functions: dict[str, Applied] = field(default_factory=dict)
     hooks: dict[str, Hooked] = field(default_factory=dict)
+    gradients: dict[str, Gradient] = field(default_factory=dict)
 
     def again(self, target: Any, key: str, given: Any) -> Any:
         """Do what a node of the record stands for."""
         if target is FUNCTION:
             return self.functions[key].run(given)
+        if target is GRADIENT:
+            return self.gradients[key].run(given)
+        if target is REQUIRE:
+            given.requires_grad_(key == "True")
+            return None
         given.register_hook(self.hooks[key].run)
         return None
 
 
+ASKED = (FUNCTION, HOOK, GRADIENT, REQUIRE)
+"""The operators that stand for what was asked."""
 RECORDING: list[Asked] = []
 """The call that is recorded now; captures take turns."""
 
@@ -98,6 +139,13 @@ def _function(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.empty_like(tensor) for tensor in RECORDING[-1].functions[key].run(given)]
 
 
+@torch.library.register_fake("autopar::gradient")
+def _gradient(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    gradient = RECORDING[-1].gradients[key]
+    return [torch.empty_like(t) for t in given[gradient.outputs : gradient.outputs + gradient.inputs]]
+
+
+@torch.library.register_fake("autopar::require")
 @torch.library.register_fake("autopar::hook")
 def _hook(key: str, x: torch.Tensor) -> None:
     return None

@@ -19,6 +19,7 @@ from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
 from ..rename import renamed
 from ..views import folded, own
+from .around import refuse_kept, refuse_levels, refuse_module_hooks
 from .captured import Captured
 from .convert import Conversion, live
 from .differentiate import Joint, differentiate
@@ -29,7 +30,7 @@ from .private import quiet
 from .probe import probe, refuse_counters
 from .refusals import Untraceable, explain
 from .routes import taken
-from .watch import refuse_kept, refuse_levels, refuse_module_hooks, watched
+from .watch import watched
 
 _aten = torch.ops.aten
 
@@ -57,14 +58,8 @@ def joint(
     notes: list[str] = []
     with taken(function, args, kwargs or {}, notes) as (call, name, paths):
         refuse_module_hooks(call.model, name)
-        try:
-            captured = assemble(trace(call, paths), call, name, paths)
-            refuse_counters(call, name)
-        except Exception as error:
-            probe(call, name)
-            if isinstance(error, CaptureError):
-                raise
-            raise Untraceable(explain(name, error)) from error
+        with refuse_kept(call.model):
+            captured = _captured(call, name, paths)
     graph, names = folded(captured.graph)
     gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
     # A gradient that is also an answer, or a saved number, keeps the name it was made under.
@@ -87,6 +82,20 @@ def joint(
     )
 
 
+def _captured(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
+    try:
+        captured = assemble(trace(call, paths), call, name, paths)
+        refuse_counters(call, name)
+    except Exception as error:
+        if isinstance(error, CaptureError) and not isinstance(error, Untraceable):
+            raise
+        probe(call, name)
+        if isinstance(error, CaptureError):
+            raise
+        raise Untraceable(explain(name, error)) from error
+    return captured
+
+
 class Recorded(NamedTuple):
     """A call recorded and differentiated. For each output of the call `places` has its index among those of the
     record, None for a tensor of the caller's own.
@@ -101,7 +110,7 @@ class Recorded(NamedTuple):
 def trace(call: Call, paths: tuple[str, ...]) -> Recorded:
     """Record a call, then differentiate the record."""
     with quiet():
-        with watched() as asked, refuse_kept(call.model):
+        with watched() as asked:
             program = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
         returned = call.returned
         places = _results(program, returned)

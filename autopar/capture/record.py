@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .asked import FUNCTION, HOOK, Asked
+from .asked import ASKED, Asked
 from .private import pytree
 
 _aten = torch.ops.aten
@@ -75,7 +75,7 @@ class _Run(fx.Interpreter):
             if outermost:
                 self.casts.kept.clear()
             return made
-        if target is FUNCTION or target is HOOK:
+        if target in ASKED:
             return self.asked.again(target, *args)
         if getattr(target, "overloadpacket", None) in _LOWERED and self.casts.weights:
             args = pytree.tree_map(self.casts.cast, args)

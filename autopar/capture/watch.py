@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.modules import module as modules
+from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
-from .asked import FUNCTION, HOOK, RECORDING, Applied, Asked, Hooked
+from .asked import FUNCTION, GRADIENT, HOOK, RECORDING, REQUIRE, Applied, Asked, Gradient, Hooked
 from .functions import reachable
 from .holders import Holders
 from .locations import caller, foreign
@@ -22,59 +21,6 @@ from .private import FakeTensor, FunctionalTensor, SingleLevelFunction, apply_fu
 from .signature import take_apart
 
 _OWN_BEHALF = ("torch/_functorch/", "torch/_higher_order_ops/", "torch/_dynamo/")
-
-
-def refuse_levels() -> None:
-    """CaptureError inside torch.func, vmap or forward-mode differentiation, of which a graph would know nothing."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        inside = "torch.func (grad, vmap, jvp, ...)"
-    elif torch.autograd.forward_ad._current_level >= 0:
-        inside = "torch.autograd.forward_ad.dual_level"
-    else:
-        return
-    raise CaptureError(
-        f"a call inside {inside} cannot be captured for training; call the plain model there, `fast.module`"
-    )
-
-
-def refuse_module_hooks(model: nn.Module, name: str) -> None:
-    """CaptureError for full backward hooks, which no trace keeps."""
-    if modules._global_backward_hooks or modules._global_backward_pre_hooks:
-        raise CaptureError(
-            "a backward hook of all modules (register_module_full_backward_hook) would not be called; remove it"
-        )
-    for path, module in model.named_modules():
-        hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
-        if hooks:
-            called = getattr(hooks[0], "__qualname__", type(hooks[0]).__qualname__)
-            raise CaptureError(
-                f"the backward hook {called} of {path or name} would not be called; remove it (`handle.remove()`), "
-                "or register a hook on the module's parameters, which are kept"
-            )
-
-
-@contextlib.contextmanager
-def refuse_kept(model: nn.Module) -> Iterator[None]:
-    """CaptureError when a forward hook of a module has kept a tensor, a stand-in that nothing can use."""
-    found = [
-        (path, hook)
-        for path, module in model.named_modules()
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    ]
-    holders = [(path, hook, Holders([hook])) for path, hook in found]
-    kept: list[tuple[str, Any, str]] = []
-    try:
-        yield
-    finally:
-        for path, hook, holder in reversed(holders):
-            kept += [(path, hook, name) for name in holder.put_back()]
-    if kept:
-        path, hook, name = kept[-1]
-        raise CaptureError(
-            f"the forward hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of {path or 'the model'} "
-            f"keeps a tensor in {name}, which a captured call would not; return the tensor from forward, or remove "
-            "the hook (`handle.remove()`)"
-        )
 
 
 @contextlib.contextmanager
@@ -85,6 +31,7 @@ def watched() -> Iterator[Asked]:
     """
     asked, mine = Asked(), threading.get_ident()
     register, engine = torch.Tensor.register_hook, torch.autograd._engine_run_backward
+    requires = torch.Tensor.requires_grad_
     depth = 0
 
     def apply(cls: Any, *args: Any) -> Any:
@@ -92,6 +39,8 @@ def watched() -> Iterator[Asked]:
         if depth or threading.get_ident() != mine or cls.__module__.startswith("torch._"):
             return apply_function(cls, *args)
         if cls.__module__ == "torch.utils.checkpoint":
+            if cls is not CheckpointFunction:
+                return apply_function(cls, *args)
             raise CaptureError(
                 f"checkpoint{caller()} runs forward without gradient, which cannot be traced; give it "
                 "use_reentrant=False"
@@ -124,16 +73,29 @@ def watched() -> Iterator[Asked]:
         HOOK(key, tensor)
         return _Handle(where)
 
-    def backward(outputs: Any, grads: Any, retain: bool, create: bool, *args: Any, **kwargs: Any) -> Any:
-        made = engine(outputs, grads, retain, create, *args, **kwargs)
+    def backward(
+        outputs: Any, grads: Any, retain: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if threading.get_ident() != mine or _of_torch():
-            return made
+            return engine(outputs, grads, retain, create, inputs, *args, **kwargs)
         if kwargs.get("accumulate_grad"):
             raise CaptureError(
                 f"forward calls backward{caller()}, which adds to .grad at each call; use torch.autograd.grad there"
             )
-        # Without create_graph a gradient is a constant, but what computed it would be recorded.
-        return made if create else tuple(item if item is None else item.detach() for item in made)
+        key = f"gradient.{len(asked.gradients)}"
+        asked.gradients[key] = Gradient(
+            len(outputs), len(inputs), tuple(grad is not None for grad in grads), create, caller()
+        )
+        return tuple(GRADIENT(key, [*outputs, *inputs, *(grad for grad in grads if grad is not None)]))
+
+    def require(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        if (
+            threading.get_ident() == mine
+            and _stands_in(tensor)
+            and foreign(sys._getframe(1).f_code.co_filename)
+        ):
+            REQUIRE(str(requires_grad), tensor)
+        return requires(tensor, requires_grad)
 
     def refused(owner: Any, key: str, what: str, change: str) -> Callable[..., Any]:
         plain = getattr(owner, key)
@@ -155,6 +117,7 @@ def watched() -> Iterator[Asked]:
         (torch.Tensor, "grad_fn", property(grad_fn)),
         (SingleLevelFunction, "apply", classmethod(apply)),
         (torch.Tensor, "register_hook", register_hook),
+        (torch.Tensor, "requires_grad_", require),
         (torch.autograd, "_engine_run_backward", backward),
         *(
             (owner, key, refused(owner, key, what, change))

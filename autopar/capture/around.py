@@ -1,0 +1,67 @@
+"""What surrounds a call and no graph keeps: levels of torch.func, hooks of modules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+
+from ..errors import CaptureError
+from .holders import Holders
+
+
+def refuse_levels() -> None:
+    """CaptureError inside torch.func, vmap or forward-mode differentiation, of which a graph would know nothing."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        inside = "torch.func (grad, vmap, jvp, ...)"
+    elif torch.autograd.forward_ad._current_level >= 0:
+        inside = "torch.autograd.forward_ad.dual_level"
+    else:
+        return
+    raise CaptureError(
+        f"a call inside {inside} cannot be captured for training; call the plain model there, `fast.module`"
+    )
+
+
+def refuse_module_hooks(model: nn.Module, name: str) -> None:
+    """CaptureError for full backward hooks, which no trace keeps."""
+    if modules._global_backward_hooks or modules._global_backward_pre_hooks:
+        raise CaptureError(
+            "a backward hook of all modules (register_module_full_backward_hook) would not be called; remove it"
+        )
+    for path, module in model.named_modules():
+        hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+        if hooks:
+            called = getattr(hooks[0], "__qualname__", type(hooks[0]).__qualname__)
+            raise CaptureError(
+                f"the backward hook {called} of {path or name} would not be called; remove it (`handle.remove()`), "
+                "or register a hook on the module's parameters, which are kept"
+            )
+
+
+@contextlib.contextmanager
+def refuse_kept(model: nn.Module) -> Iterator[None]:
+    """CaptureError when a forward hook of a module has kept a tensor, a stand-in that nothing can use."""
+    found = [
+        (path, hook)
+        for path, module in model.named_modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    ]
+    holders = [(path, hook, Holders([hook])) for path, hook in found]
+    kept: list[tuple[str, Any, str]] = []
+    try:
+        yield
+    finally:
+        for path, hook, holder in reversed(holders):
+            kept += [(path, hook, name) for name in holder.put_back()]
+    if kept:
+        path, hook, name = kept[-1]
+        raise CaptureError(
+            f"the forward hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of {path or 'the model'} "
+            f"keeps a tensor in {name}, which a captured call would not; return the tensor from forward, or remove "
+            "the hook (`handle.remove()`)"
+        )

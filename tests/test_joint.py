@@ -1,0 +1,197 @@
+"""Forward and backward as one graph: the numbers of eager, and a graph that no device owns."""
+
+import importlib
+import re
+
+import pytest
+import torch
+from capture_models import Does, x
+from joint_models import MODELS, agrees, mlp, shared, tied, transformer, views
+from torch import nn
+from zoo.entry import library
+
+from autopar.capture import capture
+from autopar.capture.joint import joint
+from autopar.errors import CaptureError
+from autopar.graph import SUM
+
+KERNELS = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
+
+
+def built(make):
+    torch.manual_seed(3)
+    return make()
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_gradients_are_eagers(make):
+    neutral_and_in_two_phases(agrees(*built(make)))
+
+
+def neutral_and_in_two_phases(captured):
+    """No kernel of one device, and a task is of the forward just when the caller gets what it makes."""
+    graph = captured.graph
+    assert not [task.target for task in graph.tasks if KERNELS.search(task.target)]
+    needed = {made for made, _ in graph.updates} | {*graph.outputs[: len(captured.grads)]}
+    for task in reversed(graph.tasks):
+        if not needed.isdisjoint(task.outputs):
+            needed.update(task.inputs)
+            assert task.phase == "forward", f"{task.where} makes what the caller gets"
+        elif not task.random:
+            assert task.phase == "backward", f"{task.where} makes nothing that the caller gets"
+
+
+def transformers_model(name):
+    library("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    text = {"vocab_size": 50, **small}
+    heads = {"num_key_value_heads": 1}
+    models = {
+        "bert": ("BertForMaskedLM", "BertConfig", text),
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2,
+                                                   "bos_token_id": 0, "eos_token_id": 0}),
+        "llama": ("LlamaForCausalLM", "LlamaConfig", {**text, **heads}),
+    }  # fmt: skip
+    kind, config, settings = models[name]
+    found = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    model = getattr(found, kind)(getattr(found, config)(**settings)).train()
+    ids = torch.randint(1, 50, (2, 7))
+    keep = {} if name == "bert" else {"use_cache": False}
+    return model, (), {"input_ids": ids, "labels": ids, **keep}
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_transformers(name):
+    captured = agrees(*transformers_model(name))
+    neutral_and_in_two_phases(captured)
+    backward = [task for task in captured.graph.tasks if task.phase == "backward"]
+    assert sum(".py:" in task.source for task in backward) >= 0.95 * len(backward)
+    assert sum(task.module != "" for task in backward) >= 0.75 * len(backward)
+
+
+@pytest.mark.parametrize("make", [mlp, shared, tied], ids=lambda make: make.__name__)
+def test_autocast_around_the_call(make):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        captured = agrees(*built(make), limit=2e-2)
+    assert any(value.dtype == "bfloat16" for value in captured.graph.values)
+
+
+def test_autocast_casts_a_shared_weight_once():
+    linear = nn.Linear(4, 4)
+
+    def body(m, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return linear(linear(x)).float(), linear(x)
+
+    model = Does(body, linear=linear)
+    graph = agrees(model, (x(),)).graph
+    casts = [task for task in graph.tasks if task.target == "aten._to_copy.default"]
+    assert sum("linear.weight" in task.inputs for task in casts) == 1
+
+
+def test_bf16_gradients_meet_before_they_are_cast():
+    function, args, kwargs = built(shared)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        agrees(function, args, kwargs, limit=0.0)
+
+
+def test_a_tied_weight_has_one_gradient():
+    captured = joint(*built(tied))
+    assert [name for name, _ in captured.gradients] == ["table.weight"]
+    assert set(captured.state) == {"table.weight"}
+
+
+def test_outputs_of_the_caller_have_no_tangent():
+    function, args, kwargs = built(views)
+    captured = joint(function, args, kwargs)
+    tangents = {index for _, index in captured.tangents}
+    assert dict(captured.same) == {5: "x", 7: "linear.weight"} or 5 in dict(captured.same)
+    assert tangents == {0, 1, 2, 8}
+    assert captured.graph.outputs[0] == captured.graph.outputs[4]
+    differentiable = [captured.graph.outputs[index] for index in sorted(tangents)]
+    assert len(set(differentiable)) == len(differentiable)
+
+
+def test_names_of_tangents_and_gradients():
+    function, args, kwargs = built(mlp)
+    captured = joint(function, args, kwargs)
+    graph = captured.graph
+    (tangent,) = captured.tangents
+    assert graph.inputs == (*capture(function, args, kwargs).graph.inputs, tangent[0])
+    assert graph.value[tangent[0]].shape == ()
+    for name, gradient in captured.gradients:
+        assert graph.value[name].shape == graph.value[gradient].shape
+    assert captured.rebuild([torch.ones(())]).item() == 1
+    assert len(captured.flatten(args, kwargs)) == 2
+
+
+def test_backward_tasks_know_where_they_come_from():
+    function, args, kwargs = built(mlp)
+    graph = joint(function, args, kwargs).graph
+    modules = {task.module for task in graph.tasks if task.phase == "backward"}
+    assert {"m.0", "m.1", "m.2", "m.3"} <= modules
+    assert all(task.origin == "" for task in graph.tasks)
+    losses = [task for task in graph.tasks if "nll_loss" in task.target]
+    assert len(losses) == 2 and len({task.source for task in losses}) == 1
+
+
+def test_regions_keep_their_places():
+    linear = nn.Linear(4, 4)
+
+    def body(m, x):
+        with torch.no_grad():
+            y = m.linear(x)
+        return y * m.linear(x)
+
+    graph = joint(Does(body, linear=linear), (x(),)).graph
+    readers = [task for task in graph.tasks if task.phase == "forward" and "linear.bias" in task.inputs]
+    assert [task.module for task in readers] == ["linear", "linear"]
+
+
+def test_masks_are_drawn_in_order():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5))
+    graph = agrees(model, (torch.randn(64, 4),)).graph
+    first, second = [task for task in graph.tasks if task.random]
+    assert second.after == (first.name,)
+    assert all(task.phase == "forward" for task in (first, second))
+
+
+def test_statistics_are_updates_and_not_read_again():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    graph = agrees(model, (x(),)).graph
+    assert {to for _, to in graph.updates} == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    (backward,) = [task for task in graph.tasks if task.target == "aten.native_batch_norm_backward.default"]
+    assert backward.args[3] is None and backward.args[4] is None
+    assert {made for made, _ in graph.updates}.isdisjoint(backward.inputs)
+
+
+def test_no_view_of_strides_and_no_detach():
+    for make in (transformer, mlp):
+        targets = {task.target for task in joint(*built(make)).graph.tasks}
+        assert targets.isdisjoint(
+            {"aten.view.default", "aten._unsafe_view.default", "aten.detach.default", SUM}
+        )
+
+
+def test_nothing_to_differentiate():
+    captured = joint(lambda x: x * 2, (x(),))
+    assert captured.tangents == () and captured.gradients == () and captured.grads == (False,)
+    assert all(task.phase == "forward" for task in captured.graph.tasks)
+
+
+def test_grad_mode_off():
+    with torch.no_grad(), pytest.raises(CaptureError, match="grad mode"):
+        joint(nn.Linear(2, 2), (torch.randn(2, 2),))
+
+
+def test_the_model_is_left_as_it_was():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    argument = x().requires_grad_()
+    state = torch.get_rng_state()
+    joint(model, (argument,))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert argument.grad is None and all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
