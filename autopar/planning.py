@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ from .graph import SUM, Graph
 from .machine import Machine
 from .placement import Policy, place
 from .plans import Candidate, Plan
+from .sharing import fitting
 from .split import allot, batch_of, even, shares, split
 from .sums import summed
 from .tables import percent, seconds
@@ -105,6 +107,11 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         plans.append(chosen)
         ran.append(Candidate(chosen.policy, cut.split, chosen.makespan))
         log.info("planned %s: %s", cut.split, seconds(chosen.makespan))
+    if refusal and wanted == "auto" and policy == "auto":
+        for chosen in _by_room(graph, price, batch_norm, costed, dict(whole.singles) if whole else {}):
+            plans.append(chosen)
+            ran.append(Candidate(chosen.policy, chosen.costed.graph.split, chosen.makespan, "shares by room"))
+            log.info("planned %s, shares by room: %s", chosen.costed.graph.split, seconds(chosen.makespan))
     if not plans:
         raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
     best = min(plans, key=lambda plan: plan.makespan)
@@ -117,6 +124,49 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
             ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
             best = passed_over(best, beaten)
     return replace(best, singles=whole.singles if whole else best.singles, candidates=tuple(ran))
+
+
+def _by_room(
+    graph: Graph, price: Price, batch_norm: str, costed: CostedGraph, singles: Mapping[str, float | None]
+) -> Iterator[Plan]:
+    """Plans whose shares go by speed as far as the caps allow, over all devices and over the accelerators alone."""
+    batch, machine = batch_of(graph), costed.machine
+    if batch is None or batch < 2:
+        return
+    speeds = {
+        name: 1 / time for name in machine.device if (time := singles.get(name) or _alone(costed, name))
+    }
+    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
+        names = [*group]
+        made: dict[tuple[int, ...], CostedGraph | None] = {}
+
+        def peaks(rows: tuple[int, ...], names: list[str] = names, made: dict = made) -> list[int] | None:
+            cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
+            made[rows] = price(cut) if cut.split else None
+            if (priced := made[rows]) is None:
+                return None
+            free = tuple(replace(device, memory_bytes=None) for device in machine.devices)
+            lifted = replace(priced, machine=replace(machine, devices=free))
+            peak = {memory.device: memory.peak for memory in place(lifted, _parts_on(names, rows)).memory}
+            return [peak[name] for name in names]
+
+        caps = [machine.device[name].memory_bytes for name in names]
+        rows = fitting(batch, tuple(group.values()), caps, peaks) if len(group) > 1 else None
+        if rows is None or (priced := made[rows]) is None:
+            continue
+        for policy in ("auto", _parts_on(names, rows)):
+            with suppress(MemoryCapError):
+                yield place(priced, policy)
+
+
+def _alone(costed: CostedGraph, device: str) -> float:
+    """Seconds of all runs one after the other on a device; a run it cannot execute takes as long as where it can."""
+    at = costed.index[device]
+    return sum(
+        run.seconds[at] or min((time for time in run.seconds if time is not None), default=0.0)
+        for run in costed.runs
+    )
 
 
 def _not_worth(plan: Plan) -> str:
@@ -209,7 +259,12 @@ def candidates(
 def _by_share(wanted: Mapping[str, float], batch: int) -> Callable[[CostedGraph], dict[str, str]]:
     """The policy that puts each part on the device whose share it is, and what is not cut on the host; where weights
     are summed and updated is left open, as is what can run in one place only."""
-    names = [name for name, rows in zip(wanted, allot(batch, tuple(wanted.values()))) if rows]
+    return _parts_on([*wanted], allot(batch, tuple(wanted.values())))
+
+
+def _parts_on(devices: Sequence[str], rows: Sequence[int]) -> Callable[[CostedGraph], dict[str, str]]:
+    """The policy that puts each part on its device, and what is not cut on the host; a device of no rows has none."""
+    names = [name for name, count in zip(devices, rows) if count]
 
     def policy(costed: CostedGraph) -> dict[str, str]:
         graph, host = costed.graph, costed.machine.host

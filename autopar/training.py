@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 import torch
 
 from .capture import Captured
+from .cost import CostedGraph
+from .errors import MemoryCapError
 from .graph import Graph
 from .machine import Machine
 from .options import Options
@@ -43,14 +45,51 @@ def prepare_training(
     pool: Replicas,
     recorder: Recorder,
 ) -> Training:
-    """Plan a joint graph and take the plan apart. Raises what planning and lowering raise."""
+    """Plan a joint graph and take the plan apart. Raises what planning and lowering raise.
+
+    What autograd saves between the halves is not freed while it is read, so that they may need more than the whole:
+    where they are then above a cap, the whole is planned again for so much less.
+    """
     weights = tuple(name for name, _ in captured.gradients if name in captured.state)
     tangents = [name for name, _ in captured.tangents]
     graph = closed(captured.graph, tangents, len(captured.gradients))
     joint = replace(captured, graph=replace(graph, changing=weights))
-    plan = timed("plan", plan_captured, joint, machine, options, tensors, given)
-    homes = homes_of(joint, plan.costed.machine, tensors)
-    return Training(joint, plan, homes, options, pool, recorder)
+    room, refusal = machine, None
+    for _ in range(TIGHTENED):
+        try:
+            plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), machine)
+        except MemoryCapError as error:
+            raise refusal or error from None
+        homes = homes_of(joint, plan.costed.machine, tensors)
+        training = Training(joint, plan, homes, options, pool, recorder)
+        if not training.tight:
+            return training
+        try:
+            training.bind()
+            return training
+        except MemoryCapError as error:
+            training.close()
+            refusal = refusal or error
+        left = training.room()
+        if given is not None or min(left.values(), default=0) <= 0:
+            break
+        caps = {name: min(left[name], room.device[name].memory_bytes or left[name]) for name in left}
+        room = room.with_memory(caps)
+    assert refusal is not None
+    raise refusal
+
+
+TIGHTENED = 6
+"""Plans that are made of a joint graph, each for tighter caps, until both its halves hold the real ones."""
+
+
+def capped(plan: Plan, machine: Machine) -> Plan:
+    """The plan with the caps of another machine."""
+    caps = {device.name: device.memory_bytes for device in machine.devices}
+    devices = tuple(replace(d, memory_bytes=caps[d.name]) for d in plan.costed.machine.devices)
+    memory = tuple(replace(known, cap=caps[known.device]) for known in plan.memory)
+    costed = replace(plan.costed, machine=replace(plan.costed.machine, devices=devices))
+    return replace(plan, costed=costed, memory=memory)
 
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
@@ -96,6 +135,32 @@ class Training:
             found[name] = made if made in wanted or not wanted else wanted[0]
         return found
 
+    @property
+    def tight(self) -> bool:
+        """Whether a half may need more than a cap: the whole with all that is saved does."""
+        value, kept = self.halves.backward.value, dict.fromkeys(self.plan.costed.machine.device, 0)
+        for name, device in self.saved_at.items():
+            kept[device] += value[name].bytes
+        return any(m.cap is not None and m.peak + kept[m.device] > m.cap for m in self.plan.memory)
+
+    def bind(self) -> None:
+        """Make the programs of both halves now. Raises MemoryCapError."""
+        self.forward, self.backward(self.halves.tangents)
+
+    def room(self) -> dict[str, int]:
+        """What is left of each device's cap, in bytes, without what a half needs there above the whole."""
+        whole = {memory.device: memory.peak for memory in self.plan.memory}
+        left = {memory.device: memory.cap for memory in self.plan.memory if memory.cap is not None}
+        for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)[0]):
+            free = tuple(replace(device, memory_bytes=None) for device in costed.machine.devices)
+            lifted = replace(costed, machine=replace(costed.machine, devices=free))
+            for memory in place(lifted, "heft").memory:
+                cap = costed.machine.device[memory.device].memory_bytes
+                if cap is not None:
+                    more = max(0, memory.peak - whole.get(memory.device, 0))
+                    left[memory.device] = min(left.get(memory.device, cap), cap - more)
+        return left
+
     @cached_property
     def forward(self) -> Prepared:
         """The forward that brings changed weights to the devices that read them."""
@@ -107,29 +172,34 @@ class Training:
         return self._forward(replace(self.halves.forward, changing=()))
 
     def _forward(self, graph: Graph) -> Prepared:
+        return self._bound(self._ahead(graph))
+
+    def _ahead(self, graph: Graph) -> CostedGraph:
         machine = self.plan.costed.machine
         count = self.halves.forward_outputs
         known = deliveries(graph, machine, self.homes, self.options.outputs)
         saved = tuple((name, self.saved_at[name]) for name in self.halves.saved)
-        return self._bound(graph, self.homes, (*known[:count], *saved, *known[count + len(saved) :]))
+        return self._costed(graph, self.homes, (*known[:count], *saved, *known[count + len(saved) :]))
 
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """The backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
             if live not in self._backward:
-                halves, machine = self.halves, self.plan.costed.machine
-                whole = halves.backward
-                graph = alive(whole, halves.tangents, live)
-                arrives = self._arrives()
-                homes = {**self.homes, **self.saved_at, **dict.fromkeys(halves.tangents, arrives)}
-                wanted = reached(whole, halves.tangents, live)
-                targets = [target for (target, _), has in zip(self.captured.gradients, wanted) if has]
-                deliver = tuple(
-                    (name, self.homes.get(target, machine.host))
-                    for name, target in zip(graph.outputs, targets)
-                )
-                self._backward[live] = self._bound(graph, homes, deliver), wanted
+                costed, wanted = self._behind(live)
+                self._backward[live] = self._bound(costed), wanted
             return self._backward[live]
+
+    def _behind(self, live: tuple[str, ...]) -> tuple[CostedGraph, tuple[bool, ...]]:
+        halves, machine = self.halves, self.plan.costed.machine
+        whole = halves.backward
+        graph = alive(whole, halves.tangents, live)
+        homes = {**self.homes, **self.saved_at, **dict.fromkeys(halves.tangents, self._arrives())}
+        wanted = reached(whole, halves.tangents, live)
+        targets = [target for (target, _), has in zip(self.captured.gradients, wanted) if has]
+        deliver = tuple(
+            (name, self.homes.get(target, machine.host)) for name, target in zip(graph.outputs, targets)
+        )
+        return self._costed(graph, homes, deliver), wanted
 
     def _arrives(self) -> str:
         """The device on which tangents arrive: that of the outputs."""
@@ -138,14 +208,16 @@ class Training:
             (delivered[name] for name in self._names if delivered.get(name)), self.plan.costed.machine.host
         )
 
-    def _bound(
+    def _bound(self, costed: CostedGraph) -> Prepared:
+        return bind(self.captured, place(costed, "heft"), self.pool)
+
+    def _costed(
         self, graph: Graph, homes: Mapping[str, str], deliver: tuple[tuple[str, str], ...]
-    ) -> Prepared:
+    ) -> CostedGraph:
         """A half with every task where the plan of the whole has it."""
         machine = self.plan.costed.machine
         pins = {task.name: self.where[task.name] for task in graph.tasks if task.name in self.where}
-        costed = cost(graph, machine, homes=homes, deliver=deliver, pins=pins)
-        return bind(self.captured, place(costed, "heft"), self.pool)
+        return cost(graph, machine, homes=homes, deliver=deliver, pins=pins)
 
     @property
     def program(self) -> Program:
