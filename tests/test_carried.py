@@ -157,6 +157,18 @@ def test_the_adversary_sees_a_stale_copy() -> None:
         adversary.run(wrong, made, None, given(made), 0)
 
 
+def test_a_resident_result_is_where_it_is_read() -> None:
+    """State that the caller wants where it resides is not brought there once more, and the bound knows."""
+    tasks = [op("y", "aten.sin.default", R("w"))]
+    made = graph("both", [value("w", kind="state")], tasks, ("y_", "w"))
+    unit = machine(1, bytes_per_s=64 / (20 * MS))
+    each = costed(made, unit, [TaskCost("y", (MS, None))], homes={"w": "emulated:0"})
+    plan = place(each)
+    assert plan.transfers == () and problems(plan) == []
+    assert lower_bound(Problem(each)) <= plan.makespan < 2 * MS
+    _right(plan, 0)
+
+
 @pytest.mark.parametrize("policy", ["heft", "heft+lookahead"])
 def test_heft_sees_what_carrying_costs(policy: str) -> None:
     """An update that ends sooner on an accelerator, from which its result reaches nobody: all else is elsewhere."""
