@@ -15,8 +15,9 @@ from itertools import accumulate
 from typing import Literal
 
 from .errors import PlanError
-from .flow import LIKE, Flow, flow
+from .flow import Flow, flow
 from .graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value, replace_refs
+from .stretches import LIKE
 
 
 def even(batch: int, parts: int) -> tuple[int, ...]:
@@ -164,7 +165,6 @@ class _Split:
             for name, axis, parts in zip(task.outputs, cut.outputs, made)
             if axis is not None and axis != SUMMED
         )
-        after = self.after(task)
         for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
             names = {name: parts[index] for name, parts in zip(reads, given)}
             for name, axis, parts in zip(task.outputs, cut.outputs, made):
@@ -180,7 +180,7 @@ class _Split:
                     args=tuple(replace_refs(argument, names) for argument in args),
                     kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
                     outputs=tuple(parts[index] for parts in made),
-                    after=after,
+                    after=self.after(task, index),
                     flops=_share(task.flops, stop, self.flow.rows)
                     - _share(task.flops, stop - size, self.flow.rows),
                     cuts=(),
@@ -286,9 +286,12 @@ class _Split:
             )
         )
 
-    def after(self, task: Task) -> tuple[str, ...]:
-        """The tasks it must follow, by the names their parts have now."""
-        parts = range(len(self.sizes))
+    def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
+        """The tasks it must follow, by the names their parts have now: a part follows the part it belongs to.
+
+        Tasks in parts neither write nor draw random numbers, so that no part can disturb another.
+        """
+        parts = range(len(self.sizes)) if part is None else (part,)
         cuts = self.flow.cuts
         return tuple(
             name
