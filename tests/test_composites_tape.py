@@ -7,11 +7,17 @@ import weakref
 
 import pytest
 import torch
-from cut_cases import b, r
+from cut_cases import b, i, r
+from torch import nn
+from training_models import machine
 
 from autopar import composites
+from autopar.capture.joint import joint
 from autopar.composites.vjp import Tape
-from autopar.runtime import bind
+from autopar.lower import lower
+from autopar.options import Options
+from autopar.runtime import adversary, bind
+from autopar.stages import plan_captured
 
 aten = torch.ops.aten
 HEADS = [r(2, 4, 6, 8).float() for _ in range(3)]
@@ -138,3 +144,40 @@ def test_a_plan_from_a_file_finds_the_operators():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert composites.kernel("aten.lstm.input") is None
+
+
+class Model(nn.Module):
+    """Bags, attention and two kinds of layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.heads = nn.EmbeddingBag(9, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.lstm, self.gru = nn.LSTM(8, 8, batch_first=True), nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x, indices):
+        seen, _ = self.heads(x, x, x, need_weights=False)
+        return self.gru(self.lstm(seen)[0])[0].mean(1) + self.bag(indices)
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+@pytest.mark.parametrize("policy", ["round_robin", "heft"])
+def test_on_three_devices_in_any_order(policy, parts):
+    model, x, indices = Model(), r(6, 5, 8).float(), i(9, 6, 3)
+    captured = joint(model, (x, indices))
+    y = model(x, indices)
+    tangent = torch.randn_like(y)
+    y.backward(tangent)
+    options = Options(policy=policy, split=parts, check="never")
+    plan = plan_captured(captured, machine(2), options, [x, indices, tangent])
+    graph, program = plan.costed.graph, lower(plan)
+    program.check(graph)
+    state = {name: owner[key] for name, (owner, key) in captured.state.items()}
+    given = {name: tensor.detach() for name, tensor in state.items()}
+    given.update(zip(captured.graph.inputs, (x, indices, tangent)))
+    for seed in range(3):
+        made = dict(
+            zip(captured.graph.outputs, adversary.run(program, graph, captured.calls, given, seed)[0])
+        )
+        for name, gradient in captured.gradients:
+            expected = state[name].grad
+            assert (made[gradient] - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1e-6)
