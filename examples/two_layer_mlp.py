@@ -12,6 +12,7 @@ each device, gradients summed and weights updated on the CPU and copied back whi
 
 import argparse
 import copy
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -95,7 +96,7 @@ def covered(spans: list[tuple[float, float]], by: list[tuple[float, float]]) -> 
     """The share of the time in any of `spans` that is also in any of `by`."""
     ends = sorted({end for pair in (*spans, *by) for end in pair})
     within = total = 0.0
-    for start, end in zip(ends, ends[1:]):
+    for start, end in pairwise(ends):
         if any(a <= start and end <= b for a, b in spans):
             total += end - start
             within += (end - start) * any(a <= start and end <= b for a, b in by)
@@ -127,7 +128,7 @@ def train(steps: int, out: Path) -> None:
     for dtype, allowed in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         found = curve(steps, dtype, real)
         print(
-            f"{str(dtype):>14}: after {steps} steps the loss is the plain loop's within {found:.1e} (wanted {allowed:.0e})"
+            f"{dtype!s:>14}: after {steps} steps the loss is the plain loop's within {found:.1e} (at most {allowed:.0e})"
         )
 
     out.mkdir(parents=True, exist_ok=True)

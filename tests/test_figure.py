@@ -97,7 +97,7 @@ def test_gradients_come_to_the_cpu_and_new_weights_go_back_to_both(figure):
 
 
 def test_the_next_forward_of_fc2_reads_what_was_copied_back(figure):
-    step, model, batch = figure
+    step, _, batch = figure
     program = step.program
     for number in "01":
         kept = (f"fc2.weight_next@emulated:{number}", "fc2.weight")

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-SUITES = ("overhead", "first_call", "overlap", "planner", "gpu")
+SUITES = ("overhead", "first_call", "overlap", "planner", "training", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

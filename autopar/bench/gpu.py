@@ -14,7 +14,7 @@ from ..api import compile
 from ..detect import accelerators
 from ..errors import DeviceError
 from ..tables import table
-from . import overhead, overlap
+from . import overhead, overlap, training
 from .timing import interleaved, report
 
 WIDTH, ROWS = 4096, 8192
@@ -36,6 +36,8 @@ def run(rounds: int = 0) -> dict[str, Any]:
     data["overhead"] = overhead.chain(there[0], rounds)
     print("\ntwo-layer MLP")
     data["mlp"] = mlp(["cpu", *there], rounds)
+    print("\na training step")
+    data["training"] = training.measured(there[0], ["cpu", *there], rounds)
     return data
 
 
