@@ -128,7 +128,7 @@ def train(steps: int, out: Path) -> None:
     for dtype, allowed in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         found = curve(steps, dtype, real)
         print(
-            f"{dtype!s:>14}: after {steps} steps the loss is the plain loop's within {found:.1e} (at most {allowed:.0e})"
+            f"{dtype!s:>14}: after {steps} steps the loss is the plain loop's to {found:.1e} (at most {allowed:.0e})"
         )
 
     out.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
 The rivals of one process take turns with DistributedDataParallel, whose two processes (gloo) wait at a pipe
 between their turns; each of them has half the batch and one thread. `nn.DataParallel` and DDP over NCCL join in
-where there are two GPUs (`--suite gpu`). What the comparison leaves out: the start of DDP's processes, and that DDP's batch must
-be shared out by the user.
+where there are two GPUs (`--suite gpu`). What the comparison leaves out: the start of DDP's processes, and that
+DDP's batch must be shared out by the user.
 """
 
 from __future__ import annotations
