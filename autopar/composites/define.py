@@ -17,7 +17,6 @@ _LIBRARY = torch.library.Library("autopar", "FRAGMENT")
 KERNELS: dict[str, Callable[..., Any]] = {}
 """What computes each operator of this package, by the target of its tasks."""
 
-
 Like = Callable[..., Any]
 Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
 
@@ -26,7 +25,8 @@ Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
 class Composite:
     """Two operators: `forward(*arguments)`, all by position, and `backward(grads, *arguments, needs)`, which gives
     the gradients of the tensors among the arguments for which `needs` is true, in order, from those of the
-    outputs (None: not asked for).
+    outputs (None: not asked for). With a tape the forward has it as one more output, and the backward reads the
+    outputs after the gradients.
     """
 
     forward: torch._ops.OpOverload
