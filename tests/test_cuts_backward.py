@@ -88,7 +88,11 @@ NORMS = [
     case(aten.native_batch_norm_backward.default, *(r(6, 4, 5), r(6, 4, 5), r(4), r(4), r(4).abs()),
          *(None, None, False, 1e-5, [True] * 3), axes=(0, 2)),
     case(aten.native_batch_norm_backward.default, *(r(6, 4, 5), r(6, 4, 5), r(4), None, None),
-         *(r(4), r(4).abs(), True, 1e-5, [True] * 3)),
+         *(r(4), r(4).abs(), True, 1e-5, [True] * 3), axes=(1,)),
+    case(aten._native_batch_norm_legit_functional.default,
+         *(r(6, 4, 5), r(4), r(4), r(4), r(4).abs(), True, 0.1, 1e-5), axes=(1,)),
+    case(aten._native_batch_norm_legit.no_stats, *(r(1, 4, 5), r(4), r(4), True, 0.1, 1e-5), axes=(1,)),
+    case(aten.batch_norm.default, *(r(6, 4, 5), r(4), r(4), None, None, True, 0.1, 1e-5, False)),
     case(aten._softmax_backward_data.default, r(6, 3, 4), r(6, 3, 4).softmax(1), 1, torch.float64, axes=(0, 2)),
     case(aten._log_softmax_backward_data.default, r(6, 4), r(6, 4).log_softmax(-1), -1, torch.float64, axes=(0,)),
 ]  # fmt: skip

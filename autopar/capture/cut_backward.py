@@ -37,8 +37,10 @@ def group_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("native_batch_norm_backward")
 def batch_norm_backward(call: Call) -> Iterator[Way]:
-    """In evaluation every axis but the channels; the statistics of the call are not read."""
+    """In training the channels; in evaluation, which does not read the statistics of the call, every other axis."""
     if call["train"]:
+        channels = dict.fromkeys(("weight", "running_mean", "running_var", "save_mean", "save_invstd"), 0)
+        yield Way({"grad_out": 1, "input": 1, **channels}, _masked(call, 1, 0, 0))
         return
     for axis in range(call.rank("input")):
         for saved in (OWN, None) if axis != 1 else ():

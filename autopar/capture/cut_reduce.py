@@ -69,14 +69,18 @@ def group_norm(call: Call) -> Iterator[Way]:
 @rule("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 @rule("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
 def batch_norm(call: Call) -> Iterator[Way]:
-    """In evaluation every axis but the channels, with the same statistics in each part; in training none: they
-    need the whole batch.
+    """The channels, each with its own statistics; in evaluation every other axis as well, with the same
+    statistics in each part. In training those need the whole batch.
     """
-    if call.get("training", False):
-        return
-    for axis in range(call.rank("input")):
+    training = call.get("training", False)
+    for axis in () if training else range(call.rank("input")):
         if axis != 1:
             yield Way({"input": axis}, (axis, *(OWN for _ in call.outputs[1:])))
+    # The others write to the running statistics, though their schema does not say so.
+    plain = not training or call.name.startswith("aten::_native_batch_norm_legit")
+    if plain and all(output.shape == call.shape("input")[1:2] for output in call.outputs[1:]):
+        channels = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), 0)
+        yield Way({"input": 1, **channels}, (1, *(0 for _ in call.outputs[1:])))
 
 
 @rule("prelu")

@@ -25,7 +25,8 @@ def batch_norm(steps: Steps) -> bool:
     given = _forward(steps)
     rows = given["input"]
     shape = steps.shape(rows)
-    if not given["training"] or len(shape) < 2 or 0 in shape:
+    # InstanceNorm is BatchNorm of one row whose channels are rows: it mixes none.
+    if not given["training"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
         return False
     made, save_mean, save_invstd, *running = steps.task.outputs
     acc, axes = wide(steps.dtype(rows)), _others(shape)
@@ -57,7 +58,7 @@ def batch_norm_backward(steps: Steps) -> bool:
     given = steps.given(_BACKWARD)
     name, grad, mask = given["input"], given["grad_out"], given["output_mask"]
     shape = steps.shape(name)
-    if len(shape) < 2 or 0 in shape:
+    if len(shape) < 2 or 0 in shape or (given["train"] and shape[0] == 1):
         return False
     if not given["train"]:
         outputs = tuple(out if on else OWN for on, out in zip(mask, (None, SUMMED, SUMMED)))
