@@ -9,6 +9,7 @@ from cut_parts import check, identify
 
 from autopar.capture.cuts import cuts
 from autopar.graph import SUMMED
+from autopar.runtime import bind
 
 aten = torch.ops.aten
 S = SUMMED
@@ -199,6 +200,14 @@ CASES: list[Case] = [*PRODUCTS, *NORMS, *LOSSES, *TABLES, *SHAPES, *ELEMENTS]
 @pytest.mark.parametrize("each", CASES, ids=identify)
 def test_every_cut_of_a_gradient_gives_the_gradient(each: Case) -> None:
     check(each)
+
+
+def test_the_buffer_of_log_sigmoid_is_what_a_cpu_makes_it() -> None:
+    x = r(6, 5)
+    buffer = aten.log_sigmoid_forward.default(x)[1]
+    assert torch.equal(bind.target("aten.log_sigmoid_forward.default")(x)[1], buffer)
+    # Where there is none, this stands in for it.
+    torch.testing.assert_close(x.abs().neg_().exp_(), buffer, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("each", [

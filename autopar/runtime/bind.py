@@ -44,10 +44,17 @@ def _layer_norm_backward(
     return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
 
 
+def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # Only a CPU's kernel fills the buffer, but it may be a CPU that computes the gradient from it.
+    made, buffer = torch.ops.aten.log_sigmoid_forward.default(given)
+    return made, buffer if buffer.shape == given.shape else given.abs().neg_().exp_()
+
+
 _OWN: dict[str, Callable[..., Any]] = {
     JOIN: _join,
     PART: _part,
     SUM: _sum,
+    "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
 }
 
