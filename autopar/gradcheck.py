@@ -202,11 +202,16 @@ def _allowed(reference: torch.Tensor, loose: float) -> float:
 
 def _error(found: Any, reference: torch.Tensor, floor: float) -> float:
     """`equal.error`, with the scale no smaller than `floor`."""
-    plain = error(found, reference)
-    if not floor or plain == 0 or plain == float("inf") or reference.numel() == 0:
+    plain, scale = error(found, reference), _scale(reference)
+    if not floor or plain == 0 or scale > floor:
         return plain
-    scale = _scale(reference)
-    return plain * scale / max(scale, floor) if scale else float((found - reference).abs().max()) / floor
+    alike = isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (
+        reference.shape,
+        reference.dtype,
+    )
+    if not alike or not bool(found.isfinite().all() and reference.isfinite().all()):
+        return plain
+    return float((found - reference).abs().max()) / floor
 
 
 def _no_worse(found: Any, eager: Any, wide: Any, floor: float) -> bool:

@@ -23,7 +23,8 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        # A bias in front of the norm would have a gradient of nothing but rounding.
+        self.first, self.norm, self.last = nn.Linear(12, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.norm(self.first(x))))
@@ -46,6 +47,11 @@ def mlp(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(
         nn.Linear(12, 16), nn.Tanh(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(16, 5)
     )
+
+
+def wide() -> nn.Module:
+    """Weights that take more memory than anything else."""
+    return nn.Sequential(nn.Linear(12, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 5))
 
 
 def batches(count: int, rows: int | Sequence[int] = 8, dtype: torch.dtype = torch.float64) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_loop import THREE, TWO_LANES, Normed, Pair, Tied, batches, mlp
+from plain_loop import THREE, TWO_LANES, Normed, Pair, Tied, batches, far, mlp, plain, wide
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
@@ -70,8 +70,6 @@ def test_clipping_before_an_optimizer_of_another_kind():
 def test_accumulated_gradients(by, clip_norm):
     pair = Pair(mlp, ADAM, clip_norm=clip_norm)
     data = batches(12)
-    from plain_loop import far, plain
-
     expected = plain(pair.plain, pair.criterion, pair.theirs, data, each=3, clip_norm=clip_norm)
     found = []
     for index, (x, y) in enumerate(data, 1):
@@ -176,8 +174,6 @@ def test_a_parameter_that_the_optimizer_does_not_hold():
 def test_learning_rate_schedulers():
     pair = Pair(mlp, MOMENTUM)
     ours, theirs = (torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in (pair.optimizer, pair.theirs))
-    from plain_loop import far, plain
-
     data = batches(12)
     expected = plain(pair.plain, pair.criterion, pair.theirs, data, schedule=theirs)
     found = []
@@ -201,3 +197,67 @@ def test_param_groups_and_their_changes():
     for optimizer in (pair.optimizer, pair.theirs):
         optimizer.param_groups[0]["momentum"] = 0
     pair.same(data[8:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recompute": 0.0},
+        {"reassociate": True},
+        {"measure": True},
+        {"split": {"emulated:0": 0.25, "emulated:1": 0.75}, "policy": "auto"},
+        {"pins": {"*.weight": "cpu", "*.bias": "emulated:1"}, "policy": "heft"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_planning(options):
+    Pair(Normed, MOMENTUM, **options).same(batches(5))
+
+
+def test_statistics_of_each_part():
+    """As `nn.DataParallel` has them: each half of the batch is normed by itself."""
+
+    class Halves(Normed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([super(Halves, self).forward(half) for half in x.chunk(2)])
+
+    pair = Pair(Normed, MOMENTUM, batch_norm="per_part")
+    whole = Pair(Normed, MOMENTUM)
+    halves = Halves().double()
+    halves.load_state_dict(pair.plain.state_dict())
+    optimizer = MOMENTUM(halves.parameters())
+    data = batches(5)
+    expected = plain(halves, pair.criterion, optimizer, data)
+    found = [pair.step(x, y).item() for x, y in data]
+    assert far(found, expected) <= 1e-9
+    assert far([whole.step(x, y).item() for x, y in data], expected) > 1e-6
+
+
+def test_a_cap_without_room_for_second_buffers_lets_the_optimizer_step():
+    roomy = Pair(wide, ADAM)
+    roomy.same(batches(3))
+    most = max(roomy.step.plan.peaks["cpu"], 1)
+    least = roomy.step.ready().gradients.plan.peaks["cpu"]
+    assert least < most
+    pair = Pair(wide, ADAM, memory={"cpu": (least + most) // 2})
+    pair.same(batches(5))
+    assert "second buffers" in pair.step.explain() and "Adam.step()" in pair.step.explain()
+    assert not any(task.phase == "update" for task in pair.step.plan.costed.graph.tasks)
+
+
+def test_many_steps_hold_no_more_memory_than_a_few():
+    import gc
+
+    pair = Pair(mlp, MOMENTUM, dtype=torch.float32)
+    x, y = batches(1, dtype=torch.float32)[0]
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+    counts = []
+    for _ in range(3):
+        for _ in range(30):
+            pair.step(x, y)
+        counts.append(tensors())
+    assert counts[2] <= counts[1]
