@@ -40,7 +40,7 @@ def agrees(function: Callable[..., Any], args: Any, kwargs: Any = None, limit: f
     torch.manual_seed(1)
     flat = [leaf for leaf in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     assert captured.grads == tuple(leaf.requires_grad for leaf in flat)
-    given = {name: torch.randn_like(flat[index]) for name, index in captured.tangents}
+    given = {name: _strided(torch.randn_like(flat[index])) for name, index in captured.tangents}
     wanted = {name: tensor for name, tensor in live.items() if tensor.requires_grad}
     expected: tuple[Any, ...] = (None,) * len(wanted)
     if given and wanted:
@@ -52,8 +52,14 @@ def agrees(function: Callable[..., Any], args: Any, kwargs: Any = None, limit: f
     values: dict[str, Any] = {**before, **given}
     torch.manual_seed(1)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for _ in interpret(graph, captured.calls, values, torch.device("cpu")):
-            pass
+        for task in interpret(graph, captured.calls, values, torch.device("cpu")):
+            for name in task.outputs:
+                like = graph.value[name]
+                if like.dtype != "object":
+                    made = values[name]
+                    assert (tuple(made.shape), str(made.dtype)) == (like.shape, f"torch.{like.dtype}"), (
+                        task.where
+                    )
 
     def same(name: str, reference: torch.Tensor, what: str) -> None:
         made = values[name]
@@ -76,6 +82,11 @@ def agrees(function: Callable[..., Any], args: Any, kwargs: Any = None, limit: f
         else:
             same(gradients[name], reference, f"gradient of {name}")
     return captured
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers by other strides, as what comes after may give them."""
+    return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
 
 
 def mlp() -> Call:

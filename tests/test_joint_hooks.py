@@ -262,6 +262,12 @@ def writes_a_parameter(m, x):
     return m.linear(x)
 
 
+def writes_what_backward_needs(m, x):
+    h = m.linear(x).tanh()
+    h.mul_(2)
+    return h
+
+
 def gives_a_buffer_a_gradient(m, x):
     m.total.copy_(m.linear(x).mean(0))
     return m.linear(x)
@@ -290,6 +296,7 @@ def branches(m, x):
         (accumulates, "calls backward.*use torch.autograd.grad"),
         (reentrant, "use_reentrant=False"),
         (writes_a_parameter, "changes linear.weight in place.*clone"),
+        (writes_what_backward_needs, "backward needs is changed in place.*clone"),
         (gives_a_buffer_a_gradient, "changes total in place.*detached"),
         (stores, "stores a tensor of the call in self.last"),
         (branches, "depends on the values.*torch.where"),
@@ -302,7 +309,7 @@ def test_refused_by_name(body, says):
     with warnings.catch_warnings(), pytest.raises(CaptureError, match=rf"(?s){says}") as caught:
         warnings.simplefilter("ignore")
         joint(network, (x(),))
-    if body not in (writes_a_parameter, gives_a_buffer_a_gradient, stores):
+    if body not in (writes_a_parameter, writes_what_backward_needs, gives_a_buffer_a_gradient, stores):
         assert "test_joint_hooks.py:" in str(caught.value)
     assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
     assert not KEPT
@@ -313,6 +320,14 @@ def test_an_input_that_requires_grad_is_not_changed():
     network = model(lambda m, x: m.linear(x.add_(1)))
     with pytest.raises(CaptureError, match=r"in place.*clone"):
         joint(network, (x().requires_grad_().clone(),))
+
+
+def test_memory_of_two_arguments_is_not_changed():
+    network = model(lambda m, x, y: m.linear(x) + y.add_(1))
+    whole = x()
+    with pytest.raises(CaptureError, match=r"shares its memory.*clone"):
+        joint(network, (whole, whole[:]))
+    agrees(model(lambda m, x, y: m.linear(x) + y), (whole, whole[:]))
 
 
 def test_levels_of_torch_func():

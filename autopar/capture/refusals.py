@@ -38,6 +38,16 @@ _ADVICE = (
         "write it with torch operators, or as a torch.library.custom_op with register_fake",
     ),
     (
+        ("share storage but are not differentiable views",),
+        "a tensor that shares its memory with another is changed in place",
+        "give each its own memory with clone()",
+    ),
+    (
+        ("needed for gradient computation has been modified by an inplace operation",),
+        "a tensor that the backward needs is changed in place",
+        "change a clone of it, or use the operator that is not in place",
+    ),
+    (
         ("UnsupportedOperator", "no fake impl", "register_fake", "Meta"),
         "an operator has no fake implementation",
         "give it one with torch.library.register_fake",
