@@ -55,7 +55,7 @@ def batch_of(graph: Graph) -> int | None:
     and then the most common size before others; the most common first axis when nothing can be cut.
     """
     read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
-    given = [name for name in graph.inputs if name in read] or graph.inputs
+    given = [name for name in graph.inputs if name in read or not graph.readers[name]]
     shapes = [graph.value[name].shape for name in given]
     first = Counter(shape[0] for shape in shapes if shape)
     second = Counter(shape[1] for shape in shapes if len(shape) > 1)

@@ -141,6 +141,14 @@ def test_the_batch_is_that_of_the_forward_alone() -> None:
     # Along the features, the first layer would add up: work, but none of a batch.
     summing = dataclasses.replace(whole.tasks[0], cuts=(ROWS, Cut((1,), (SUMMED,))), flops=10**9)
     assert batch_of(dataclasses.replace(whole, tasks=(summing, *whole.tasks[1:]))) == 6
+    values = [
+        value("w", 6, 4, kind="state"),
+        value("g", 6, 4, kind="input"),
+        value("y", 6, 4),
+        value("dw", 6, 4),
+    ]
+    tasks = [task("f", "w", "y", ROWS, flops=9), task("b", "g w", "dw", BOTH, flops=9, phase="backward")]
+    assert batch_of(graph(values, tasks, "y dw")) is None
 
 
 def test_what_contracts_the_batch_needs_all_of_it_in_parts() -> None:
