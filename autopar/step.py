@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from .capture.private import forget_unscaled
 from .capture.signature import take_apart
 from .errors import AutoparError, CaptureError, DifferenceError, RunError
 from .losses import Loss
@@ -113,6 +114,8 @@ class TrainStep:
         except BaseException:
             for parameter, waiting in before:
                 parameter.grad = waiting
+            if self.scaler is not None:
+                forget_unscaled(self.scaler, self.optimizer)
             raise
         self.optimizer.zero_grad(set_to_none=True)
         return result

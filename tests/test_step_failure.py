@@ -112,9 +112,11 @@ def test_a_failed_first_step_leaves_everything_as_it_was():
     pair.same(batches(4))
 
 
-def test_a_hook_of_the_optimizer_that_raises_leaves_the_gradients_as_they_were():
-    pair = Pair(mlp, MOMENTUM)
-    pair.same(batches(2))
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_hook_of_the_optimizer_that_raises_leaves_the_gradients_as_they_were(scaled):
+    ours, theirs = (torch.amp.GradScaler("cpu", 2.0**10) if scaled else None for _ in range(2))
+    pair = Pair(mlp, MOMENTUM, scaler=ours, clip_norm=0.1)
+    pair.same(batches(2), scaler=theirs, clip_norm=0.1)
 
     def refuse(*_: Any) -> None:
         raise ValueError("not now")
@@ -124,9 +126,9 @@ def test_a_hook_of_the_optimizer_that_raises_leaves_the_gradients_as_they_were()
     with pytest.raises(ValueError, match="not now"):
         pair.step(*batches(1)[0])
     assert equal(before, snapshot(pair))
-    assert "refuse" in pair.step.explain()
+    assert ("scaler" if scaled else "refuse") in pair.step.explain()
     handle.remove()
-    pair.same(batches(4))
+    pair.same(batches(4), scaler=theirs, clip_norm=0.1)
 
 
 def test_wrong_gradients_are_refused_by_name(monkeypatch):

@@ -118,6 +118,11 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for hooks in (before, after, *own) for hook in hooks.values()]
 
 
+def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """Let a scaler forget that it has unscaled the gradients of an optimizer, which were then put back."""
+    scaler._per_optimizer_states.pop(id(optimizer), None)
+
+
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """The 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
