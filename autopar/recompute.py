@@ -10,9 +10,10 @@ Zhang and Guestrin, "Training deep nets with sublinear memory cost", 2016.
 from __future__ import annotations
 
 import dataclasses
-import math
+from bisect import bisect
+from itertools import accumulate, pairwise
 
-from .graph import Graph, Task, replace_refs
+from .graph import Cut, Graph, Ref, Task, replace_refs
 
 _LONGEST = 64
 """Tasks that may be computed again for one value: more would come alive at once, which frees nothing."""
@@ -26,17 +27,23 @@ def recomputed(graph: Graph, budget: float) -> Graph:
     `budget`, from 0 to 1, is the share of `saved_bytes` that may stay saved. Tasks without FLOPs (views,
     elementwise, norms, softmaxes) are computed again from inputs, state, results of the call and saved values,
     until no more than the budget is saved or no more is cheap; with a budget of 0 also tasks with FLOPs, from
-    checkpoints of about the square root of the places where the forward could be cut. Random tasks and tasks with
-    effects never are. A task `t` comes again as `t#again` in phase "backward", right before the first task that
-    reads its values there, and `after` the one that makes the gradient which that task needs. Values are
-    bit-equal: the same task on the same values. Raises ValueError for a budget outside of 0 … 1.
+    checkpoints where all that passes is saved, so far apart that they and a segment are fewest bytes. Random
+    numbers are never drawn again, and tasks with effects never repeated. A task `t` comes again as `t#again` in
+    phase "backward", right before the first task that reads its values there, and `after` the one that makes the
+    gradient which that task needs. Values are bit-equal. Raises ValueError for a budget outside of 0 … 1.
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
     choice = _Choice(graph)
     choice.cheap(budget * saved_bytes(graph))
     if budget == 0:
-        choice.segments()
+        others = [_Choice(graph), _Choice(graph)]
+        others[0].cheap(0)
+        for other in others:
+            other.segments()
+        # A segment is alive as a whole once more while its backward runs.
+        better = [choice, *(other for other in others if other.bytes <= choice.bytes)]
+        choice = min(better, key=lambda choice: choice.bytes + choice.largest)
     return choice.rewritten() if choice.gone else graph
 
 
@@ -69,7 +76,10 @@ def _results(graph: Graph) -> set[str]:
 
 
 class _Choice:
-    """What stays saved (`kept`) and what is computed again (`gone`), by storage."""
+    """What stays saved (`kept`) and what is computed again (`gone`), by storage.
+
+    `bytes` are those of what stays, `largest` those of the largest segment.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -82,6 +92,7 @@ class _Choice:
         self.kept = dict.fromkeys(saved(graph))
         self.bytes = saved_bytes(graph)
         self.gone: set[str] = set()
+        self.largest = 0
 
     def cheap(self, limit: float) -> None:
         """Give up what is cheap to compute again, the best first, until `limit` bytes are saved."""
@@ -100,30 +111,45 @@ class _Choice:
                 self.drop(name)
 
     def segments(self) -> None:
-        """Give up all but the checkpoints, where a segment between two of them can be computed again."""
-        places = self.places()
-        step = math.isqrt(max(0, len(places) - 1)) + 1
-        stay = frozenset[str]().union(*places[step - 1 :: step])
+        """Give up all but the checkpoints, of what a segment between two of them can compute again."""
+        made = [self.place[self.graph.producer[name]] for name in self.kept]
+        upto = [0, *accumulate(self.graph.value[name].bytes for name in self.kept)]
+        places = [
+            (upto[bisect(made, place)], sum(self.graph.value[name].bytes for name in passing), place, passing)
+            for place, passing in self.places()
+        ]
+        best: tuple[float, list[tuple[int, frozenset[str]]]] | None = None
+        for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64):
+            chosen = _evenly([(held, passing) for held, passing, _, _ in places], self.bytes / pieces)
+            marks = [0, *(places[index][0] for index in chosen), self.bytes]
+            longest = max(after - before for before, after in pairwise(marks))
+            rating = longest + sum(places[index][1] for index in chosen)
+            if chosen and (best is None or rating < best[0]):
+                best = rating, [places[index][2:] for index in chosen]
+        if best is None:
+            return
+        bounds = [place for place, _ in best[1]]
+        stay = frozenset[str]().union(*(passing for _, passing in best[1]))
+        regained = [0] * (len(bounds) + 1)
         late = self.late()
         for name in reversed(list(self.kept)):
             if name in late and name not in stay and self.again(name, costly=True) is not None:
                 self.drop(name)
+                place = self.place[self.graph.producer[name]]
+                regained[bisect(bounds, place)] += self.graph.value[name].bytes
+        self.largest = max(regained)
 
-    def places(self) -> list[frozenset[str]]:
-        """What passes each place of the forward where all that passes is there in the backward as it is."""
-        forward = [task for task in self.graph.tasks if task.phase == "forward"]
-        last = {
-            self.graph.value[name].storage: place
-            for place, task in enumerate(forward)
-            for name in task.inputs
-        }
+    def places(self) -> list[tuple[int, frozenset[str]]]:
+        """Tasks of the forward after which all that is still read is saved, each with what that is."""
+        forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
+        last = {self.graph.value[name].storage: place for place, task in forward for name in task.inputs}
         ends: dict[int, list[str]] = {}
         for name, place in last.items():
             ends.setdefault(place, []).append(name)
         alive: set[str] = set()
         lost = 0
-        found: list[frozenset[str]] = []
-        for place, task in enumerate(forward):
+        found: list[tuple[int, frozenset[str]]] = []
+        for place, task in forward:
             for name in {self.graph.value[made].storage for made in task.outputs} - alive:
                 if self.graph.value[name].kind == "made" and last.get(name, place) > place:
                     alive.add(name)
@@ -134,8 +160,8 @@ class _Choice:
                     lost -= not self.ready(name)
             if not lost:
                 passing = frozenset(name for name in alive if name in self.kept)
-                if passing and passing not in found[-1:]:
-                    found.append(passing)
+                if passing and (not found or passing != found[-1][1]):
+                    found.append((place, passing))
         return found
 
     def ready(self, name: str) -> bool:
@@ -147,27 +173,64 @@ class _Choice:
         found: dict[str, Task] = {}
         pending = [name]
         while pending:
-            task = self.graph.task[self.graph.producer[pending.pop()]]
+            name = pending.pop()
+            task = self.anew(self.graph.task[self.graph.producer[name]])
+            if name not in task.outputs or not self.repeats(task, costly):
+                return None
             if task.name in found:
                 continue
-            if not self.repeats(task, costly) or (len(found) == _LONGEST and not costly):
+            if len(found) == _LONGEST and not costly:
                 return None
             found[task.name] = task
-            pending += (
-                read for read in _again(task).inputs if not self.ready(self.graph.value[read].storage)
-            )
+            pending += (read for read in task.inputs if not self.ready(self.graph.value[read].storage))
         return list(found.values())
 
     def repeats(self, task: Task, costly: bool) -> bool:
         """Whether a task may be computed again: it has no effect, and no more FLOPs than allowed."""
         if task.phase != "forward" or task.random or task.writes or task.home or task.colocate or task.after:
             return False
-        storages = {self.graph.value[name].storage for name in (*_again(task).inputs, *task.outputs)}
+        storages = {self.graph.value[name].storage for name in (*task.inputs, *task.outputs)}
         if not storages.isdisjoint(self.changed):
             return False
         return costly or (
             not task.flops and task.target.startswith("aten.") and not task.target.startswith(_COSTLY)
         )
+
+    def anew(self, task: Task) -> Task:
+        """What is computed when a task comes again.
+
+        A BatchNorm goes without its running statistics, which the forward has moved on; a dropout applies the
+        mask it has drawn.
+        """
+        args = task.args
+        if task.target == "aten._native_batch_norm_legit_functional.default" and len(args) == 8:
+            return dataclasses.replace(
+                task,
+                target="aten._native_batch_norm_legit.no_stats",
+                args=(*args[:3], *args[5:]),
+                outputs=task.outputs[:3],
+                cuts=(),
+            )
+        if task.target == "aten.native_dropout.default" and task.random and len(args) == 3:
+            made, mask = (self.graph.value[name] for name in task.outputs)
+            probability = args[1]
+            assert isinstance(probability, (int, float))
+            # In half precision the two kernels round differently.
+            if made.dtype in ("float32", "float64") and self.ready(mask.storage):
+                scale = 1 / (1 - probability) if probability != 1 else 0.0
+                axes = (axis for axis, size in enumerate(made.shape) if size > 1)
+                return dataclasses.replace(
+                    task,
+                    target="aten.native_dropout_backward.default",
+                    args=(args[0], Ref(mask.name), scale),
+                    outputs=(made.name,),
+                    unpack=False,
+                    random=None,
+                    home=False,
+                    after=(),
+                    cuts=tuple(Cut((axis, axis), (axis,)) for axis in axes),
+                )
+        return task
 
     def touched(self, task: Task) -> int:
         """Bytes a task reads and writes."""
@@ -194,7 +257,7 @@ class _Choice:
             needed = self.needed(task, names)
             anchor = self.anchor(task)
             for first in sorted(needed, key=lambda task: self.place[task.name]):
-                again = _again(first)
+                again = self.anew(first)
                 fresh = {name: f"{name}#again" for name in again.outputs}
                 for old, new in fresh.items():
                     value = graph.value[old]
@@ -228,7 +291,7 @@ class _Choice:
                 task = self.graph.task[maker]
                 if task.phase == "forward" and not self.ready(self.graph.value[name].storage):
                     found[maker] = task
-                    pending.append(_again(task))
+                    pending.append(self.anew(task))
         return list(found.values())
 
     def late(self) -> set[str]:
@@ -247,16 +310,6 @@ class _Choice:
         return max(found, key=self.place.__getitem__, default=None)
 
 
-def _again(task: Task) -> Task:
-    """What is computed again: a BatchNorm without its running statistics, which the forward has moved on."""
-    if task.target != "aten._native_batch_norm_legit_functional.default" or len(task.args) != 8:
-        return task
-    args = (*task.args[:3], *task.args[5:])
-    return dataclasses.replace(
-        task, target="aten._native_batch_norm_legit.no_stats", args=args, outputs=task.outputs[:3], cuts=()
-    )
-
-
 def _renamed(task: Task, names: dict[str, str]) -> Task:
     if not any(name in names for name in task.inputs):
         return task
@@ -265,3 +318,21 @@ def _renamed(task: Task, names: dict[str, str]) -> Task:
         args=tuple(replace_refs(argument, names) for argument in task.args),
         kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
     )
+
+
+def _evenly(places: list[tuple[int, int]], length: float) -> list[int]:
+    """Indices of places, (bytes before it, bytes that pass), about `length` bytes apart; of those at hand the one
+    that the fewest bytes pass.
+    """
+    chosen: list[int] = []
+    start, index = 0, 0
+    while index < len(places):
+        window: list[int] = []
+        while index < len(places) and (not window or places[index][0] <= start + length):
+            if places[index][0] > start + length / 2:
+                window.append(index)
+            index += 1
+        if window:
+            chosen.append(min(window, key=lambda found: (places[found][1], -found)))
+            start, index = places[chosen[-1]][0], chosen[-1] + 1
+    return chosen
