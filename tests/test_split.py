@@ -228,12 +228,14 @@ def test_values_written_in_place_are_never_taken_apart() -> None:
     assert not {"t1", "t2"} & {task.origin for task in cut_tasks(parted)}
 
 
-def test_order_by_after_reaches_every_part() -> None:
+def test_order_by_after_is_kept_within_a_part() -> None:
     graph = chain(4)
     tasks = list(graph.tasks)
-    tasks[3] = dataclasses.replace(tasks[3], after=("t0",))
+    tasks[2] = dataclasses.replace(tasks[2], after=("t0",))
+    tasks[3] = dataclasses.replace(tasks[3], after=("t0",), cuts=())
     parted = split(dataclasses.replace(graph, tasks=tuple(tasks)), (3, 5)).check()
-    assert parted.task["t3#1"].after == ("t0#0", "t0#1")
+    assert parted.task["t2#1"].after == ("t0#1",)
+    assert parted.task["t3"].after == ("t0#0", "t0#1")
 
 
 @given(st.integers(1, 200), st.lists(st.floats(0, 1e3), min_size=1, max_size=8))
