@@ -150,6 +150,18 @@ class Recorder:
         self.seen = output
 
 
+class Extractor(nn.Module):
+    """A module around the one that is called, whose hook keeps features by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = None
+        self.features = {}
+
+    def hook(self, module, args, output):
+        self.features["linear"] = self.seen = output
+
+
 FEATURES = {}
 
 
@@ -167,7 +179,9 @@ def in_a_variable():
     return hook
 
 
-@pytest.mark.parametrize("hook", [Recorder(), Recorder().method, in_a_global, in_a_variable()])
+@pytest.mark.parametrize(
+    "hook", [Recorder(), Recorder().method, Extractor().hook, in_a_global, in_a_variable()]
+)
 def test_forward_hooks_that_keep_a_tensor(hook):
     network = model(lambda m, x: m.linear(x))
     handle = network.linear.register_forward_hook(hook)
@@ -178,6 +192,14 @@ def test_forward_hooks_that_keep_a_tensor(hook):
     FEATURES.clear()
     handle.remove()
     agrees(network, (x(),))
+
+
+def test_forward_hooks_that_count_are_noted():
+    network = model(lambda m, x: m.linear(x))
+    calls = []
+    network.linear.register_forward_hook(lambda *args: calls.append(1))
+    (note,) = joint(network, (x(),)).notes
+    assert "of linear changes calls" in note and not calls
 
 
 def test_backward_hooks_of_modules():
@@ -194,11 +216,22 @@ def test_backward_hooks_of_modules():
 
 
 KEPT = []
+CALLS = []
 
 
 def keeps(m, x):
     def hook(g):
         KEPT.append(g)
+        return g
+
+    h = m.linear(x)
+    h.register_hook(hook)
+    return h
+
+
+def counts(m, x):
+    def hook(g):
+        CALLS.append(1)
         return g
 
     h = m.linear(x)
@@ -286,6 +319,7 @@ def branches(m, x):
     ("body", "says"),
     [
         (keeps, "keeps gradients in KEPT.*return the tensor"),
+        (counts, "changes CALLS.*return the tensor"),
         (prints, "returns no gradient.*return the tensor"),
         (reads, "reads mask.*autograd.Function"),
         (removes, "removes the hook.*leave it out"),
@@ -312,7 +346,7 @@ def test_refused_by_name(body, says):
     if body not in (writes_a_parameter, writes_what_backward_needs, gives_a_buffer_a_gradient, stores):
         assert "test_joint_hooks.py:" in str(caught.value)
     assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
-    assert not KEPT
+    assert not KEPT and not CALLS
     assert torch.Tensor.register_hook.__name__ == "register_hook" and "apply" not in vars(type(network))
 
 

@@ -36,32 +36,37 @@ def refuse_module_hooks(model: nn.Module, name: str) -> None:
     for path, module in model.named_modules():
         hooks = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
         if hooks:
-            called = getattr(hooks[0], "__qualname__", type(hooks[0]).__qualname__)
             raise CaptureError(
-                f"the backward hook {called} of {path or name} would not be called; remove it (`handle.remove()`), "
-                "or register a hook on the module's parameters, which are kept"
+                f"the backward hook {_named(hooks[0])} of {path or name} would not be called; remove it "
+                "(`handle.remove()`), or register a hook on the module's parameters, which are kept"
             )
 
 
 @contextlib.contextmanager
-def refuse_kept(model: nn.Module) -> Iterator[None]:
-    """CaptureError when a forward hook of a module has kept a tensor, a stand-in that nothing can use."""
-    found = [
-        (path, hook)
+def refuse_kept(model: nn.Module, notes: list[str]) -> Iterator[None]:
+    """CaptureError when a forward hook of a module has kept a tensor, a stand-in that nothing can use.
+
+    What else a hook has changed is put back, and goes to `notes`.
+    """
+    holders = [
+        (f"the forward hook {_named(hook)} of {path or 'the model'}", Holders([hook]))
         for path, module in model.named_modules()
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     ]
-    holders = [(path, hook, Holders([hook])) for path, hook in found]
-    kept: list[tuple[str, Any, str]] = []
+    changed: dict[str, tuple[str, bool]] = {}
     try:
         yield
     finally:
-        for path, hook, holder in reversed(holders):
-            kept += [(path, hook, name) for name in holder.put_back()]
-    if kept:
-        path, hook, name = kept[-1]
-        raise CaptureError(
-            f"the forward hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of {path or 'the model'} "
-            f"keeps a tensor in {name}, which a captured call would not; return the tensor from forward, or remove "
-            "the hook (`handle.remove()`)"
-        )
+        for hook, holder in holders:
+            changed.update((name, (hook, kept)) for name, kept in holder.put_back().items())
+    for name, (hook, kept) in changed.items():
+        if kept:
+            raise CaptureError(
+                f"{hook} keeps a tensor in {name}, which a captured call would not; return the tensor from forward, "
+                "or remove the hook (`handle.remove()`)"
+            )
+        notes.append(f"{hook} changes {name}, which a captured call does not")
+
+
+def _named(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))

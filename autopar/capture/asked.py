@@ -69,7 +69,9 @@ class Hooked:
             ) from error
         kept = self.holders.put_back()
         if kept or not isinstance(changed, torch.Tensor):
-            what = f"keeps gradients in {kept[0]}" if kept else "returns no gradient"
+            what = "returns no gradient"
+            for name, tensor in kept.items():
+                what = f"keeps gradients in {name}" if tensor else f"changes {name}"
             raise CaptureError(
                 f"the hook on a tensor{self.where} {what}, so it does what a graph does not repeat; return the "
                 "tensor from forward and register the hook on it there, or remove it"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from .functions import reachable
 from .private import pytree
@@ -30,25 +29,25 @@ class Holders:
             for name, item in reachable(function):
                 self._container(name, item, deep=True)
 
-    def put_back(self) -> list[str]:
-        """Undo every change since; the names of those that had kept a tensor."""
-        kept: list[str] = []
+    def put_back(self) -> dict[str, bool]:
+        """Undo every change since; what was changed, and whether that had kept a tensor."""
+        changed: dict[str, bool] = {}
         for name, scope, key, item in self.places:
             now = scope.get(key, _MISSING)
             if now is not item:
-                kept += [name] if _tensors(now) else []
+                changed[name] = _tensors(now)
                 _assign(scope, key, item)
         for name, cell, item in self.cells:
             now = _content(cell)
             if now is not item and item is not _MISSING:
-                kept += [name] if _tensors(now) else []
+                changed[name] = _tensors(now)
                 cell.cell_contents = item
         for name, holder, before in self.contents:
             if not _same(holder, before):
-                kept += [name] if _tensors(holder) else []
+                changed[name] = _tensors(holder)
                 holder.clear()
                 (holder.extend if isinstance(holder, list) else holder.update)(before)
-        return list(dict.fromkeys(kept))
+        return changed
 
     def _variables(self, function: Callable[..., Any]) -> None:
         for code, inner in _codes(function):
@@ -78,7 +77,7 @@ def _codes(function: Any) -> Iterator[tuple[Any, Any]]:
 
 def _foreign(item: Any) -> bool:
     """Whether an object is none that keeps things for a hook."""
-    if isinstance(item, (nn.Module, torch.Tensor, type)) or inspect.isroutine(item) or inspect.ismodule(item):
+    if isinstance(item, (torch.Tensor, type)) or inspect.isroutine(item) or inspect.ismodule(item):
         return True
     return type(item).__module__.partition(".")[0] in ("torch", "builtins", "functools")
 

@@ -58,7 +58,7 @@ def joint(
     notes: list[str] = []
     with taken(function, args, kwargs or {}, notes) as (call, name, paths):
         refuse_module_hooks(call.model, name)
-        with refuse_kept(call.model):
+        with refuse_kept(call.model, notes):
             captured = _captured(call, name, paths)
     graph, names = folded(captured.graph)
     gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
