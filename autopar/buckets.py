@@ -26,8 +26,9 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     only results depend on it: no part waits for it, so that waiting for its neighbours delays no one. Consecutive
     ones of one type make bucket k: for part i `bucket<k>#cat<i>` copies the summands into one flat value, as
     soon as the part has made the last, `bucket<k>#sum` adds these, and the sums are views of it under their old
-    names. Every element is added in the order in which it was, so the values are bit-equal. Graphs with no more
-    than `FEW` such sums stay as they are. Linear in tasks.
+    names. Up to `FEW` such sums stay as they are. Sums that parts do wait for (a BatchNorm's) share a bucket where
+    one task of each part makes all summands. Every element is added in the order in which it was, so the values
+    are bit-equal. Linear in tasks.
     """
     buckets = _buckets(graph, nbytes)
     return _Bucketed(graph, buckets).run() if buckets else graph
@@ -36,31 +37,46 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
 def _buckets(graph: Graph, nbytes: int) -> list[list[Task]]:
     """The sums of each bucket, two or more, in order."""
     final = _final(graph)
-    filling: dict[tuple[object, ...], int] = {}
+    filling: dict[tuple[str, ...], int] = {}
     found: list[list[Task]] = []
     held: list[int] = []
+    twins: list[list[Task]] = []
     small = 0
+    before: tuple[str, ...] = ()
     for task in graph.tasks:
-        if task.target != SUM or task.phase != "backward" or task.name not in final or task.after:
-            continue
-        value = graph.value[task.outputs[0]]
-        makers = [graph.task.get(graph.producer.get(name, "")) for name in _summands(task)]
-        if not value.bytes or value.bytes >= nbytes or value.storage != value.name:
-            continue
-        if len(set(_summands(task))) < len(makers) or any(
-            maker is None or not maker.part for maker in makers
-        ):
-            continue
-        small += 1
-        key = value.dtype, *(maker.part for maker in makers if maker)
-        number = filling.get(key)
-        if number is None or held[number] + value.bytes > nbytes:
-            number = filling[key] = len(found)
-            found.append([])
-            held.append(0)
-        found[number].append(task)
-        held[number] += value.bytes
-    return [bucket for bucket in found if len(bucket) > 1] if small > FEW else []
+        parts, makers = _makers(graph, task, nbytes)
+        if parts and task.name in final:
+            small += 1
+            value = graph.value[task.outputs[0]]
+            key = value.dtype, *parts
+            number = filling.get(key)
+            if number is None or held[number] + value.bytes > nbytes:
+                number = filling[key] = len(found)
+                found.append([])
+                held.append(0)
+            found[number].append(task)
+            held[number] += value.bytes
+        elif parts:
+            if makers != before:
+                twins.append([])
+            twins[-1].append(task)
+        before = () if task.name in final else makers
+    buckets = found if small > FEW else []
+    return [bucket for bucket in (*buckets, *twins) if len(bucket) > 1]
+
+
+def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts whose summands a small sum of the backward adds, and with its type the tasks that make them."""
+    if task.target != SUM or task.phase != "backward" or task.after:
+        return (), ()
+    value, summands = graph.value[task.outputs[0]], _summands(task)
+    makers = [graph.producer.get(name, "") for name in summands]
+    parts = tuple(graph.task[maker].part if maker else "" for maker in makers)
+    if not 0 < value.bytes < nbytes or value.storage != value.name:
+        return (), ()
+    if len(set(summands)) < len(makers) or not all(parts):
+        return (), ()
+    return parts, (value.dtype, *makers)
 
 
 def _summands(task: Task) -> tuple[str, ...]:

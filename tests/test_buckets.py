@@ -121,14 +121,23 @@ def test_buckets_hold_neighbours_in_the_order_of_the_backward() -> None:
     assert [place for span in spans for place in span] == small
 
 
-def test_statistics_that_parts_wait_for_are_in_no_bucket() -> None:
-    _, graph = parted(model(norm=True))
+def test_statistics_that_parts_wait_for_wait_for_nothing_else() -> None:
+    """Both sums of a BatchNorm come of one task in each part: they go together, and with no other."""
+    captured, graph = parted(model(norm=True))
     after = bucketed(graph)
-    waited = [task.name for task in sums(after) if not task.name.startswith("bucket")]
     order = after.networkx()
-    assert waited
-    for name in waited:
-        assert any(after.task[later].part for later in networkx.descendants(order, name))
+    waited = [
+        task
+        for task in sums(after)
+        if any(after.task[later].part for later in networkx.descendants(order, task.name))
+    ]
+    assert len(waited) == 6
+    for task in waited:
+        assert task.name.startswith("bucket")
+        for cat in task.inputs:
+            summands = after.task[cat].inputs
+            assert len(summands) == 2 and len({after.producer[name] for name in summands}) == 1
+    same(captured, graph, after)
 
 
 def test_a_handful_of_sums_stays() -> None:

@@ -345,6 +345,21 @@ def test_batch_norm_of_each_part_is_what_data_parallel_does() -> None:
         torch.testing.assert_close(live[made], replicas[0].get_buffer(paths[name]), rtol=1e-12, atol=1e-12)
 
 
+def test_sizes_that_equal_the_batch_by_chance_do_no_harm() -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv1d(ROWS, ROWS, 1), nn.Conv1d(ROWS, ROWS, 1)
+            self.norm, self.drop = nn.BatchNorm1d(ROWS), nn.Dropout(0.3)
+
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.two(self.drop(self.norm(self.one(x))).relu()), t)
+
+    x = torch.randn(ROWS, ROWS, ROWS, dtype=torch.float64)
+    _, parted = same(Square().double(), (x, torch.randint(ROWS, (ROWS, ROWS))))
+    assert not any("join" in task.name for task in parted.tasks)
+
+
 def test_a_graph_without_such_tasks_stays_as_it_is() -> None:
     with torch.no_grad():
         captured = capture(
