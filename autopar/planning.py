@@ -102,7 +102,12 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         try:
             chosen = place(price(cut), _by_share(split, sum(sizes)) if isinstance(split, Mapping) else policy)
         except MemoryCapError as error:
-            refusal = refusal or error
+            if split == "auto":
+                refusal = refusal or error
+            else:
+                refusal = MemoryCapError(
+                    f'{cut.split} as asked for: {error}. split="auto" finds shares by room'
+                )
             continue
         plans.append(chosen)
         ran.append(Candidate(chosen.policy, cut.split, chosen.makespan))

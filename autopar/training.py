@@ -79,6 +79,15 @@ def prepare_training(
     raise refusal
 
 
+def _placed(costed: CostedGraph) -> Plan:
+    """The plan of a half whose devices are given: its order by urgency, else, where that needs too much memory, as in
+    the graph."""
+    try:
+        return place(costed, "heft")
+    except MemoryCapError:
+        return place(costed, "follow")
+
+
 TIGHTENED = 6
 """Plans that are made of a joint graph, each for tighter caps, until both its halves hold the real ones."""
 
@@ -154,7 +163,7 @@ class Training:
         for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)[0]):
             free = tuple(replace(device, memory_bytes=None) for device in costed.machine.devices)
             lifted = replace(costed, machine=replace(costed.machine, devices=free))
-            for memory in place(lifted, "heft").memory:
+            for memory in place(lifted, "follow").memory:
                 cap = costed.machine.device[memory.device].memory_bytes
                 if cap is not None:
                     more = max(0, memory.peak - whole.get(memory.device, 0))
@@ -209,7 +218,7 @@ class Training:
         )
 
     def _bound(self, costed: CostedGraph) -> Prepared:
-        return bind(self.captured, place(costed, "heft"), self.pool)
+        return bind(self.captured, _placed(costed), self.pool)
 
     def _costed(
         self, graph: Graph, homes: Mapping[str, str], deliver: tuple[tuple[str, str], ...]

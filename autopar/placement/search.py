@@ -13,6 +13,7 @@ from ..simulate import Move, Schedule, timing
 from ..tables import seconds
 from .bound import lower_bound
 from .fill import fill
+from .follow import follow
 from .heft import heft, list_schedule, lookahead
 from .improve import improve
 from .race import SHORTER, Entry, Race
@@ -29,6 +30,7 @@ POLICIES: dict[str, Callable[..., Schedule]] = {
     "heft": heft,
     "heft+lookahead": lookahead,
     "fill": fill,
+    "follow": follow,
     "round_robin": round_robin,
 }
 """Policies by name, beside `auto` and `single`: one added here can be asked for."""
@@ -58,6 +60,7 @@ def place(costed: CostedGraph, policy: Policy = "auto") -> Plan:
             _enter_fitting(race, POLICIES[name])
         if problem.tight:
             _enter_fitting(race, fill)
+            _enter_fitting(race, follow)
         leader = race.leading()
         if leader:
             improve(race, leader, bound)
@@ -142,7 +145,7 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
         return strict or [entry for entries in alone.values() for entry in entries]
     elif policy.startswith("single ") and policy[7:] in problem.devices:
         return alone[problem.devices.index(policy[7:])]
-    elif policy in (*RACE, "fill"):
+    elif policy in (*RACE, "fill", "follow"):
         found = _enter_fitting(race, POLICIES[policy])
     elif policy in POLICIES:
         found = race.enter(POLICIES[policy](problem))

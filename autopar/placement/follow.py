@@ -1,0 +1,70 @@
+"""Runs follow the data: for graphs that hardly fit and remember much, as a forward does for its backward."""
+
+from __future__ import annotations
+
+from ..problem import Problem
+from ..simulate import Schedule
+from .room import Room
+
+
+def follow(problem: Problem, room: float = 1.0) -> Schedule:
+    """Runs, each just before it is needed, on the device that has most of the bytes they read which were made before.
+
+    What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
+    readers of what it makes, which come later, have the rest.
+    """
+    space, share = Room(problem, 1.0), room
+    there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
+    lanes: dict[str, list[str]] = {names[0]: [] for names in problem.lane_names}
+    chosen: dict[int, int] = {}
+    current = max(range(len(problem.devices)), key=lambda d: (space.caps[d] - space.used[d], -d))
+    for r in just_in_time(problem):
+        group = problem.group[r]
+        allowed = (chosen[group],) if group in chosen else problem.allowed[r]
+        able = space.fitting(r, allowed, there)
+        made = [v for v in problem.reads[r] if problem.maker[v] >= 0]
+        near = {d: sum(problem.bytes[v] for v in made if d in there[v]) for d in able}
+        nearest = max(able, key=lambda d: (near[d], d == current, -d))
+        if not near[nearest]:
+            free = [d for d in able if space.used[d] + space.need(r, d, there) <= share * space.caps[d]]
+            if current not in free:
+                current = max(free or able, key=lambda d: (space.caps[d] - space.used[d], -d))
+            nearest = current
+        if group >= 0:
+            chosen[group] = nearest
+        for v in problem.reads[r]:
+            if nearest not in there[v]:
+                there[v][nearest] = 0.0
+                space.copy(v, nearest)
+        space.settle(r, nearest, there)
+        for v in problem.makes[r]:
+            there[v][nearest] = 0.0
+        lanes[problem.lane_names[nearest][0]].append(problem.names[r])
+    return Schedule("follow", {lane: tuple(names) for lane, names in lanes.items()})
+
+
+def just_in_time(problem: Problem) -> list[int]:
+    """Runs in an order in which each comes shortly before its first reader: depth first from the last runs, of what a
+    run waits for the longest chain first, so that little is alive at once.
+
+    Sethi and Ullman's order for expressions (J. ACM 17(4), 1970) with the length of a chain for its registers.
+    """
+    depth = [0] * problem.runs
+    for r in range(problem.runs):
+        depth[r] = 1 + max((depth[p] for p in problem.before[r]), default=0)
+    first = [sorted(before, key=lambda p: (-depth[p], p)) for before in problem.before]
+    waited = {p for before in problem.before for p in before}
+    found: list[int] = []
+    seen = [False] * problem.runs
+    for last in range(problem.runs):
+        stack = [(last, 0)] if last not in waited else []
+        while stack:
+            r, at = stack.pop()
+            if at == 0 and seen[r]:
+                continue
+            seen[r] = True
+            if at < len(first[r]):
+                stack += [(r, at + 1), (first[r][at], 0)]
+            else:
+                found.append(r)
+    return found
