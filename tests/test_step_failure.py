@@ -155,3 +155,27 @@ def test_wrong_gradients_are_refused_by_name(monkeypatch):
     assert equal(before, snapshot(pair))
     monkeypatch.undo()
     pair.same(batches(3))
+
+
+class Chaotic(nn.Module):
+    """Doubles the distance of neighbours thirty times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sigmoid(self.norm(x))
+        for _ in range(30):
+            x = 4 * x * (1 - x)
+        return x
+
+
+def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
+    from autopar import gradcheck
+
+    x, y = batches(1)[0]
+    Pair(Chaotic, MOMENTUM).step(x, y)
+    monkeypatch.setattr(gradcheck, "SHAKEN", 0)
+    with pytest.raises(autopar.DifferenceError, match="not eager's"):
+        Pair(Chaotic, MOMENTUM).step(x, y)
