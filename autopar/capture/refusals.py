@@ -38,7 +38,7 @@ _ADVICE = (
         "write it with torch operators, or as a torch.library.custom_op with register_fake",
     ),
     (
-        ("share storage but are not differentiable views",),
+        ("non-differentiable view input mutations",),
         "a tensor that shares its memory with another is changed in place",
         "give each its own memory with clone()",
     ),
