@@ -109,3 +109,41 @@ def test_digits_stand_in_for_fashion_mnist():
     training, held_out, _ = example("fashion_mnist").digits()
     assert training[0][0].shape == (1, 28, 28) and len(training) + len(held_out) == 1797
     assert training[0][0].min() >= 0 and training[0][0].max() <= 1
+
+
+def test_an_uneven_batch_fits_where_even_parts_do_not(monkeypatch, capsys):
+    module = example("uneven_batch")
+    found = module.measure(batch=12, devices=3, first="1.5MB", others="2.45MB")
+    assert "as asked for" in found["even"] and 'split="auto"' in found["even"]
+    rows = [int(count) for count in found["training"]["split"].partition(": ")[2].split(" + ")]
+    assert sum(rows) == 12 and len(rows) == 3 and rows[0] < min(rows[1:])
+    for what in ("inference", "training"):
+        for device, cap, predicted, measured in found[what]["peaks"]:
+            assert 0 < measured <= cap and predicted <= cap, (what, device)
+    assert found["error"] <= 2 * found["eager error"]
+
+
+def test_the_distance_of_kernels_needs_two_devices_under_a_cap():
+    module = example("kernel_distance")
+    layer = torch.nn.Conv2d(64, 9, 3)
+    reference = module.gradient(module.ac_distance, layer)
+    assert module.apart(module.gradient(module.vectorised, layer), reference) <= 1e-5
+    two = ["emulated:0", "emulated:1"]
+    from autopar import compile
+
+    both = compile(module.ac_distance, two, memory=dict.fromkeys(two, "380kB"), check="never")
+    with module.staged() as stages:
+        assert module.apart(module.gradient(both, layer), reference) <= 1e-5
+    assert {placed.device for placed in both.plan.placed} == {*two}
+    assert all(seconds is None for _, seconds in both.plan.singles), "one device can do it"
+    assert stages["capture"] > 0 and stages["plan"] > 0
+    assert all(memory.peak <= 380_000 for memory in both.plan.memory)
+    tasks, seconds = module.chain(both.plan)
+    assert tasks > 81 and seconds > 0
+    both.close()
+    tree = compile(module.ac_distance, two[:1], reassociate=True, check="never")
+    small = torch.nn.Conv2d(8, 5, 3)
+    expected = module.gradient(module.ac_distance, small)
+    assert module.apart(module.gradient(tree, small), expected) <= 1e-5
+    assert module.chain(tree.plan)[0] < 25, "twenty-five sums one after the other"
+    tree.close()
