@@ -184,14 +184,12 @@ def test_a_failing_operator_in_a_worker_names_all_and_the_next_call_works():
     assert fast(good).shape == (8, 8)
 
 
-def test_moving_pickling_and_training_are_refused():
+def test_moving_and_pickling_are_refused():
     fast = autopar.compile(Towers(), DEVICES)
     with pytest.raises(DeviceError, match=r"a compiled model is not moved to .*autopar.compile"):
         fast.to("cuda")
     with pytest.raises(TypeError, match=r"cannot be pickled.*plan\.save\(.*state_dict\(\).*Plan\.load"):
         pickle.dumps(fast)
-    with torch.enable_grad(), pytest.raises(CaptureError, match=r"torch\.no_grad\(\)"):
-        fast(torch.ones(8, 32))
 
 
 def test_what_is_asked_before_anything_is_planned():
