@@ -16,6 +16,7 @@ from .capture.signature import take_apart
 from .errors import CaptureError
 from .graph import Graph
 from .rename import renamed
+from .wording import CRITERION
 
 LOSS = "loss.tangent"
 """Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""
@@ -165,7 +166,7 @@ def own_paths(captured: Captured) -> Captured:
     values = tuple(
         replace(value, path=own_path(value.path)) if value.kind == "state" else value for value in graph.values
     )
-    tasks = tuple(replace(task, module=own_path(task.module)) for task in graph.tasks)
+    tasks = tuple(replace(task, module=_own_module(task.module)) for task in graph.tasks)
     return replace(
         captured,
         graph=replace(graph, values=values, tasks=tasks),
@@ -174,6 +175,12 @@ def own_paths(captured: Captured) -> Captured:
         tangents=tuple((now[name], index) for name, index in captured.tangents),
         same=tuple((index, now[name]) for index, name in captured.same),
     )
+
+
+def _own_module(path: str) -> str:
+    """The module of a task as its author knows it."""
+    rule, dot, inner = path.partition(".")
+    return f"{CRITERION}{dot}{inner}" if rule == "rule" else own_path(path)
 
 
 def own_path(path: str) -> str:

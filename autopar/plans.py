@@ -13,6 +13,7 @@ from .errors import PlanError
 from .saving import decode, encode
 from .tables import percent, seconds, size, table
 from .timeline import Memory, Span, Timeline
+from .wording import Words
 
 FORMAT = "autopar plan 1"
 
@@ -111,6 +112,11 @@ class Plan:
         return {reason.run: reason for reason in self.reasons}
 
     @cached_property
+    def words(self) -> Words:
+        """What its runs and values are called in reports and pictures."""
+        return Words(self.costed)
+
+    @cached_property
     def steps(self) -> tuple[Placed | Transfer, ...]:
         """Runs and transfers by start."""
         both: list[Placed | Transfer] = [*self.placed, *self.transfers]
@@ -153,7 +159,8 @@ class Plan:
             first = graph.task[self.costed.run[placed.run].tasks[0]]
             spans.append(
                 Span(placed.lane, placed.device, "compute", placed.run, placed.start, placed.end,
-                     module=first.module, source=first.source)
+                     module=first.module, source=first.source, called=self.words.run(placed.run),
+                     phase=self.words.phase(placed.run))
             )  # fmt: skip
         for t in self.transfers:
             device = t.lane.rsplit("/", 1)[0]
@@ -169,6 +176,7 @@ class Plan:
                     dst=t.dst,
                     bytes=t.bytes,
                     ready=t.ready,
+                    called=self.words.value(t.value),
                 )
             )
         spans.sort(key=lambda span: (span.start, span.lane))
@@ -195,10 +203,11 @@ class Plan:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]
         for step in self.steps:
             if isinstance(step, Placed):
-                reads = ", ".join(self.costed.run[step.run].reads)
-                rows.append((seconds(step.start), seconds(step.end), step.lane, step.run, reads, ""))
+                reads = ", ".join(map(self.words.value, self.costed.run[step.run].reads))
+                what = self.words.run(step.run)
+                rows.append((seconds(step.start), seconds(step.end), step.lane, what, reads, ""))
             else:
-                what = f"{step.value}: {step.src} → {step.dst}"
+                what = f"{self.words.value(step.value)}: {step.src} → {step.dst}"
                 rows.append((seconds(step.start), seconds(step.end), step.lane, what, "", size(step.bytes)))
         machine = self.costed.machine
         head = [

@@ -14,7 +14,8 @@ class Span:
     """Something one lane did from `start` to `end`, in seconds from the start of the call.
 
     `compute`: the run `name`, or within it a task (then `run` is set). `copy`: the value `name` from `src` to `dst`,
-    of which `ready` is when it could have begun.
+    of which `ready` is when it could have begun. `called` is what people read instead of `name`, where that differs;
+    `phase` the part of a training step that a computation is of.
     """
 
     lane: str
@@ -30,11 +31,18 @@ class Span:
     dst: str = ""
     bytes: int = 0
     ready: float | None = None
+    called: str = ""
+    phase: str = ""
 
     @property
     def seconds(self) -> float:
         """How long it lasted."""
         return self.end - self.start
+
+    @property
+    def title(self) -> str:
+        """What it is for people."""
+        return self.called or self.name
 
 
 @dataclass(frozen=True, slots=True)

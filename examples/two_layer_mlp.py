@@ -12,13 +12,13 @@ each device, gradients summed and weights updated on the CPU and copied back whi
 
 import argparse
 import copy
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import autopar
+from autopar import view
 
 
 class MLP(nn.Module):
@@ -92,35 +92,6 @@ def curve(steps: int, dtype: torch.dtype, devices: autopar.Machine | list[str]) 
     return abs(mine.item() - loss.item()) / abs(loss.item())
 
 
-def covered(spans: list[tuple[float, float]], by: list[tuple[float, float]]) -> float:
-    """The share of the time in any of `spans` that is also in any of `by`."""
-    ends = sorted({end for pair in (*spans, *by) for end in pair})
-    within = total = 0.0
-    for start, end in pairwise(ends):
-        if any(a <= start and end <= b for a, b in spans):
-            total += end - start
-            within += (end - start) * any(a <= start and end <= b for a, b in by)
-    return within / total if total else 1.0
-
-
-def hidden(plan: autopar.Plan, timeline: autopar.Timeline) -> float:
-    """The share of the reduction (copies of gradients to their sum, and the sums) during which a device works on the
-    backward."""
-    graph = plan.costed.graph
-    sums = [task for task in graph.tasks if task.target == "autopar.sum" and task.phase == "backward"]
-    moved = {name for task in sums for name in task.inputs}
-    names = {plan.costed.run_of[task.name] for task in sums} | {task.name for task in sums}
-    behind = {task.name for task in graph.tasks if task.phase == "backward"} - names
-    behind |= {run.name for run in plan.costed.runs if behind & set(run.tasks)} - names
-    reduction, backward = [], []
-    for span in timeline.spans:
-        if (span.kind == "copy" and span.name in moved) or (span.kind == "compute" and span.name in names):
-            reduction.append((span.start, span.end))
-        elif span.kind == "compute" and span.device != "cpu" and span.name in behind:
-            backward.append((span.start, span.end))
-    return covered(reduction, backward)
-
-
 def train(steps: int, out: Path) -> None:
     """The figure, the loss curves, and how much of the reduction hides behind the backward."""
     devices = machine()
@@ -163,7 +134,7 @@ def train(steps: int, out: Path) -> None:
     print()
     print(step.explain())
     late = " (no figure: the machine was too slow for its clock)" if timeline.last.needs_slow_down else ""
-    shares = [hidden(step.plan, each) for each in (step.plan.timeline(), timeline.last)]
+    shares = [view.hidden(step.plan, each) for each in (step.plan.timeline(), timeline.last)]
     print(
         f"\n32-1024-1024, batch 4096: of the reduction {shares[0]:.0%} is hidden behind the backward as predicted, "
         f"{shares[1]:.0%} as measured{late}"

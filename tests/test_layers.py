@@ -14,7 +14,7 @@ LAYERS = [
     ["graph", "buses"],
     ["saving", "flow", "stretches"],
     ["machine", "chips", "declared", "pins"],
-    ["cost", "split", "sums", "phases", "views", "rename", "buckets", "recompute", "reassociate"],
+    ["cost", "split", "sums", "phases", "views", "rename", "buckets", "recompute", "reassociate", "wording"],
     ["fuse", "sharing", "plans", "timeline", "problem", "sequence"],
     ["roofline", "programs", "clocks", "check", "demands", "footprint", "ledger", "simulate", "liveness"],
     ["placement", "lower", "emulation", "options"],
@@ -22,7 +22,7 @@ LAYERS = [
     ["detect", "doctor", "runtime"],
     ["measure", "checking", "gradcheck"],
     ["stages", "batches", "optimizers", "keys", "losses"],
-    ["training"],
+    ["training", "capping"],
     ["session"],
     ["updates", "signatures"],
     ["view"],
@@ -33,7 +33,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
-         "batches", "composites", "optimizers", "gradcheck", "training", "step", "parallel",
+         "batches", "composites", "optimizers", "gradcheck", "training", "capping", "step", "parallel",
          "session", "compiled", "keys", "losses", "updates", "signatures", "api", "__main__"}  # fmt: skip
 LATER = {("timeline", "view"), ("machine", "declared"), ("detect", "doctor")}
 """Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`."""

@@ -82,7 +82,7 @@ def test_the_chart_fits_a_terminal(make):
 def test_the_chart_names_each_run_of_a_small_plan():
     plan = view_plans.towers()
     text = text_chart(plan)
-    assert all(placed.run in text for placed in plan.placed)
+    assert all(plan.words.run(placed.run) in text for placed in plan.placed)
 
 
 @plans

@@ -159,7 +159,7 @@ class Recording:
         )
 
     def _spans(self) -> list[Span]:
-        graph, costed = self.plan.costed.graph, self.plan.costed
+        graph, costed, words = self.plan.costed.graph, self.plan.costed, self.plan.words
         ready: dict[str, float] = {}
         timed: list[tuple[LaneRecorder, Any, float, float]] = []
         for recorder in self.lanes.values():
@@ -186,16 +186,19 @@ class Recording:
                         dst=made.device,
                         bytes=made.bytes,
                         ready=min(start, ready.get(step.src, 0.0)),
+                        called=words.value(made.value),
                     )
                 )
                 continue
             task, run = graph.task[step.task], costed.run_of[step.task]
             spans.append(
-                Span(lane.name, lane.device, "compute", task.name, start, end, run, task.module, task.source)
-            )
+                Span(lane.name, lane.device, "compute", task.name, start, end, run, task.module, task.source,
+                     called=words.task(task), phase=task.phase)
+            )  # fmt: skip
             whole = runs.get((lane.name, run))
             if whole is None:
-                whole = Span(lane.name, lane.device, "compute", run, start, end, "", task.module, task.source)
+                whole = Span(lane.name, lane.device, "compute", run, start, end, "", task.module, task.source,
+                             called=words.run(run), phase=words.phase(run))  # fmt: skip
             runs[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
         # A run comes before the tasks nested in it.
         return sorted(

@@ -37,7 +37,9 @@ def dot_text(plan: Plan) -> str:
         for placed in here:
             run = costed.run[placed.run]
             module = costed.graph.task[run.tasks[0]].module
-            label = "\n".join(filter(None, (placed.run, module, seconds(placed.end - placed.start))))
+            label = "\n".join(
+                filter(None, (plan.words.run(placed.run), module, seconds(placed.end - placed.start)))
+            )
             width = ", penwidth=3" if placed.run in hot else ""
             color = INK if placed.run in hot else shade.hue
             lines.append(
@@ -53,7 +55,7 @@ def dot_text(plan: Plan) -> str:
             transfer = moved.get((value, placed.device))
             wants = []
             if transfer:
-                text = f"{value}\n{size(transfer.bytes)} · {seconds(transfer.end - transfer.start)}"
+                text = f"{plan.words.value(value)}\n{size(transfer.bytes)} · {seconds(transfer.end - transfer.start)}"
                 wants.append(f"label={_quote(text)}")
             bold = id(transfer) in hot_moves if transfer else {placed.run, costed.producer[value]} <= hot
             if bold:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 from ..plans import Placed, Plan
-from .names import common_module, module_of, run_name
+from ..wording import CRITERION, common_module
+from .names import module_of
+from .reduction import phase_of_runs
 
 BUDGET = 150
 """The most boxes of one picture, when no more lanes than that are used."""
@@ -40,8 +43,8 @@ class Copy:
 class Card:
     """A box: the `runs` of one lane between `start` and `end`, at work for `busy` seconds of that.
 
-    `copies` are the repeated blocks when it is a stack; `module` what the runs share; `deep` marks
-    backward work.
+    `copies` are the repeated blocks when it is a stack; `module` what the runs share; `phase` the part of a
+    training step that most of its work is of.
     """
 
     lane: str
@@ -53,20 +56,25 @@ class Card:
     busy: float
     runs: tuple[str, ...]
     copies: tuple[Copy, ...] = ()
-    deep: bool = False
+    phase: str = "forward"
     block: Block | None = None
+
+
+Group: TypeAlias = tuple[Block | None, list[Card]]
+"""Cards that follow one another in one block."""
 
 
 def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     """The cards of each lane that computes, in order; at most `budget` of them, or one for each such lane."""
     lanes: dict[str, list[Card]] = {}
+    phases = phase_of_runs(plan)
     for lane, steps in plan.orders.items():
-        cards = [_card(plan, step) for step in steps if isinstance(step, Placed)]
+        cards = [_card(plan, step, phases[step.run]) for step in steps if isinstance(step, Placed)]
         if cards:
             lanes[lane] = cards
     if sum(map(len, lanes.values())) > min(_PLAIN, budget):
         short = plan.makespan * 0.01
-        lanes = {lane: _merge(_stack(cards), short, strict=True) for lane, cards in lanes.items()}
+        lanes = {lane: _merge(_stack(plan, cards), short, strict=True) for lane, cards in lanes.items()}
         while sum(map(len, lanes.values())) > budget and short < 2 * plan.makespan:
             lanes = {lane: _merge(cards, short, strict=False) for lane, cards in lanes.items()}
             short *= 1.5
@@ -75,21 +83,20 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     return {lane: tuple(cards) for lane, cards in lanes.items()}
 
 
-def _card(plan: Plan, placed: Placed) -> Card:
+def _card(plan: Plan, placed: Placed, phase: str) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.run[placed.run].tasks]
-    deep = any("backward" in f"{task.target} {task.origin}" for task in tasks)
     # A run may reach into the next block: it counts as of the block most of its tasks are in.
     blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
     return Card(
         placed.lane,
         placed.device,
-        run_name(plan, placed.run),
+        plan.words.run(placed.run),
         module_of(plan, placed.run),
         placed.start,
         placed.end,
         placed.end - placed.start,
         (placed.run,),
-        deep=deep,
+        phase=phase,
         block=max(blocks, key=lambda block: blocks[block], default=None),
     )
 
@@ -100,11 +107,27 @@ def _join(cards: list[Card]) -> Card:
     module = common_module([card.module for card in cards])
     runs = tuple(run for card in cards for run in card.runs)
     busy = sum(card.busy for card in cards)
-    deep = sum(card.busy for card in cards if card.deep) > busy / 2
+    work: dict[str, float] = {}
+    for card in cards:
+        work[card.phase] = work.get(card.phase, 0.0) + card.busy
+    phase = max(work, key=lambda each: work[each])
     first, end = cards[0], max(card.end for card in cards)
     block = first.block if all(card.block == first.block for card in cards) else None
-    title = _title(cards, module) or f"{runs[0]} … {runs[-1]}"
-    return Card(first.lane, first.device, title, module, first.start, end, busy, runs, deep=deep, block=block)
+    title = _title(cards, module)
+    title = "loss" if title == CRITERION else title
+    title = f"{title}{_marked(cards, phase)}" if title else f"{first.title} … {cards[-1].title}"
+    return Card(
+        first.lane, first.device, title, module, first.start, end, busy, runs, phase=phase, block=block
+    )
+
+
+def _marked(cards: list[Card], phase: str) -> str:
+    """What is said of the phase behind the title of joined cards, as it is behind their own."""
+    if len({card.phase for card in cards}) == 1 and phase in ("reduction", "update"):
+        return ", sums" if phase == "reduction" else ", update"
+    return (
+        f" {phase}" if phase == "backward" or any(card.title.endswith(" forward") for card in cards) else ""
+    )
 
 
 def _title(cards: list[Card], module: str) -> str:
@@ -141,6 +164,8 @@ def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
 
 def _kin(one: Card, other: Card) -> bool:
     """Whether two cards lie in one numbered block, or, outside of such, below one module."""
+    if one.phase != other.phase:
+        return False
     if one.block or other.block:
         return one.block == other.block
     return bool(common_module([one.module, other.module]))
@@ -155,13 +180,13 @@ def _block(module: str) -> Block | None:
     return None
 
 
-def _stack(cards: list[Card]) -> list[Card]:
+def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
     """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
     card."""
-    groups: list[tuple[Block | None, list[Card]]] = []
+    groups: list[Group] = []
     for card in cards:
         block = card.block
-        if groups and block and groups[-1][0] == block:
+        if groups and block and groups[-1][0] == block and groups[-1][1][0].phase == card.phase:
             groups[-1][1].append(card)
         else:
             groups.append((block, [card]))
@@ -170,21 +195,24 @@ def _stack(cards: list[Card]) -> list[Card]:
     while position < len(groups):
         end = position + 1
         block = groups[position][0]
-        while block and end < len(groups) and _follows(groups[end - 1][0], groups[end][0]):
+        while block and end < len(groups) and _follows(groups[end - 1], groups[end]):
             end += 1
         row = groups[position:end]
         plain = [card for _, held in row for card in held]
         dense = sum(card.busy for card in plain) >= _DENSE * (plain[-1].end - plain[0].start)
-        done += _stack_row(row) if block and len(row) >= 3 and dense else plain
+        done += _stack_row(plan, row) if block and len(row) >= 3 and dense else plain
         position = end
     return done
 
 
-def _follows(one: Block | None, other: Block | None) -> bool:
-    return one is not None and other is not None and one[0] == other[0] and abs(one[1] - other[1]) == 1
+def _follows(one: Group, other: Group) -> bool:
+    """Whether the next block comes after the one before, in the same phase: up in a forward, down in a backward."""
+    if one[0] is None or other[0] is None or one[1][0].phase != other[1][0].phase:
+        return False
+    return one[0][0] == other[0][0] and abs(one[0][1] - other[0][1]) == 1
 
 
-def _stack_row(row: list[tuple[Block | None, list[Card]]]) -> list[Card]:
+def _stack_row(plan: Plan, row: list[Group]) -> list[Card]:
     """Equal blocks of a row as stacks; a block unlike the middle one stays open between them."""
     usual = median(sum(card.busy for card in held) for _, held in row)
     done: list[Card] = []
@@ -192,7 +220,7 @@ def _stack_row(row: list[tuple[Block | None, list[Card]]]) -> list[Card]:
 
     def flush() -> None:
         if len(equal) >= 3 or (len(equal) == 2 and any(card.copies for card in done)):
-            done.append(_stacked(equal))
+            done.append(_stacked(plan, equal))
         else:
             done.extend(card for _, held in equal for card in held)
         equal.clear()
@@ -208,14 +236,14 @@ def _stack_row(row: list[tuple[Block | None, list[Card]]]) -> list[Card]:
     return done
 
 
-def _stacked(row: list[tuple[Block, list[Card]]]) -> Card:
+def _stacked(plan: Plan, row: list[tuple[Block, list[Card]]]) -> Card:
     copies = []
     for (path, index), held in row:
         whole = _join(held)
         copies.append(Copy(f"{path}.{index}", whole.start, whole.end, whole.busy, whole.runs))
     whole = _join([card for _, held in row for card in held])
     (path, first), (_, last) = row[0][0], row[-1][0]
-    title = f"{path.rpartition('.')[2]} {first} … {last}"
+    title = f"{path.rpartition('.')[2]} {first} … {last}{_kind(plan, copies, whole.phase)}"
     return Card(
         whole.lane,
         whole.device,
@@ -226,5 +254,17 @@ def _stacked(row: list[tuple[Block, list[Card]]]) -> Card:
         whole.busy,
         whole.runs,
         tuple(copies),
-        whole.deep,
+        whole.phase,
+    )
+
+
+def _kind(plan: Plan, copies: list[Copy], phase: str) -> str:
+    """What each of the copies is, where they have one run each and it is the same of all; else their phase."""
+    words = {
+        plan.words.run(copy.runs[0]).replace(f"{copy.name}.", "", 1) for copy in copies if len(copy.runs) == 1
+    }
+    if len(words) == 1 and all(len(copy.runs) == 1 for copy in copies):
+        return f": {words.pop()}"
+    return {"reduction": ", sums", "update": ", update"}.get(
+        phase, f" {phase}" if plan.words.training else ""
     )

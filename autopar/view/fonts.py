@@ -6,6 +6,9 @@ whichever of the two a viewer has.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 FAMILY = "Inter, 'DejaVu Sans', Verdana, sans-serif"
 MONO = "'JetBrains Mono', 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 
@@ -33,6 +36,9 @@ _WIDTHS = {
     True: dict(zip(_CHARACTERS, map(int, _BOLD.split()))),
 }
 _OTHER = 1000
+_PART = re.compile(r"(, part \d+| #\d+)$")
+_PHASE = re.compile(r" (forward|backward)$")
+_PATH = re.compile(r"(…\w+|\w*[A-Za-z_]\w*)(\.\w+)+")
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
@@ -54,6 +60,41 @@ def fit(text: str, room: float, size: float, bold: bool = False) -> str:
         else:
             high = keep - 1
     return _keep(text, low) if low >= 3 else ""
+
+
+def fit_words(text: str, room: float, size: float, bold: bool = False) -> str:
+    """`text`, shortened to fit `room` pixels by what is told elsewhere or goes without saying: the part of the
+    batch, the phase, the modules around; else cut at its end. Empty when not even three characters fit."""
+    for short in _shorter(text):
+        if width(short, size, bold) <= room:
+            return short
+    text = short
+    while text and width(f"{text}…", size, bold) > room:
+        text = text[:-1]
+    return f"{text.rstrip(' …,.')}…" if len(text) >= 3 else ""
+
+
+def _shorter(text: str) -> Iterator[str]:
+    yield text
+    text = _PART.sub("", text)
+    yield text
+    text = _PHASE.sub("", text)
+    yield text
+    least = 2 if text.startswith(("update ", "sum ")) or text.endswith((".grad", ", new")) else 1
+    while True:
+        paths = [path for path in _PATH.finditer(text) if len(_names(path[0])) > least]
+        if not paths:
+            break
+        longest = max(paths, key=lambda path: len(path[0]))
+        rest = longest[0].lstrip("…").partition(".")[2]
+        text = f"{text[: longest.start()]}…{rest}{text[longest.end() :]}"
+        yield text
+    yield f"{text.partition(' … ')[0]} …" if " … " in text else text
+
+
+def _names(path: str) -> list[str]:
+    """The names in a path, without `grad` and a number at its end, which say nothing alone."""
+    return re.sub(r"(\.grad|\.\d+)$", "", path).split(".")
 
 
 def wrap(text: str, room: float, size: float, lines: int) -> list[str]:

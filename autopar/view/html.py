@@ -10,7 +10,7 @@ from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from .facts import level_at
 from .layout import MARGIN, PANEL, Arrow, Box, Layout, lay_out
-from .names import module_of, slow_down, value_name
+from .names import module_of, slow_down
 from .page import page
 from .palette import QUIET
 from .placed import placed_picture
@@ -68,7 +68,7 @@ def box_card(layout: Layout, box: Box, measured: dict[str, float]) -> Facts:
             slow = max(card.copies, key=lambda copy: copy.busy)
             rows.append(["slowest", f"{slow.name}, {seconds(slow.busy)}"])
         places = sorted((plan.place[run] for run in card.runs), key=lambda p: (p.start - p.end, p.start))
-        facts["parts"] = [[p.run, seconds(p.end - p.start)] for p in places[:_MOST_RUNS]]
+        facts["parts"] = [[plan.words.run(p.run), seconds(p.end - p.start)] for p in places[:_MOST_RUNS]]
         if len(places) > _MOST_RUNS:
             facts["parts"].append([f"and {len(places) - _MOST_RUNS} shorter ones", ""])
     got = [measured[run] for run in card.runs if run in measured]
@@ -124,7 +124,7 @@ def _run_rows(layout: Layout, name: str) -> list[list[str]]:
 
 def _shaped(plan: Plan, value: str) -> str:
     known = plan.costed.graph.value[value]
-    return f"{value_name(plan, value)} {list(known.shape)}"
+    return f"{plan.words.value(value)} {list(known.shape)}"
 
 
 def _why(layout: Layout, placed: Placed) -> Facts | None:
@@ -167,7 +167,7 @@ def _arrow_card(layout: Layout, arrow: Arrow) -> Facts:
         facts["title"] = f"{len(arrow.transfers)} transfers"
         order = sorted(arrow.transfers, key=lambda t: (-t.bytes, t.start))
         facts["parts"] = [
-            [value_name(plan, t.value), f"{size(t.bytes)} · {seconds(t.end - t.start)}"]
+            [plan.words.value(t.value), f"{size(t.bytes)} · {seconds(t.end - t.start)}"]
             for t in order[:_MOST_RUNS]
         ]
         facts["rows"] = [
@@ -175,7 +175,7 @@ def _arrow_card(layout: Layout, arrow: Arrow) -> Facts:
             ["runs", f"{seconds(first.start)} → {seconds(max(t.end for t in order))}"],
         ]
         return facts
-    facts["title"] = value_name(plan, first.value)
+    facts["title"] = plan.words.value(first.value)
     known = plan.costed.graph.value.get(first.value)
     rows = [
         ["tensor", f"{first.value} {list(known.shape)} {known.dtype}" if known else first.value],
@@ -197,8 +197,8 @@ def _held(layout: Layout, transfer: Transfer) -> str:
         return ""
     before = layout.found.steps[wait.step]
     what = (
-        f"{value_name(layout.plan, before.value)}, {before.src} → {before.dst}"
+        f"{layout.plan.words.value(before.value)}, {before.src} → {before.dst}"
         if isinstance(before, Transfer)
-        else before.run
+        else layout.plan.words.run(before.run)
     )
     return f"{what} ({seconds(transfer.start - transfer.ready)})"

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ..tables import percent, seconds, size
+from ..wording import operator
 from . import fonts
 from .layout import LEFT, Arrow, Box, Gap, Layout
-from .names import Stretch, module_of, stretches, value_name
-from .palette import INK, QUIET, WAIT
+from .names import Stretch, module_of, stretches
+from .palette import INK, QUIET, WAIT, strips
 from .room import Label
+from .thin import thin_labels
 
 _STRIP = 10.0
 _PAD = 9.0
@@ -23,18 +25,23 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
         return []
     bold = box.critical
     shown = 13.0 if box.h >= 18 else 11.5
-    left, right = box.x + _STRIP + _PAD, box.x + box.w - _PAD
+    strip_left, strip_right = strips(card.phase)
+    left, right = box.x + _STRIP * strip_left + _PAD, box.x + box.w - _STRIP * strip_right - _PAD
     badge = fonts.width(f"× {len(card.copies)}", 12, True) + 22 if card.copies else 0.0
     time, second = seconds(card.busy), _second_line(layout, box)
     two = box.h >= 40 and bool(second)
     room = right - left - fonts.width(time, shown, bold) - 10
-    name = fonts.fit(card.title, room, shown, bold)
-    if name != card.title and two and not card.copies:
-        name, second, time = fonts.fit(card.title, right - left, shown, bold), f"{time} · {second}", ""
-    elif len(name) < min(8, len(card.title)):
-        name, time = fonts.fit(card.title, right - left, shown, bold), ""
-    second = fonts.fit(second, right - left - badge, 12) if two else ""
-    half = 20.0 if second else 8.0
+    name = fonts.fit_words(card.title, room, shown, bold)
+    wider = fonts.fit_words(card.title, right - left, shown, bold)
+    if name != wider and two:
+        name, second, time = wider, f"{time} · {second}", ""
+    elif name != wider and (name.endswith("…") or len(name) < 8):
+        name, time = wider, ""
+    third = ""
+    if card.copies and not time and box.h >= 60:
+        second, _, third = second.partition(" · ")
+    second = fonts.fit_words(second, right - left - badge, 12) if two else ""
+    half = 28.0 if third else 20.0 if second else 8.0
     for share in (0.5, 0.25, 0.75, 0.12, 0.88):
         middle = box.y + min(max(box.h * share, half), box.h - half)
         base = middle - 3.5 if second else middle + shown * 0.36
@@ -43,6 +50,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
             Label(right, base, time, shown, INK, bold, "end"),
         ]
         labels.append(Label(left, middle + 13, second, 12, QUIET))
+        labels.append(Label(left, middle + 28, third, 12, QUIET))
         labels = [label for label in labels if label.text]
         if all(layout.room.unlined(label.rect) for label in labels):
             return labels
@@ -61,8 +69,8 @@ def _second_line(layout: Layout, box: Box) -> str:
         tasks = layout.plan.costed.run[card.runs[0]].tasks
         module = module_of(layout.plan, card.runs[0])
         heavy = layout.plan.costed.graph.task.get(card.runs[0])
-        called = heavy.origin or heavy.name if heavy else ""
-        parts.append(module if module and not card.title.startswith(module) else called if module else "")
+        called = operator(heavy) if heavy and module else ""
+        parts.append(module if module and module not in card.title else called)
         parts.append(heavy.part if heavy else "")
         if len(tasks) > 1:
             parts.append(f"{len(tasks)} tasks")
@@ -72,13 +80,14 @@ def _second_line(layout: Layout, box: Box) -> str:
 
 
 def free_labels(layout: Layout) -> list[Label]:
-    """The labels outside of boxes, the important ones first: transfers, waits, idle times."""
+    """The labels outside of boxes, the important ones first: transfers, waits, thin boxes, idle times."""
     done: list[Label] = []
     order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
     for arrow in order:
         done += _first_free(layout, _arrow_places(layout, arrow))
     for arrow in order:
         done += _first_free(layout, _wait_places(arrow))
+    done += thin_labels(layout, [box for box in layout.boxes if not box_labels(layout, box)])
     for gap in sorted(layout.gaps, key=lambda gap: -gap.h):
         done += _first_free(layout, _gap_places(gap))
     return done
@@ -96,14 +105,14 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
     gap_left, gap_right = _corridor(layout, arrow, at_target=True)
     back_left, back_right = _corridor(layout, arrow, at_target=False)
     first = arrow.transfers[0]
-    name = value_name(layout.plan, first.value)
+    name = layout.plan.words.value(first.value)
     if len(arrow.transfers) > 1:
         name = f"{len(arrow.transfers)} transfers"
         figures = f"{size(arrow.bytes)} · {seconds(sum(t.end - t.start for t in arrow.transfers))}"
     else:
         figures = f"{size(arrow.bytes)} · {seconds(first.end - first.start)}"
     widest = min(gap_right - gap_left, back_right - back_left) - 14
-    full = (fonts.fit(name, widest, 12, arrow.critical), fonts.fit(figures, widest, 11.5))
+    full = (fonts.fit_words(name, widest, 12, arrow.critical), fonts.fit(figures, widest, 11.5))
     for lines in (full, full[1:], full[:1]):
         if not all(lines):
             continue
@@ -176,7 +185,10 @@ def _gap_places(gap: Gap) -> Iterator[list[Label]]:
     head = next((text for text in heads if fonts.width(text, 12) <= room), "")
     cause = "" if last else gap.cause
     if fonts.width(cause, 12) > room:
-        cause = fonts.fit(cause.removeprefix("waits for "), room, 12)
+        cause = cause.removeprefix("waits for ")
+        cause = (
+            cause if fonts.width(cause, 12) <= room else fonts.fit_words(cause.partition(" of ")[0], room, 12)
+        )
     places = (0.0, -0.2, 0.2, -0.34, 0.34)
     if gap.h >= 44 and cause and head:
         for share in places:
@@ -205,7 +217,7 @@ def brackets(layout: Layout) -> list[tuple[float, float, list[Label]]]:
 
 
 def _bracket_labels(part: Stretch, x: float, middle: float, tall: float) -> list[Label]:
-    room = x - 24
+    room = x - 8
     time = seconds(part.end - part.start)
     if part.kind == "compute":
         head, verdict, color = part.where.rsplit("/", 1)[0], "computes", QUIET
@@ -213,10 +225,11 @@ def _bracket_labels(part: Stretch, x: float, middle: float, tall: float) -> list
         head, verdict, color = part.what, "exposed", WAIT
     else:
         head, verdict, color = "waits", "", WAIT
-    head = fonts.fit(head, room, 12, True)
+    bold = not fonts.fit_words(head, room, 12, True).endswith("…")
+    head = fonts.fit_words(head, room, 12 if bold else 11.5, bold)
     if tall >= 42 and verdict:
         return [
-            Label(x, middle - 11, head, 12, INK, True, "end"),
+            Label(x, middle - 11, head, 12 if bold else 11.5, INK, bold, "end"),
             Label(x, middle + 4, time, 12, QUIET, anchor="end"),
             Label(x, middle + 19, verdict, 12, color, anchor="end"),
         ]

@@ -9,7 +9,6 @@ from ..plans import Placed, Plan, Transfer
 from .columns import Column, columns
 from .critical import Critical, critical
 from .fold import Card, fold
-from .names import value_name
 from .room import Rect, Room
 from .thread import Piece, edges, thread
 
@@ -219,10 +218,12 @@ def _cause(layout: Layout, number: int) -> str:
     before = layout.found.steps[wait.step]
     late = step.start - before.end > 0.01 * layout.plan.makespan
     if isinstance(before, Transfer):
-        return f"waits for {value_name(layout.plan, before.value)} of {before.src}"
+        return f"waits for {layout.plan.words.value(before.value)} of {before.src}"
     if late or wait.kind == "lane":
         return "waits for its turn"
-    return f"waits for {before.run}" + (f" of {before.device}" if before.device != _device(step) else "")
+    return f"waits for {layout.plan.words.run(before.run)}" + (
+        f" of {before.device}" if before.device != _device(step) else ""
+    )
 
 
 def _device(step: Placed | Transfer) -> str:

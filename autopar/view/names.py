@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..plans import Candidate, Placed, Plan, Transfer
+from ..wording import common_module
 from .critical import Critical
 
 
@@ -29,7 +30,7 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
 
     def flush() -> None:
         if runs:
-            parts.append(Stretch("compute", runs[0].start, runs[-1].end, runs[0].lane, span_name(runs)))
+            parts.append(Stretch("compute", runs[0].start, runs[-1].end, runs[0].lane, span_name(plan, runs)))
             runs.clear()
 
     for number in found.path:
@@ -41,7 +42,7 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
             )
         if isinstance(step, Transfer):
             flush()
-            what = value_name(plan, step.value)
+            what = plan.words.value(step.value)
             parts.append(Stretch("copy", step.start, step.end, f"{step.src} → {step.dst}", what))
         else:
             if runs and runs[-1].lane != step.lane:
@@ -52,48 +53,16 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
     return parts
 
 
-def span_name(runs: list[Placed]) -> str:
+def span_name(plan: Plan, runs: list[Placed]) -> str:
     """`first … last` with a count."""
-    if len(runs) == 1:
-        return runs[0].run
-    return f"{runs[0].run} … {runs[-1].run} ({len(runs)} runs)"
-
-
-def value_name(plan: Plan, value: str) -> str:
-    """The path of an input or state value, else its own name."""
-    known = plan.costed.graph.value.get(value)
-    return known.path if known and known.path and known.kind != "made" else value
-
-
-def run_name(plan: Plan, run: str) -> str:
-    """A run as its author would call it: the module it computes and the part of the batch, `fc1 #2`; without a module,
-    or where it has several, its own name."""
-    costed = plan.costed
-    modules = {costed.graph.task[task].module for task in costed.run[run].tasks} - {""}
-    if len(modules) != 1:
-        return run
-    _, mark, part = run.partition("#")
-    return f"{modules.pop()} #{part}" if mark else modules.pop()
+    first, last = plan.words.run(runs[0].run), plan.words.run(runs[-1].run)
+    return first if len(runs) == 1 else f"{first} … {last} ({len(runs)} runs)"
 
 
 def module_of(plan: Plan, run: str) -> str:
     """The longest module path that all tasks of a run which have one share."""
     paths = [plan.costed.graph.task[task].module for task in plan.costed.run[run].tasks]
     return common_module([path for path in paths if path])
-
-
-def common_module(paths: list[str]) -> str:
-    """The longest dotted path that begins all of `paths`."""
-    if not paths:
-        return ""
-    parts = paths[0].split(".")
-    for path in paths[1:]:
-        other = path.split(".")
-        same = 0
-        while same < min(len(parts), len(other)) and parts[same] == other[same]:
-            same += 1
-        parts = parts[:same]
-    return ".".join(parts)
 
 
 def alternative(plan: Plan) -> Candidate | None:

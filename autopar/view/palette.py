@@ -39,6 +39,17 @@ _HUES = (
 _PATTERNS = ("slash", "backslash", "cross", "level", "upright")
 
 
+def fill_of(shade: Shade, phase: str) -> str:
+    """What a box is filled with: deeper for the backward, white for sums and updates."""
+    return shade.deep if phase == "backward" else shade.fill if phase in ("forward", "") else "#FFFFFF"
+
+
+def strips(phase: str) -> tuple[bool, bool]:
+    """Whether a box has its device's pattern at its left, and at its right edge: the forward at the left, the
+    backward at the right, sums and updates at both, so that phases are told without colour."""
+    return phase != "backward", phase not in ("forward", "")
+
+
 def shades(devices: Iterable[tuple[str, bool]]) -> dict[str, Shade]:
     """A shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green,
     rose, sky, then the same hues with new patterns."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ..graph import SUM
 from ..plans import Plan
 from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from . import fonts
 from .layout import MARGIN, Layout, tick_text, ticks
 from .names import slow_down
-from .palette import BAR, BAR_PALE, BRACKET, INK, LANE, QUIET, WAIT, WAIT_FILL
+from .palette import BAR, BAR_PALE, BRACKET, INK, LANE, QUIET, WAIT, WAIT_FILL, fill_of, strips
+from .reduction import hidden
 from .svg import Svg
 
 
@@ -59,6 +61,10 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
     single = plan.best_single
     if single:
         x = figure(svg, x, *split_unit(seconds(single[1])), f"best single device ({single[0]})")
+    if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
+        x = figure(
+            svg, x, *split_unit(percent(hidden(plan, plan.timeline()))), "of reduction behind backward"
+        )
     count = len(plan.transfers)
     what = f"moved, {count} transfer{'' if count == 1 else 's'}"
     x = figure(svg, x, *split_unit(size(plan.moved)), what)
@@ -138,12 +144,23 @@ def legend(svg: Svg, layout: Layout, x: float, y: float) -> float:
         stroke_dasharray="2 4",
     )
     svg.text(right + 34, top + 22, "idle", 12)
-    if any(box.card.deep for box in layout.boxes):
-        shade = next(iter(layout.columns.values())).shade
-        svg.rect(right - 1, top + 35, 13, 12, fill=shade.fill, stroke=shade.hue)
-        svg.rect(right + 13, top + 35, 13, 12, fill=shade.deep, stroke=shade.hue)
-        svg.text(right + 34, top + 44, "forward, backward", 12)
+    if layout.plan.words.training:
+        _phases(svg, layout, x, top + 66)
+        top += 26
     elif any(len(arrow.transfers) > 1 for arrow in layout.arrows):
         svg.path(f"M{right} {top + 36:.2f}l26 4v9l-26 -4Z", fill=QUIET, fill_opacity="0.25")
         svg.text(right + 34, top + 44, "several transfers", 12)
     return top + 66
+
+
+def _phases(svg: Svg, layout: Layout, x: float, y: float) -> None:
+    """The looks of forward, backward, sums and updates."""
+    shade = next(iter(layout.columns.values())).shade
+    for phase, text in (("forward", "forward"), ("backward", "backward"), ("update", "sum, update")):
+        svg.rect(x, y - 11, 34, 14, rx="2", fill=fill_of(shade, phase))
+        left, right = strips(phase)
+        for at in [x] * left + [x + 27] * right:
+            svg.pattern(shade, at, y - 11, 7, 14)
+        svg.rect(x, y - 11, 34, 14, rx="2", fill="none", stroke=shade.hue)
+        svg.text(x + 42, y, text, 12)
+        x += 42 + fonts.width(text, 12) + 24

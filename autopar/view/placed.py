@@ -10,7 +10,7 @@ from . import fonts, panels, sidebar
 from .facts import device_busy
 from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, MARGIN, PANEL, WIDTH, Arrow, Box, Layout, lay_out, tick_text, ticks
-from .palette import BRACKET, GRID, INK, LANE, QUIET, WAIT
+from .palette import BRACKET, GRID, INK, LANE, QUIET, WAIT, fill_of, strips
 from .svg import Svg, trace
 
 _FOOT = 60.0
@@ -71,6 +71,8 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
             y = (arrow.y1 + arrow.y1_last) / 2
             svg.add("circle", cx=arrow.x1, cy=y, r="3.4", fill="#FFFFFF", stroke=QUIET, stroke_width="1.6")
     for label in free:
+        if label.leader:
+            svg.polyline(list(label.leader), stroke=BRACKET, stroke_width="1")
         if label.anchor == "middle":
             r = label.rect
             svg.rect(r.x - 4, r.y - 1, r.w + 8, r.h + 2, fill=LANE)
@@ -146,9 +148,10 @@ def _margin(svg: Svg, layout: Layout) -> None:
 
 def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
     card, shade = box.card, layout.columns[box.card.device].shade
-    fill = shade.deep if card.deep else shade.fill
+    fill = fill_of(shade, card.phase)
     x, y, w, h = box.x + 2, box.y + 0.75, box.w - 4, max(box.h - 1.5, 0.8)
     svg.open(data_card=f"b{index}")
+    svg.tooltip(f"{card.title}: {seconds(card.start)} → {seconds(card.end)}")
     if card.copies and h > 14:
         for depth in (2, 1):
             svg.rect(x + 3.0 * depth, y + 3.0 * depth, w - 3, h - 3, rx="3", fill="#FFFFFF", stroke=shade.hue)
@@ -165,8 +168,10 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
         svg.close()
         return
     svg.rect(x, y, w, h, rx="3" if h > 8 else "1", fill=fill)
-    svg.pattern(shade, x + 0.7, y + 0.7, 9.3, h - 1.4)
-    svg.line((x + 10.5, y), (x + 10.5, y + h), stroke=shade.hue, stroke_width="0.8")
+    at_left, at_right = strips(card.phase)
+    for at, edge in [(x, x + 10.5)] * at_left + [(x + w - 10.7, x + w - 10.5)] * at_right:
+        svg.pattern(shade, at + 0.7, y + 0.7, 9.3, h - 1.4)
+        svg.line((edge, y), (edge, y + h), stroke=shade.hue, stroke_width="0.8")
     svg.rect(x, y, w, h, rx="3" if h > 8 else "1", fill="none", stroke=shade.hue, stroke_width="1.3")
     labels = box_labels(layout, box)
     for label in labels:
@@ -174,7 +179,7 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
     if card.copies and box.h >= 40 and labels:
         text = f"× {len(card.copies)}"
         wide = fonts.width(text, 12, True) + 16
-        right = box.x + box.w - 9
+        right = box.x + box.w - 9 - 10 * strips(card.phase)[1]
         middle = labels[-1].y - 4
         svg.rect(right - wide, middle - 9, wide, 18, rx="9", fill=INK)
         svg.text(right - wide / 2, middle + 4, text, 12, "#FFFFFF", bold=True, anchor="middle")

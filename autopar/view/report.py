@@ -10,8 +10,10 @@ from ..timeline import Timeline
 from .critical import Critical, critical
 from .facts import device_busy
 from .names import alternative, change, faster, slow_down, stretches
+from .reduction import PHASES, hidden, phases
 
 _MOST_REASONS = 12
+_PHASE_COLUMNS = ("from", "to", "under way", "adds", "of all")
 _MOST_STRETCHES = 12
 
 
@@ -36,6 +38,7 @@ def explain(
         "\n".join([head, *([f"[{machine.label}]"] if machine.label else []), *notes]),
         _numbers(plan, timeline, measured_single),
         _devices(plan, timeline),
+        *([_phases(plan, timeline)] if plan.words.training else []),
         *([_candidates(plan)] if plan.candidates else []),
         *([_single(plan)] if len({placed.device for placed in plan.placed}) == 1 else []),
         _path(plan, found),
@@ -125,6 +128,38 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
     return table(kept, right=range(1, len(kept[0])))
 
 
+def _phases(plan: Plan, timeline: Timeline | None) -> str:
+    """How the time divides, as predicted and, where the call was measured in time, as measured."""
+    real = timeline if timeline and not timeline.needs_slow_down else None
+    sides = [("", plan.timeline()), *([(" measured", real)] if real else [])]
+    total = {side: each.makespan or 1.0 for side, each in sides}
+    rows = [("phase", *(f"{what}{side}" for side, _ in sides for what in _PHASE_COLUMNS))]
+    found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides}
+    for name in PHASES:
+        if not any(name in held for held in found.values()):
+            continue
+        row = [name]
+        for side, held in found.items():
+            phase = held.get(name)
+            if phase is None:
+                row += ["-"] * len(_PHASE_COLUMNS)
+                continue
+            times = [seconds(when) for when in (phase.start, phase.end, phase.span, phase.adds)]
+            row += [*times, percent(phase.adds / total[side])]
+        rows.append(tuple(row))
+    shares = [f"{percent(hidden(plan, each))}{' as measured' if side else ''}" for side, each in sides]
+    lines = [
+        "how the time divides; under way: its runs or copies, adds: while none of a phase above are",
+        table(rows, right=range(1, len(rows[0]))),
+    ]
+    if any("reduction" in held for held in found.values()):
+        lines.append(
+            f"hidden behind the backward: {', '.join(shares)} of the reduction (gradients copied to their sums, "
+            "and summed), in which some device works on the backward"
+        )
+    return "\n".join(lines)
+
+
 def _candidates(plan: Plan) -> str:
     rows = [("candidate", "split", "predicted", "against chosen", "note")]
     order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
@@ -197,7 +232,7 @@ def _reasons(plan: Plan, found: Critical) -> str:
         reason = plan.reason[placed.run]
         rows.append(
             (
-                placed.run,
+                plan.words.run(placed.run),
                 placed.device,
                 seconds(placed.end - placed.start),
                 seconds(slack[placed.run]),

@@ -61,6 +61,8 @@ class Label:
     bold: bool = False
     anchor: str = "start"
     halo: bool = False
+    leader: tuple[Point, Point] | None = None
+    """A line from what the label is of, where that is too thin to hold it."""
 
     @property
     def rect(self) -> Rect:
@@ -99,6 +101,12 @@ class Room:
     def unlined(self, rect: Rect) -> bool:
         """Whether no line taken passes through it."""
         return not any(rect.crosses(*line) for cell in _cells(rect) for line in self._lines.get(cell, ()))
+
+    def open(self, start: Point, end: Point) -> bool:
+        """Whether a line from `start` to `end` touches no rectangle that is taken."""
+        x, y = min(start[0], end[0]), min(start[1], end[1])
+        cells = _cells(Rect(x, y, abs(end[0] - start[0]), abs(end[1] - start[1])))
+        return not any(rect.crosses(start, end) for cell in cells for rect in self._rects.get(cell, ()))
 
     def place(self, labels: list[Label], *, pad: float = 1.5) -> bool:
         """Take the room of all `labels` when every one is free; else take none and say so."""

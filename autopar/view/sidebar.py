@@ -14,6 +14,7 @@ from .palette import BAR, BAR_PALE, GRID, QUIET, WAIT
 from .svg import Svg
 
 _MOST_ROWS = 6
+_MOST_KINDS = 3
 
 
 def panel(svg: Svg, x: float, y: float, w: float, h: float) -> None:
@@ -131,7 +132,9 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     panel(svg, x, y, w, height)
     shade = layout.columns[placed.device].shade
     tag = fonts.width(placed.device, 13, True) + 28
-    svg.text(x + 18, y + 28, fonts.fit(placed.run, w - 46 - tag, 15, True), 15, bold=True)
+    svg.text(
+        x + 18, y + 28, fonts.fit_words(plan.words.run(placed.run), w - 46 - tag, 15, True), 15, bold=True
+    )
     svg.swatch(shade, x + w - 18 - tag, y + 15, 18, 17)
     svg.text(x + w - 18, y + 28, placed.device, 13, bold=True, anchor="end")
     module = module_of(plan, placed.run)
@@ -196,8 +199,8 @@ def repeats(svg: Svg, layout: Layout, x: float, y: float, w: float) -> float:
     cards = stacks(layout)
     if not cards:
         return y
-    paths = list(dict.fromkeys(card.module for card in cards))[:2]
-    held = {path: [card for card in cards if card.module == path] for path in paths}
+    paths = list(dict.fromkeys((card.module, card.phase) for card in cards))[:_MOST_KINDS]
+    held = {path: [card for card in cards if (card.module, card.phase) == path] for path in paths}
     rows = {path: min(len(group), _MOST_ROWS) for path, group in held.items()}
     height = 44.0 + sum(88 + 28 * count for count in rows.values())
     panel(svg, x, y, w, height)
@@ -207,16 +210,14 @@ def repeats(svg: Svg, layout: Layout, x: float, y: float, w: float) -> float:
         copies = [copy for card in held[path] for copy in card.copies]
         total = f"× {len(copies)}, {seconds(sum(copy.busy for copy in copies))} in all"
         room = w - 50 - fonts.width(total, 12)
-        svg.text(x + 18, top + 14, fonts.fit(path, room, 12, True), 12, bold=True)
+        name = f"{path[0]} {path[1]}" if layout.plan.words.training else path[0]
+        svg.text(x + 18, top + 14, fonts.fit(name, room, 12, True), 12, bold=True)
         svg.text(x + w - 18, top + 14, total, 12, QUIET, anchor="end")
         top += 24
         for card in held[path][: rows[path]]:
             shade = layout.columns[card.device].shade
-            text = fonts.fit(
-                f"{card.title.rpartition(' … ')[0].rpartition(' ')[2]} … {card.title.rpartition(' ')[2]}",
-                70,
-                11.5,
-            )
+            first, last = (card.copies[index].name.rpartition(".")[2] for index in (0, -1))
+            text = f"{first} … {last}"
             cell = min(22.0, (w - 36 - 160) / len(card.copies))
             for index in range(len(card.copies)):
                 svg.swatch(shade, x + 18 + index * cell, top, max(1.5, cell - 2), 18)
@@ -241,7 +242,7 @@ def _inside(svg: Svg, layout: Layout, runs: tuple[str, ...], x: float, y: float,
         long = (placed.end - placed.start) / total * w
         svg.rect(at, y, long, 18, fill=shade.fill, stroke=shade.hue, stroke_width="0.8")
         tail = module_of(layout.plan, placed.run).rpartition(".")[2]
-        text = placed.run if not tail or tail.isdecimal() else tail
+        text = layout.plan.words.run(placed.run) if not tail or tail.isdecimal() else tail
         if fonts.width(text, 11) + 8 <= long:
             svg.text(at + long / 2, y + 13, text, 11, anchor="middle")
         at += long

@@ -81,10 +81,11 @@ def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[i
         more = f" +{count[row] - 1}" if count[row] > 1 else ""
         after = f"{more} {seconds(here[index].end - here[index].start)}"
         room = wide - 2 - len(after)
-        if len(here[index].run) > room:
+        name = plan.words.run(here[index].run)
+        if len(name) > room:
             after = more
             room = wide - 2 - len(after)
-        cells.append(f"{edge} {_clip(here[index].run, room).ljust(room)}{after}")
+        cells.append(f"{edge} {_clip(name, room).ljust(room)}{after}")
     return cells
 
 
@@ -104,7 +105,7 @@ def _moves(plan: Plan, rows: int, tick: float, hot: set[int], room: int) -> list
         tail = f" {first.src} → {first.dst}{more} {size(total)} · {seconds(first.end - first.start)}"
         if len(tail) + 8 > room:
             tail = f" {first.src}→{first.dst}{more} {size(total)}"
-        name = _clip(first.value, max(0, room - len(mark) - 1 - len(tail)))
+        name = _clip(plan.words.value(first.value), max(0, room - len(mark) - 1 - len(tail)))
         lines.append(_clip(f"{mark} {name}{tail}", room))
     return lines
 

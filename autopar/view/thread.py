@@ -9,6 +9,9 @@ from .columns import Column
 from .critical import Critical
 from .svg import Point
 
+_TIGHT = 12.0
+"""Copies that follow one another in fewer pixels are one line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -32,7 +35,7 @@ def thread(found: Critical, columns: dict[str, Column], y: dict[str, float]) -> 
         return y["top"] + when * y["second"]
 
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    stretches = _stretches(found)
+    stretches = _stretches(found, _TIGHT / y["second"] if y["second"] else 0.0)
     pieces: list[Piece] = []
     here: Point | None = None
     here_device = ""
@@ -64,11 +67,19 @@ def thread(found: Critical, columns: dict[str, Column], y: dict[str, float]) -> 
     return _joined(pieces)
 
 
-def _stretches(found: Critical) -> list[tuple[Placed | Transfer, Placed | Transfer]]:
+def _stretches(found: Critical, tight: float) -> list[tuple[Placed | Transfer, Placed | Transfer]]:
+    """First and last step of each stretch: runs of one lane, or copies of one direction less than `tight` seconds
+    each."""
     done: list[tuple[Placed | Transfer, Placed | Transfer]] = []
     for number in found.path:
         step = found.steps[number]
+        before = done[-1][1] if done else None
         if (
+            isinstance(step, Transfer)
+            and isinstance(before, Transfer)
+            and (step.src, step.dst) == (before.src, before.dst)
+            and max(step.start, before.end) - before.start < tight
+        ) or (
             done
             and isinstance(step, Placed)
             and isinstance(done[-1][1], Placed)

@@ -111,7 +111,7 @@ def _bar(svg: Svg, block: Block, shade: Shade, y: float, h: float, hot: set[int]
     x, w, held = block
     span = held[0]
     svg.open()
-    names = span.name if len(held) == 1 else f"{len(held)} spans, {span.name} … {held[-1].name}"
+    names = span.title if len(held) == 1 else f"{len(held)} spans, {span.title} … {held[-1].title}"
     more = f", {size(span.bytes)}" if span.kind == "copy" and len(held) == 1 else ""
     svg.tooltip(f"{names}: {seconds(span.start)} → {seconds(held[-1].end)}{more}")
     edge = 0.6 if w > 3 else 0.0
@@ -126,8 +126,8 @@ def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
     edge there."""
     x, w, held = block
     span = held[0]
-    text = fonts.fit(span.name, w - 8, 11.5, True) if len(held) == 1 else ""
-    if text == span.name or len(text) >= 7:
+    text = fonts.fit(span.title, w - 8, 11.5, True) if len(held) == 1 else ""
+    if text == span.title or len(text) >= 7:
         color = INK if shade.hue in ("#E69F00", "#56B4E9", "#CC79A7") else "#FFFFFF"
         half = fonts.width(text, 11.5, True) / 2
         spots = [
@@ -137,7 +137,7 @@ def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
         label = next((label for label in spots if axis.room.unlined(label.rect)), spots[0])
         svg.text(label.x, y, text, 11.5, color, bold=True, anchor="middle")
         return 0.0
-    name = span.name if len(held) == 1 else f"{len(held)} {'copies' if span.kind == 'copy' else 'runs'}"
+    name = span.title if len(held) == 1 else f"{len(held)} {'copies' if span.kind == 'copy' else 'runs'}"
     label = Label(x + w + 7, y, fonts.fit(name, 170, 11.5), 11.5)
     if label.text and label.rect.x + label.rect.w < RIGHT - 3 and axis.room.place([label], pad=3):
         svg.text(label.x, label.y, label.text, label.size, halo=True)

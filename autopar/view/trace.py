@@ -81,11 +81,13 @@ def _slice(span: Span, pid: int, tid: int, start: int, end: int) -> Event:
     for name in ("run", "module", "source", "src", "dst", "bytes"):
         if getattr(span, name):
             args[name] = getattr(span, name)
+    if span.called and span.called != span.name:
+        args["name"] = span.name
     if span.ready is not None:
         args["queued_us"] = round(max(0.0, span.start - span.ready) * 1e6, 3)
     return {
         "ph": "X",
-        "name": span.name,
+        "name": span.title,
         "cat": span.kind,
         "pid": pid,
         "tid": tid,
@@ -139,11 +141,11 @@ def _flows(
         before = bisect.bisect_right(ends.get(span.src, []), _ns(ready)) - 1
         if before >= 0:
             number += 2
-            _flow(events, span.name, number, ended[span.src][before], span, pid, at)
+            _flow(events, span.title, number, ended[span.src][before], span, pid, at)
         after = bisect.bisect_left(begins.get(span.dst, []), _ns(span.end))
         if after < len(begun.get(span.dst, [])):
             number += 2
-            _flow(events, span.name, number, span, begun[span.dst][after], pid, at)
+            _flow(events, span.title, number, span, begun[span.dst][after], pid, at)
 
 
 def _flow(
