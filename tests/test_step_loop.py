@@ -11,6 +11,8 @@ from plain_loop import THREE, TWO_LANES, Normed, Pair, Tied, batches, far, mlp, 
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
+import autopar
+
 OPTIMIZERS = {
     "sgd": functools.partial(SGD, lr=0.2),
     "momentum": functools.partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -261,3 +263,48 @@ def test_many_steps_hold_no_more_memory_than_a_few():
             pair.step(x, y)
         counts.append(tensors())
     assert counts[2] <= counts[1]
+
+
+class Twins(nn.Module):
+    """Two parameters with one gradient between them, and one whose gradient is what the backward starts from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 5)
+        self.one, self.other = nn.Parameter(torch.zeros(5)), nn.Parameter(torch.ones(5))
+        self.start = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + (self.one + self.other)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adagrad"])
+@pytest.mark.parametrize("split", [None, 2])
+def test_gradients_that_share_memory_are_clipped_and_added_once(name, split):
+    pair = Pair(Twins, OPTIMIZERS[name], clip_norm=0.05, split=split)
+    data = batches(9)
+    expected = plain(pair.plain, pair.criterion, pair.theirs, data, each=3, clip_norm=0.05)
+    found = [pair.step(x, y, accumulate=bool(i % 3)).item() for i, (x, y) in enumerate(data, 1)]
+    assert far(found, expected) <= 1e-9
+    pair.same_after()
+    pair.same(data[:3], clip_norm=0.05)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adagrad"])
+def test_the_loss_may_be_a_parameter_itself(name):
+    def step_fn(model: Twins, x: torch.Tensor) -> torch.Tensor:
+        return model.layer(x).square().mean() + model.start
+
+    torch.manual_seed(0)
+    model, twin = Twins().double(), Twins().double()
+    twin.load_state_dict(model.state_dict())
+    ours, theirs = (OPTIMIZERS[name](m.parameters()) for m in (model, twin))
+    step = autopar.train_step(model, None, ours, THREE, step_fn=step_fn, clip_norm=0.1)
+    for x, _ in batches(5):
+        step_fn(twin, x).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        theirs.step()
+        theirs.zero_grad()
+        step(x)
+    assert far(model.start.detach(), twin.start.detach()) <= 1e-9
+    assert far(model.layer.weight.detach(), twin.layer.weight.detach()) <= 1e-9
