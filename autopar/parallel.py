@@ -71,17 +71,14 @@ class DataParallel(CompiledModule):
             _plan=None,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().__call__(*args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as calling it."""
+        output = super().forward(*args, **kwargs)
         if self._session.ready().plan is not self._plan:
             self.__dict__["_plan"] = self._session.ready().plan
             _require_axis(self._plan, self.dim)
         to = self._deliver
         return pytree.tree_map_only(torch.Tensor, lambda t: t if t.device == to else t.to(to), output)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling it."""
-        return self(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The plain model's own; the keys of a checkpoint of `torch.nn.DataParallel`, all with `module.`, are taken
