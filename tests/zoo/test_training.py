@@ -31,6 +31,9 @@ CHOSEN = [entry for entry in MODELS if not entry.refuses]
 FOREIGN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 LIMIT = 1e-11
 """Greatest error in float64: max|Δ| ÷ the larger of max|reference| and a thousandth of the largest gradient."""
+CUT = 1e-6
+"""The same where the batch is cut: a dozen BatchNorms one behind the other, over two rows of one pixel, make that of
+the last bit. A summand left out is larger."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +71,7 @@ class Subject:
         found = {f"{n}.grad": p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
         return found | {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
-    def differs(self, found: dict[str, torch.Tensor]) -> str:
+    def differs(self, found: dict[str, torch.Tensor], most: float) -> str:
         """What is not as it should be, "" when all is."""
         if found.keys() != self.expected.keys():
             return f"gradients of {sorted(found.keys() ^ self.expected.keys())[:3]}"
@@ -81,7 +84,7 @@ class Subject:
                 continue
             delta = float((found[name].double() - wanted.double()).abs().max())
             scale = max(float(wanted.double().abs().max()), 1e-3 * largest)
-            if not delta <= LIMIT * scale:
+            if not delta <= most * scale:
                 return f"{name}: error {delta / scale if scale else delta:.1e}"
         return ""
 
@@ -166,7 +169,7 @@ def judge(entry: Entry) -> None:
     wrong = {}
     for name, way in ways.items():
         try:
-            verdict = subject.differs(way())
+            verdict = subject.differs(way(), CUT if name == "batch in two" else LIMIT)
         except autopar.PlanError as error:
             if name == "batch in two" and "cannot be cut" in str(error):
                 continue
