@@ -7,6 +7,7 @@ from functools import cached_property
 
 from .cost import CostedGraph
 from .graph import JOIN, PART, SUM, Task
+from .reduction import phase_of_tasks, phase_of_values
 
 CRITERION = "criterion"
 """Module of what a training step minimises; its tasks go by their operators: `mse_loss`."""
@@ -15,6 +16,7 @@ _SHARE = 0.15
 _LONG = 30
 _PART = re.compile(r"(.+?)(?:#axis\d+)?#(?:part)?(\d+)")
 _BUCKET = re.compile(r"bucket(\d+)#(?:cat|sum|view|views)(\d*)")
+_TANGENT = re.compile(r"tangent_\d+")
 _ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
 
 
@@ -49,8 +51,28 @@ class Words:
         return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
 
     def phase(self, name: str) -> str:
-        """The phase of most of a run's time."""
-        return self._most([self.graph.task[task] for task in self.costed.run[name].tasks])
+        """The phase of `reduction.PHASES` that most of a run's time is of; of views, that of what they view."""
+        run = self.costed.run[name]
+        tasks = [self.graph.task[task] for task in run.tasks]
+        shares: dict[str, float] = {}
+        for task in tasks:
+            if not task.free:
+                phase = self.phase_of_task[task.name]
+                shares[phase] = shares.get(phase, 0.0) + self._seconds(task)
+        if shares:
+            return max(shares, key=lambda phase: shares[phase])
+        made = [self.phase_of_value[value] for value in run.makes if value in self.phase_of_value]
+        return made[0] if made else tasks[0].phase
+
+    @cached_property
+    def phase_of_task(self) -> dict[str, str]:
+        """See `reduction.phase_of_tasks`."""
+        return phase_of_tasks(self.graph)
+
+    @cached_property
+    def phase_of_value(self) -> dict[str, str]:
+        """See `reduction.phase_of_values`."""
+        return phase_of_values(self.graph, self.phase_of_task)
 
     def _run(self, name: str) -> str:
         tasks = [self.graph.task[task] for task in self.costed.run[name].tasks]
@@ -122,6 +144,8 @@ class Words:
 
     def _whole(self, name: str, one: str) -> str:
         """A value, or that of which `one` is a part."""
+        if _TANGENT.fullmatch(name):
+            return "output.grad"
         known = self.graph.value.get(name)
         if known and known.kind != "made":
             return known.path.removeprefix("optimizer.state.") or name
@@ -137,8 +161,6 @@ class Words:
             return name
         if maker.target in (PART, JOIN) and maker.inputs[0] != one:
             return self._whole(_base(maker.inputs[0]), maker.inputs[0])
-        if maker.target == _LOSS:
-            return "output.grad"
         if maker.module == CRITERION:
             return _unit(maker) + (" backward" if maker.phase == "backward" else "")
         if maker.phase == "forward":

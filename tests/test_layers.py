@@ -14,7 +14,7 @@ LAYERS = [
     ["graph", "buses"],
     ["saving", "flow", "stretches"],
     ["machine", "chips", "declared", "pins"],
-    ["cost", "split", "sums", "phases", "views", "rename", "buckets", "recompute", "reassociate", "wording"],
+    ["cost", "split", "sums", "phases", "views", "rename", "buckets", "recompute", "reassociate", "reduction", "wording"],
     ["fuse", "sharing", "plans", "timeline", "problem", "sequence"],
     ["roofline", "programs", "clocks", "check", "demands", "footprint", "ledger", "simulate", "liveness"],
     ["placement", "lower", "emulation", "options"],

@@ -193,7 +193,7 @@ class Recording:
             task, run = graph.task[step.task], costed.run_of[step.task]
             spans.append(
                 Span(lane.name, lane.device, "compute", task.name, start, end, run, task.module, task.source,
-                     called=words.task(task), phase=task.phase)
+                     called=words.task(task), phase=words.phase_of_task[task.name])
             )  # fmt: skip
             whole = runs.get((lane.name, run))
             if whole is None:

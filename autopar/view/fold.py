@@ -15,7 +15,6 @@ from typing import TypeAlias
 from ..plans import Placed, Plan
 from ..wording import CRITERION, common_module
 from .names import module_of
-from .reduction import phase_of_runs
 
 BUDGET = 150
 """The most boxes of one picture, when no more lanes than that are used."""
@@ -67,9 +66,8 @@ Group: TypeAlias = tuple[Block | None, list[Card]]
 def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     """The cards of each lane that computes, in order; at most `budget` of them, or one for each such lane."""
     lanes: dict[str, list[Card]] = {}
-    phases = phase_of_runs(plan)
     for lane, steps in plan.orders.items():
-        cards = [_card(plan, step, phases[step.run]) for step in steps if isinstance(step, Placed)]
+        cards = [_card(plan, step) for step in steps if isinstance(step, Placed)]
         if cards:
             lanes[lane] = cards
     if sum(map(len, lanes.values())) > min(_PLAIN, budget):
@@ -83,7 +81,7 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     return {lane: tuple(cards) for lane, cards in lanes.items()}
 
 
-def _card(plan: Plan, placed: Placed, phase: str) -> Card:
+def _card(plan: Plan, placed: Placed) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.run[placed.run].tasks]
     # A run may reach into the next block: it counts as of the block most of its tasks are in.
     blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
@@ -96,7 +94,7 @@ def _card(plan: Plan, placed: Placed, phase: str) -> Card:
         placed.end,
         placed.end - placed.start,
         (placed.run,),
-        phase=phase,
+        phase=plan.words.phase(placed.run),
         block=max(blocks, key=lambda block: blocks[block], default=None),
     )
 

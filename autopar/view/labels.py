@@ -40,6 +40,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     third = ""
     if card.copies and not time and box.h >= 60:
         second, _, third = second.partition(" · ")
+        third = fonts.fit_words(third, right - left - badge, 12)
     second = fonts.fit_words(second, right - left - badge, 12) if two else ""
     half = 28.0 if third else 20.0 if second else 8.0
     for share in (0.5, 0.25, 0.75, 0.12, 0.88):

@@ -1,22 +1,14 @@
-"""How the time of a training step divides: forward, backward, reduction of the gradients, update.
-
-The reduction are the sums of gradients over the parts of the batch, what packs for them, and the copies that bring
-the gradients there and the sums on. A sum that a part of the backward waits for, as of BatchNorm's statistics, is
-backward.
-"""
+"""How the time of a training step divides, and how much of the reduction is hidden behind the backward."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
-from ..graph import SUM, Graph
+from ..graph import Graph
 from ..plans import Plan
+from ..reduction import PHASES
 from ..timeline import Timeline
 from .facts import Interval, length, shared, union
-
-PHASES = ("forward", "backward", "reduction", "update")
-_PACKS = "aten.flatten_dense_tensors.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,59 +55,10 @@ def phases(plan: Plan, timeline: Timeline) -> tuple[Phase, ...]:
     return tuple(made)
 
 
-def phase_of_runs(plan: Plan) -> dict[str, str]:
-    """The phase of each run, of `PHASES`: that of most of its time."""
-    of_task = phase_of_tasks(plan.costed.graph)
-    of_value = phase_of_values(plan.costed.graph, of_task)
-    found = {}
-    for run in plan.costed.runs:
-        made = [of_value[name] for name in run.makes if name in of_value]
-        found[run.name] = _of_run(plan, run.name, of_task) or (made or [plan.words.phase(run.name)])[0]
-    return found
-
-
-def phase_of_tasks(graph: Graph) -> dict[str, str]:
-    """The phase of each task, of `PHASES`."""
-    waited: set[str] = set()
-    awaited: set[str] = set()
-    found: dict[str, str] = {task.name: task.phase for task in graph.tasks}
-    for task in reversed(graph.tasks):
-        if (task.part and task.phase == "backward" and task.target != _PACKS) or not waited.isdisjoint(
-            task.outputs
-        ):
-            waited.update(task.inputs)
-        elif task.target == SUM and task.phase == "backward":
-            found[task.name] = "reduction"
-            awaited.update(task.inputs)
-        elif task.target == _PACKS and not awaited.isdisjoint(task.outputs):
-            found[task.name] = "reduction"
-    return found
-
-
-def phase_of_values(graph: Graph, of_task: dict[str, str]) -> dict[str, str]:
-    """The phase that the copies of each value are of: gradients to and from their sum are of the reduction, what an
-    update makes is of the update, and what is there before the call of the first phase that reads it."""
-    rank = {name: index for index, name in enumerate(PHASES)}
-    found: dict[str, str] = {}
-    for task in graph.tasks:
-        phase = of_task[task.name]
-        if task.free and task.inputs and found.get(task.inputs[0]) == "reduction":
-            phase = "reduction"
-        found.update(dict.fromkeys(task.outputs, phase))
-        for name in task.inputs:
-            if name not in graph.producer:
-                found[name] = min(found.get(name, phase), phase, key=lambda each: rank[each])
-    for task in graph.tasks:
-        if of_task[task.name] == "reduction":
-            found.update(dict.fromkeys(task.inputs, "reduction"))
-    return found
-
-
 def _intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> dict[str, list[Interval]]:
     """Start and end of what each phase does."""
     graph, costed = plan.costed.graph, plan.costed
-    of_task = phase_of_tasks(graph)
-    of_value = phase_of_values(graph, of_task)
+    of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
     found: dict[str, list[Interval]] = {name: [] for name in PHASES}
     # Where tasks were measured they are asked: the runs of the two halves of a step are not those of the whole.
     fine = any(span.run for span in timeline.spans)
@@ -127,7 +70,10 @@ def _intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> dict[s
         elif fine:
             phase = of_task.get(span.name) if span.run and not _free(graph, span.name) else None
         else:
-            phase = _of_run(plan, span.name, of_task) if span.name in costed.run else None
+            phase = plan.words.phase(span.name) if span.name in costed.run else None
+            phase = (
+                None if phase and all(_free(graph, task) for task in costed.run[span.name].tasks) else phase
+            )
         if phase:
             found[phase].append((span.start, span.end))
     return found
@@ -135,14 +81,3 @@ def _intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> dict[s
 
 def _free(graph: Graph, name: str) -> bool:
     return name in graph.task and graph.task[name].free
-
-
-def _of_run(plan: Plan, name: str, of_task: dict[str, str]) -> str | None:
-    """The phase most tasks of a run are of, views left out; None for a run of views alone."""
-    tasks = plan.costed.run[name].tasks
-    heavy = [task for task in tasks if not plan.costed.graph.task[task].free]
-    most = plan.words.phase(name)
-    counted = Counter(of_task[task] for task in heavy)
-    if not counted:
-        return None
-    return most if most in counted else max(counted, key=lambda phase: counted[phase])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plans import Placed, Plan, Reason
+from ..reduction import PHASES
 from ..tables import percent, seconds, size, table
 from ..timeline import Timeline
 from .critical import Critical, critical
 from .facts import device_busy
 from .names import alternative, change, faster, slow_down, stretches
-from .reduction import PHASES, hidden, phases
+from .reduction import hidden, phases
 
 _MOST_REASONS = 12
 _PHASE_COLUMNS = ("from", "to", "under way", "adds", "of all")
@@ -69,8 +70,14 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
         rows.append(("measured", "refused", note))
     elif timeline:
         expected = plan.makespan * slow_down(plan)
+        own = timeline.predicted.makespan if timeline.predicted else expected
         note = f"{change(timeline.makespan / expected - 1)} against predicted" if expected else ""
-        if slow_down(plan) != 1:
+        if abs(own - expected) > 0.005 * expected:
+            note = (
+                f"{change(timeline.makespan / own - 1)} against {seconds(own)}, predicted for the programs that ran: "
+                "forward and backward, weights copied only when they have changed"
+            )
+        elif slow_down(plan) != 1:
             note += f" × {slow_down(plan):g}, by which its clock is slowed"
         if measured_single and timeline.makespan:
             note += f"; {faster(measured_single / timeline.makespan)}, measured"

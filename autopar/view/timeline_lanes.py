@@ -11,7 +11,7 @@ from ..timeline import Span
 from . import fonts
 from .facts import union
 from .layout import MARGIN, WIDTH
-from .palette import BRACKET, INK, QUIET, WAIT, WAIT_FILL, Shade
+from .palette import BRACKET, INK, QUIET, WAIT, WAIT_FILL, Shade, fill_of
 from .room import Label, Rect, Room
 from .svg import Svg
 
@@ -31,9 +31,10 @@ class Axis:
         return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
 
 
-def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float) -> None:
-    svg.rect(x, y, w, h, rx="2" if w > 4 else None, fill=shade.fill)
-    if w > 5:
+def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
+    """A predicted bar, filled as a box of its phase is."""
+    svg.rect(x, y, w, h, rx="2" if w > 4 else None, fill=fill_of(shade, phase))
+    if w > 5 and phase in ("", "forward", "backward"):
         svg.pattern(shade, x, y, w, h, opacity="0.55")
     svg.rect(x, y, w, h, rx="2" if w > 4 else None, fill="none", stroke=shade.hue, stroke_width="1")
 
@@ -44,7 +45,7 @@ def planned_bars(svg: Svg, spans: tuple[Span, ...], axis: Axis, shade: Shade, y:
         if w < 2.5 or len(held) > 1:
             svg.rect(x, y, max(w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width="0.6")
         else:
-            pale(svg, shade, x + 0.5, y, max(w - 1, 0.8), h)
+            pale(svg, shade, x + 0.5, y, max(w - 1, 0.8), h, held[0].phase)
 
 
 def _blocks(spans: tuple[Span, ...], axis: Axis) -> list[tuple[float, float, tuple[Span, ...]]]:
@@ -115,10 +116,29 @@ def _bar(svg: Svg, block: Block, shade: Shade, y: float, h: float, hot: set[int]
     more = f", {size(span.bytes)}" if span.kind == "copy" and len(held) == 1 else ""
     svg.tooltip(f"{names}: {seconds(span.start)} → {seconds(held[-1].end)}{more}")
     edge = 0.6 if w > 3 else 0.0
-    svg.rect(x + edge, y, max(w - 2 * edge, 0.8), h, rx="2" if w > 5 else None, fill=shade.hue)
+    phase = span.phase if len(held) == 1 else ""
+    solid(svg, shade, x + edge, y, max(w - 2 * edge, 0.8), h, phase)
     if any(id(item) in hot for item in held):
         svg.rect(x, y + h, max(w, 0.8), 3.5, fill=INK)
     svg.close()
+
+
+def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
+    """A measured bar: darker for the backward, an outline for sums and updates."""
+    round_ = "2" if w > 5 else None
+    if phase in ("reduction", "update") and w > 4:
+        svg.rect(
+            x + 0.7,
+            y + 0.7,
+            w - 1.4,
+            h - 1.4,
+            rx=round_,
+            fill="#FFFFFF",
+            stroke=shade.hue,
+            stroke_width="1.4",
+        )
+        return
+    svg.rect(x, y, w, h, rx=round_, fill=shade.text if phase == "backward" else shade.hue)
 
 
 def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
@@ -126,9 +146,10 @@ def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
     edge there."""
     x, w, held = block
     span = held[0]
-    text = fonts.fit(span.title, w - 8, 11.5, True) if len(held) == 1 else ""
+    text = fonts.fit_words(span.title, w - 8, 11.5, True) if len(held) == 1 else ""
     if text == span.title or len(text) >= 7:
-        color = INK if shade.hue in ("#E69F00", "#56B4E9", "#CC79A7") else "#FFFFFF"
+        light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
+        color = INK if light or span.phase in ("reduction", "update") else "#FFFFFF"
         half = fonts.width(text, 11.5, True) / 2
         spots = [
             Label(at, y, text, 11.5, color, True, "middle")
@@ -138,7 +159,7 @@ def _name(svg: Svg, block: Block, axis: Axis, shade: Shade, y: float) -> float:
         svg.text(label.x, y, text, 11.5, color, bold=True, anchor="middle")
         return 0.0
     name = span.title if len(held) == 1 else f"{len(held)} {'copies' if span.kind == 'copy' else 'runs'}"
-    label = Label(x + w + 7, y, fonts.fit(name, 170, 11.5), 11.5)
+    label = Label(x + w + 7, y, fonts.fit_words(name, 170, 11.5), 11.5)
     if label.text and label.rect.x + label.rect.w < RIGHT - 3 and axis.room.place([label], pad=3):
         svg.text(label.x, label.y, label.text, label.size, halo=True)
         return label.rect.x + label.rect.w

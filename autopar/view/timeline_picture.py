@@ -13,7 +13,7 @@ from .names import change
 from .palette import GRID, INK, LANE, QUIET, WAIT, WAIT_FILL, shades
 from .panels import figure, split_unit, strip, title
 from .svg import Svg
-from .timeline_lanes import LEFT, RIGHT, Axis, measured_bars, pale, planned_bars
+from .timeline_lanes import LEFT, RIGHT, Axis, measured_bars, pale, planned_bars, solid
 
 _NAMES = {"in": "copy in", "out": "copy out"}
 
@@ -33,6 +33,8 @@ def timeline_svg(timeline: Timeline) -> str:
     title(svg, f"{timeline.title}: {what}", under, timeline.label)
     _figures(svg, timeline)
     _legend(svg, predicted is not None)
+    if any(span.phase not in ("", "forward") for span in timeline.spans):
+        _phases(svg)
     for side in (timeline, predicted):
         if side:
             axis.room.take_line((axis.x(side.makespan), 0.0), (axis.x(side.makespan), 10_000.0))
@@ -87,6 +89,17 @@ def _legend(svg: Svg, both: bool) -> None:
     svg.text(x + 40, y + 5, "ready, bus busy", 12)
     svg.line((x, y + 23), (x + 30, y + 23), stroke=INK, stroke_width="4")
     svg.text(x + 40, y + 28, "on the critical path", 12)
+
+
+def _phases(svg: Svg) -> None:
+    """Under the line of the title: how the phases of a training step look."""
+    shade = shades((("0", False),))["0"]
+    x = svg.width - MARGIN - 345
+    for phase, text in (("forward", "forward"), ("backward", "backward"), ("update", "sum, update")):
+        pale(svg, shade, x, 61, 12, 10, phase)
+        solid(svg, shade, x + 13, 61, 16, 10, phase)
+        svg.text(x + 36, 70, text, 12)
+        x += 36 + fonts.width(text, 12) + 22
 
 
 def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
