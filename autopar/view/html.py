@@ -9,11 +9,13 @@ from ..plans import Placed, Plan, Transfer
 from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from .facts import level_at
-from .layout import MARGIN, PANEL, Arrow, Box, Layout, lay_out
+from .folds import folds
+from .layout import PANEL, Arrow, Box, Layout, lay_out
 from .names import module_of, slow_down
 from .page import page
 from .palette import QUIET
-from .placed import placed_picture
+from .placed import NOTES, placed_pieces
+from .svg import escape
 from .timeline_picture import timeline_svg
 
 _MOST_RUNS = 8
@@ -23,20 +25,31 @@ Facts = dict[str, Any]
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     """The placed graph as one HTML file."""
     layout = lay_out(plan)
-    picture = placed_picture(layout, timeline)
+    head, chart, side = placed_pieces(layout, timeline)
     cards: dict[str, Facts] = {}
     measured = _measured(timeline)
     for index, box in enumerate(layout.boxes):
         cards[f"b{index}"] = box_card(layout, box, measured)
+        if box.card.copies:
+            cards[f"b{index}"]["fold"] = f"f{index}"
     for index, arrow in enumerate(layout.arrows):
         cards[f"t{index}"] = _arrow_card(layout, arrow)
-    data = {"cards": cards, "left": picture.width - MARGIN - PANEL, "width": PANEL}
-    return page(f"{plan.costed.graph.name} · autopar", str(picture), json.dumps(data, ensure_ascii=False))
+    body = (
+        f'<p class="label">{escape(plan.costed.machine.label)}</p>'
+        f'<div class="head">{head}</div><div class="chart" style="max-width:{chart.width:.0f}px">{chart}</div>'
+        f'<div class="side">{side}{folds(layout)}</div><p>{escape(NOTES)}</p>'
+    )
+    data = json.dumps({"cards": cards, "width": PANEL}, ensure_ascii=False)
+    return page(f"{plan.costed.graph.name} · autopar", body, data)
 
 
 def timeline_page(timeline: Timeline) -> str:
     """The timeline picture as one HTML file; spans say what they are when pointed at."""
-    return page(f"{timeline.title} · autopar", timeline_svg(timeline), "")
+    return page(
+        f"{timeline.title} · autopar",
+        f'<p class="label">{escape(timeline.label)}</p><div class="head">{timeline_svg(timeline)}</div>',
+        "",
+    )
 
 
 def _measured(timeline: Timeline | None) -> dict[str, float]:

@@ -8,8 +8,22 @@ from .svg import escape
 _STYLE = """
 html{background:#fff;color:#1B2230}
 body{margin:0;font-family:FAMILY;font-size:12.5px;font-variant-numeric:tabular-nums}
-main{position:relative;width:max-content;min-width:100%}
-svg{display:block}
+main{position:relative;display:flex;flex-wrap:wrap;align-items:flex-start}
+.head,p{flex:1 0 100%}
+.chart{flex:1 1 900px}
+.side{flex:0 1 424px;min-width:0}
+.head,.chart{overflow-x:auto;min-width:0}
+svg{display:block;width:100%;height:auto}
+.head svg{min-width:1060px;max-width:max-content}
+.chart svg{min-width:640px}
+p{margin:0;padding:12px 32px;color:#5A6475;font-size:12px}
+.label{display:none;color:#B34700;font-weight:650}
+@media(max-width:1059px){.label:not(:empty){display:block}}
+.side>h3{margin:0 12px 8px;font-size:13px;font-weight:650}
+details{margin:4px 12px}
+summary{cursor:pointer}
+details dl{display:grid;grid-template-columns:1fr auto;gap:1px 8px;margin:2px 12px;color:#5A6475}
+details dd{margin:0;overflow-wrap:anywhere}
 svg text{white-space:pre}
 text[font-weight=bold]{font-weight:650}
 [data-card]{cursor:default;outline:none}
@@ -40,7 +54,8 @@ _SCRIPT = """
 var holder=document.getElementById("data"),card=document.getElementById("card");
 if(!holder||!card)return;
 var data=JSON.parse(holder.textContent),now=null;
-var ring=document.createElementNS("http://www.w3.org/2000/svg","rect"),svg=document.querySelector("svg");
+var ring=document.createElementNS("http://www.w3.org/2000/svg","rect"),
+svg=document.querySelector(".chart svg"),side=document.querySelector(".side");
 ring.setAttribute("fill","none");ring.setAttribute("stroke-width","3");ring.setAttribute("stroke-opacity",".45");ring.setAttribute("rx","5");
 ring.style.pointerEvents="none";svg.appendChild(ring);
 function add(parent,tag,text,name){
@@ -75,9 +90,10 @@ g.classList.add("on");fill(f);
 var r=f.ring;if(r){ring.style.display="";ring.setAttribute("stroke",f.hue);
 ["x","y","width","height"].forEach(function(n,i){ring.setAttribute(n,r[i]+(i<2?-1.5:3))})}
 card.style.display="block";
-var view=document.documentElement.clientWidth+window.scrollX,left=Math.min(data.left,view-data.width-16);
-var x=Math.max(8,left);card.style.width=data.width+"px";card.style.left=x+"px";
-var top=(r?r[1]+r[3]/2:f.y)-card.offsetHeight/2,low=Math.max(160,window.scrollY+12),
+var view=document.documentElement.clientWidth,b=g.getBoundingClientRect(),wide=Math.min(data.width,view-16),
+beside=side.getBoundingClientRect().left,far=b.left+b.width/2>view/2?8:view-wide-8;
+card.style.width=wide+"px";card.style.left=window.scrollX+(beside>b.right?Math.min(beside,view-wide-8):far)+"px";
+var top=window.scrollY+b.top+b.height/2-card.offsetHeight/2,low=window.scrollY+12,
 high=window.scrollY+window.innerHeight-card.offsetHeight-12;
 card.style.top=Math.max(8,Math.min(Math.max(top,low),Math.max(low,high)))+"px";
 }
@@ -85,16 +101,18 @@ function find(e){return e.target.closest?e.target.closest("[data-card]"):null}
 document.addEventListener("pointerover",function(e){show(find(e))});
 document.addEventListener("focusin",function(e){show(find(e))});
 document.addEventListener("focusout",function(){show(null)});
-document.addEventListener("click",function(e){show(find(e))});
+document.addEventListener("click",function(e){var g=find(e),f=g&&data.cards[g.getAttribute("data-card")];show(g);
+if(f&&f.fold){var d=document.getElementById(f.fold);d.open=!d.open}});
 document.addEventListener("keydown",function(e){if(e.key=="Escape")show(null)});
 document.querySelectorAll("[data-card]").forEach(function(g){g.setAttribute("tabindex","0");
+var t=g.querySelector("title");if(t)t.remove();
 var f=data.cards[g.getAttribute("data-card")];if(f)g.setAttribute("aria-label",f.title+", "+f.device)});
 })();
 """
 
 
-def page(title: str, svg: str, data: str) -> str:
-    """A whole HTML file around one SVG; `data` is the JSON of its cards, empty when it has none."""
+def page(title: str, body: str, data: str) -> str:
+    """A whole HTML file; `data` is the JSON of its cards, empty when it has none."""
     style = _STYLE.replace("FAMILY", fonts.FAMILY).replace("MONO", fonts.MONO)
     cards = ""
     if data:
@@ -106,5 +124,5 @@ def page(title: str, svg: str, data: str) -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f"<body><main>{svg}{cards}</main></body></html>\n"
+        f"<body><main>{body}{cards}</main></body></html>\n"
     )

@@ -14,21 +14,43 @@ from .palette import BRACKET, GRID, INK, LANE, QUIET, WAIT, fill_of, strips
 from .svg import Svg, trace
 
 _FOOT = 60.0
+_HEAD = 158.0
+NOTES = (
+    "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it · "
+    "busy: share of the predicted time a device computes · moved: bytes between devices in one call"
+)
 _CALM = 60
 """A thread of more transfers than this is drawn thinner, so that it stays a line."""
 
 
 def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
     """The picture of a plan; a measured `timeline` adds its figures."""
-    return str(placed_picture(lay_out(plan), timeline))
+    head, chart, side = placed_pieces(lay_out(plan), timeline)
+    low = max(piece.origin[1] + piece.height for piece in (chart, side))
+    svg = Svg(head.width, low + _FOOT, head.title)
+    svg.parts = [*head.parts, *side.parts, *chart.parts]
+    svg.text(MARGIN, svg.height - 22, fonts.fit(NOTES, svg.width - 2 * MARGIN, 12), 12, QUIET)
+    return str(svg)
 
 
-def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
-    """The picture of a layout. Boxes and arrows are groups with `data-card`, which the page's cards hang
-    on."""
-    plan = layout.plan
+def placed_pieces(layout: Layout, timeline: Timeline | None = None) -> tuple[Svg, Svg, Svg]:
+    """The pieces of the picture of a layout, each with the part of the whole that it takes: title and figures, the
+    chart, the panels beside it. Boxes and arrows are groups with `data-card`, which the page's cards hang on."""
     side = max(layout.right + 44, WIDTH - MARGIN - PANEL)
-    svg = Svg(side + PANEL + MARGIN, 0, f"placed graph of {plan.costed.graph.name}")
+    title = f"placed graph of {layout.plan.costed.graph.name}"
+    head = Svg(side + PANEL + MARGIN, _HEAD, title)
+    chart = Svg(side - 12, layout.bottom + 40 - _HEAD, f"chart of the {title}")
+    chart.origin = (0.0, _HEAD)
+    beside = Svg(PANEL + MARGIN + 12, 0, f"panels of the {title}")
+    beside.origin = (side - 12, _HEAD)
+    _head(head, layout, timeline)
+    beside.height = _beside(beside, layout, timeline, side) - _HEAD
+    _chart(chart, layout)
+    return head, chart, beside
+
+
+def _head(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
+    plan = layout.plan
     split = plan.costed.graph.split
     under = f"{len(plan.costed.graph.tasks)} tasks in {len(plan.placed)} runs, placed by {plan.policy}"
     under += f", batch in {split}. " if split else ". "
@@ -39,12 +61,17 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
         plan.costed.machine.label,
     )
     panels.header(svg, layout, timeline)
-    y = panels.legend(svg, layout, side, 188)
-    y = sidebar.why(svg, layout, sidebar.example(layout), side, y + 12, PANEL)
-    y = sidebar.devices(svg, layout, timeline, side, y, PANEL)
-    y = sidebar.repeats(svg, layout, side, y, PANEL)
-    y = sidebar.candidates(svg, plan, side, y, PANEL)
-    svg.height = max(layout.bottom + 40, y) + _FOOT
+
+
+def _beside(svg: Svg, layout: Layout, timeline: Timeline | None, x: float) -> float:
+    y = panels.legend(svg, layout, x, 188)
+    y = sidebar.why(svg, layout, sidebar.example(layout), x, y + 12, PANEL)
+    y = sidebar.devices(svg, layout, timeline, x, y, PANEL)
+    y = sidebar.repeats(svg, layout, x, y, PANEL)
+    return sidebar.candidates(svg, layout.plan, x, y, PANEL)
+
+
+def _chart(svg: Svg, layout: Layout) -> None:
     _lanes(svg, layout)
     _axis(svg, layout)
     free = free_labels(layout)
@@ -86,11 +113,6 @@ def placed_picture(layout: Layout, timeline: Timeline | None = None) -> Svg:
             anchor=label.anchor,
             halo=label.halo,
         )
-    notes = "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · "
-    notes += "gap: how far above it · "
-    notes += "busy: share of the predicted time a device computes · moved: bytes between devices in one call"
-    svg.text(MARGIN, svg.height - 22, fonts.fit(notes, svg.width - 2 * MARGIN, 12), 12, QUIET)
-    return svg
 
 
 def _lanes(svg: Svg, layout: Layout) -> None:

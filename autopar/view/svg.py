@@ -46,6 +46,8 @@ class Svg:
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height, self.title = width, height, title
         self.parts: list[str] = []
+        self.origin: Point = (0.0, 0.0)
+        """Where the left upper corner of what is seen is."""
 
     def add(self, tag: str, **attributes: object) -> None:
         """An empty element; `stroke_width` is written `stroke-width`."""
@@ -156,13 +158,15 @@ class Svg:
         self.rect(x, y, w, h, rx="3", fill="none", stroke=shade.hue, stroke_width="1.4")
 
     def __str__(self) -> str:
-        w, h = number(self.width), number(self.height)
+        x, y, w, h = map(number, (*self.origin, self.width, self.height))
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="{x} {y} {w} {h}" '
             'role="img" '
             f'font-family="{escape(fonts.FAMILY)}" style="font-variant-numeric:tabular-nums">'
             f"<title>{escape(self.title)}</title>"
-            f'<rect width="{w}" height="{h}" fill="#FFFFFF"/>' + "\n".join(self.parts) + "</svg>\n"
+            f'<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="#FFFFFF"/>'
+            + "\n".join(self.parts)
+            + "</svg>\n"
         )
 
 
