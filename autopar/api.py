@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -9,7 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .capture import capture
+from .capping import whole
+from .capture import Captured, Untraceable, capture
+from .capture.functions import Function
+from .capture.joint import joint
+from .capture.signature import take_apart
 from .compiled import Compiled, CompiledModule
 from .detect import detect
 from .errors import CaptureError, DeviceError, PlanError
@@ -23,6 +28,8 @@ from .plans import Plan
 from .session import Session
 from .stages import plan_captured
 from .step import TrainStep
+
+log = logging.getLogger("autopar")
 
 
 def compile(
@@ -105,11 +112,12 @@ def plan(
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
-    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run.
+    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run. As in a call, grad mode decides: where
+    it is on and something requires grad, forward and backward are planned; within `torch.no_grad()` the forward.
     """
     _require_callable(model)
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-    captured = capture(model, args, kwargs)
+    captured = _differentiated(model, args, kwargs) or capture(model, args, kwargs)
     options = Options(pins or {}, policy, split)
     return plan_captured(captured, _machine(devices, memory), options, captured.flatten(args, kwargs))
 
@@ -187,6 +195,23 @@ def train_step(
 def _require_callable(model: Any) -> None:
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
+
+
+def _differentiated(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Captured | None:
+    """The joint graph of a call that may be differentiated; None for other calls."""
+    arguments = take_apart(args, kwargs)
+    root = model if isinstance(model, nn.Module) else Function(model, arguments)
+    leaves = (*arguments.tensors, *root.parameters())
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in leaves):
+        return None
+    try:
+        captured = joint(model, args, kwargs)
+    except Untraceable as error:
+        log.warning("the forward alone is planned: %s", error)
+        return None
+    return whole(captured) if captured.tangents else None
 
 
 def _machine(

@@ -156,6 +156,16 @@ def unwanted(plan: Plan, captured: Captured) -> bool:
     return False
 
 
+def by_parts(plan: Plan, batch_norm: str) -> bool:
+    """Whether each part of the batch has statistics of its own, as the user wished, where eager's are of all of it."""
+    wished = batch_norm == "per_part" and bool(plan.costed.graph.split)
+    if wished:
+        log.info(
+            'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
+        )
+    return wished
+
+
 def _no_worse(found: Any, eager: Any, wide: Any) -> bool:
     """Whether `found` is no farther from the float64 answer than twice eager's own error."""
     if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):

@@ -115,7 +115,8 @@ class CompiledModule(Compiled, nn.Module):
         # Looked up in the plain model from now on, as every attribute that is not here.
         del own["training"]
 
-    __call__ = Compiled.__call__
+    # With the hooks that are registered on it.
+    __call__ = nn.Module.__call__
     __repr__ = Compiled.__repr__
 
     @property

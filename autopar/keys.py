@@ -17,9 +17,9 @@ _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dty
 
 
 def call_key(modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """Equal for two calls that one captured graph serves: the arguments, all modules of the model, what needs a
-    gradient, autocast on the device types in `kinds`; last, plain attributes of the modules (flags, sizes, train or
-    eval), which are constants of a captured graph."""
+    """Equal for two calls that one captured graph serves: the arguments, all modules of the model and their hooks,
+    what needs a gradient, autocast on the device types in `kinds`; last, plain attributes of the modules (flags, sizes,
+    train or eval), which are constants of a captured graph."""
     plain = tuple([v for m in modules for v in m.__dict__.values() if v.__class__ in _PLAIN])
     grad = torch.is_grad_enabled()
     needed: list[bool] = []
@@ -28,7 +28,8 @@ def call_key(modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence
         needed += [p.requires_grad for m in modules for p in m._parameters.values() if p is not None]
     cast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
     ids = tuple(map(id, modules))
-    return arguments.key, ids, grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
+    hooks = [key for m in modules for found in (m._forward_pre_hooks, m._forward_hooks) for key in found]
+    return arguments.key, (*ids, *hooks), grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
 
 
 def visible(function: Any) -> tuple[Any, ...]:

@@ -16,24 +16,25 @@ from typing import Any, TypeAlias, TypeVar
 from torch import nn
 
 from .batches import Batches
+from .capping import prepare_training
 from .capture import Captured, Untraceable
 from .capture.functions import Function
 from .capture.joint import joint
 from .capture.private import transformed
 from .capture.signature import Arguments, take_apart
-from .checking import Reference, unwanted
-from .errors import AutoparError, CaptureError, DifferenceError
+from .checking import Reference, by_parts, unwanted
+from .errors import AutoparError, CaptureError, DifferenceError, RunError
 from .gradcheck import Eager
 from .keys import call_key
 from .machine import Machine
 from .options import Options
 from .plans import Plan
 from .runtime import Executor
-from .runtime.ambient import entered
+from .runtime.ambient import entered, unseen
 from .runtime.memory import Replicas
 from .stages import Prepared, prepare, rewritten, timed
 from .timeline import Timeline
-from .training import Training, prepare_training
+from .training import Training
 
 log = logging.getLogger("autopar")
 
@@ -116,11 +117,16 @@ class Session:
         prepared, fresh = self.prepared(args, kwargs)
         if isinstance(prepared, AsWritten):
             return self.model(*args, **kwargs)
+        if self.options.verify_replicas:
+            self._verify()
         captured, check = prepared.captured, self.options.check
         if fresh and check == "first" and unwanted(prepared.plan, captured):
             self._unchecked.discard(prepared.executor)
             fresh = False
         checked = check == "always" or (check == "first" and fresh)
+        if checked and by_parts(prepared.plan, self.options.batch_norm):
+            self._unchecked.discard(prepared.executor)
+            checked = False
         if not checked and not prepared.stateful:
             return self._run(prepared, args, kwargs)
         # A check runs eager on the very buffers and generators that another call would read and write.
@@ -130,6 +136,15 @@ class Session:
                 return (self._checked if checked else self._run)(prepared, args, kwargs)
             finally:
                 self._running = before
+
+    def _verify(self) -> None:
+        """RunError when a copy of state is not what it should be."""
+        wrong = self.pool.verify()
+        if wrong:
+            raise RunError(
+                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
+                "leaves no trace; call refresh() of the compiled model after such writes"
+            )
 
     def _turn(self) -> AbstractContextManager[Any]:
         """The lock, unless this thread is a lane of a call that holds it."""
@@ -162,9 +177,10 @@ class Session:
         weights = dict(root.named_parameters())
         outer, self.recording = self.recording, None
         try:
-            eager = Eager(prepared.captured, self.model, args, kwargs, weights)
-            with eager.restored():
-                eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+            with unseen():
+                eager = Eager(prepared.captured, self.model, args, kwargs, weights)
+                with eager.restored():
+                    eager.judge(*prepared.tried(eager.tensors, eager.tangents))
         except AutoparError:
             # What failed its first check must be checked again.
             self.forget(prepared)
@@ -206,10 +222,11 @@ class Session:
                     self.kept.move_to_end(key)
                 self.latest = found
                 return found, not isinstance(found, AsWritten) and found.executor in self._unchecked
-            if True in key[3] and (made := self._trained(args, kwargs)) is not None:
-                return self._kept(key, made), True
-            known = {k: old.captured for k, old in self.kept.items() if isinstance(old, Prepared)}
-            return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs)), True
+            with unseen():
+                if True in key[3] and (made := self._trained(args, kwargs)) is not None:
+                    return self._kept(key, made), True
+                known = {k: old.captured for k, old in self.kept.items() if isinstance(old, Prepared)}
+                return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs)), True
 
     def _trained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Training | AsWritten | None:
         """What serves a call that may be differentiated; None when nothing that it returns can be."""
@@ -220,21 +237,32 @@ class Session:
             return AsWritten(str(error))
         if not captured.tangents:
             return None
-        tensors = captured.flatten(args, kwargs)
-        return prepare_training(
-            captured, self.machine, self.options, tensors, self.given, self.pool, lambda: self.recorded
-        )
+        tensors, given, own = captured.flatten(args, kwargs), self._given(training=True), weakref.ref(self)
 
-    @property
-    def recorded(self) -> list[Timeline] | None:
-        """Where timelines go at the moment."""
-        return self.recording.calls if self.recording is not None else None
+        def recorded() -> list[Timeline] | None:
+            session = own()
+            return session.recording.calls if session is not None and session.recording is not None else None
+
+        return prepare_training(captured, self.machine, self.options, tensors, given, self.pool, recorded)
+
+    def _given(self, training: bool) -> Plan | None:
+        """The user's plan where it is for calls of this kind; a plan of forward and backward is for training."""
+        given = self.given
+        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
+            return given
+        mine, other = ("with", "without") if training else ("without", "with")
+        log.warning(
+            "plan= is a plan %s a backward, this call of %s is one %s: it is planned anew",
+            other, given.costed.graph.name, mine,
+        )  # fmt: skip
+        return None
 
     def _keep(
         self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], derived: Captured | None
     ) -> Prepared:
         """Prepare a signature and keep it as the latest."""
-        made = prepare(self.model, self.machine, self.options, args, kwargs, self.given, derived, self.pool)
+        given = self._given(training=False)
+        made = prepare(self.model, self.machine, self.options, args, kwargs, given, derived, self.pool)
         self._kept(key, made)
         if made.captured.how == "opaque":
             # It runs as the user wrote it, so that attributes are read as they are at each call.
@@ -243,9 +271,9 @@ class Session:
 
     def _kept(self, key: tuple[Any, ...], made: Kept) -> Kept:
         """Keep what serves a signature as the latest; the least recently used goes."""
-        self.kept[key] = self.latest = made
         if not isinstance(made, AsWritten):
             self._unchecked.add(made.executor)
+        self.kept[key] = self.latest = made
         if len(self.kept) > KEPT:
             self.kept.popitem(last=False)[1].close()
             self._warn_evicted()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from .capture import Captured, capture
 from .cost import CostedGraph
 from .detect import detect
 from .emulation import with_slow_down
-from .errors import PlanError
+from .errors import MemoryCapError, PlanError
 from .graph import Graph
 from .lower import lower
 from .machine import Machine
@@ -174,14 +174,34 @@ def plan_captured(
                 recompute=options.recompute,
             )
         )
+    then, now = _shapes(given.costed.graph), _shapes(graph)
+    try:
+        return on_clock(_as_given(graph, price, given, options.batch_norm))
+    except MemoryCapError:
+        raise
+    except PlanError as error:
+        if then == now:
+            raise
+        raise PlanError(
+            f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
+        ) from error
+
+
+def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
+    """The given plan with new times."""
     label = given.costed.graph.split
-    cut = split_graph(graph, rows_of(label), forced=True, batch_norm=options.batch_norm) if label else graph
+    cut = split_graph(graph, rows_of(label), forced=True, batch_norm=batch_norm) if label else graph
     if [task.name for task in cut.tasks] != [task.name for task in given.costed.graph.tasks]:
         raise PlanError(
             f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
             f"{given.costed.graph.name!r}, this call {len(cut.tasks)} of {cut.name!r}; plan again with autopar.plan"
         )
-    return on_clock(replan(price(cut), given))
+    return replan(price(cut), given)
+
+
+def _shapes(graph: Graph) -> str:
+    """The shapes of the inputs, in words."""
+    return ", ".join(str(list(graph.value[name].shape)) for name in graph.inputs)
 
 
 def on_clock(plan: Plan) -> Plan:

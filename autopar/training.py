@@ -22,84 +22,17 @@ from .capture import Captured
 from .cost import CostedGraph
 from .errors import MemoryCapError
 from .graph import Graph
-from .machine import Machine
 from .options import Options
-from .phases import Halves, alive, closed, divide, reached
+from .phases import Halves, alive, divide, reached
 from .placement import place
 from .plans import Plan
 from .programs import Program
 from .roofline import cost
 from .runtime import Executor
-from .runtime.bridge import Bridge
+from .runtime.bridge import Bridge, own
 from .runtime.memory import Replicas
-from .stages import Prepared, bind, deliveries, homes_of, plan_captured, timed
+from .stages import Prepared, bind, deliveries
 from .timeline import Timeline
-
-
-def prepare_training(
-    captured: Captured,
-    machine: Machine,
-    options: Options,
-    tensors: list[torch.Tensor],
-    given: Plan | None,
-    pool: Replicas,
-    recorder: Recorder,
-) -> Training:
-    """Plan a joint graph and take the plan apart. Raises what planning and lowering raise.
-
-    What autograd saves between the halves is not freed while it is read, so that they may need more than the whole:
-    where they are then above a cap, the whole is planned again for so much less.
-    """
-    weights = tuple(name for name, _ in captured.gradients if name in captured.state)
-    tangents = [name for name, _ in captured.tangents]
-    graph = closed(captured.graph, tangents, len(captured.gradients))
-    joint = replace(captured, graph=replace(graph, changing=weights))
-    room, refusal = machine, None
-    for _ in range(TIGHTENED):
-        try:
-            plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), machine)
-        except MemoryCapError as error:
-            raise refusal or error from None
-        homes = homes_of(joint, plan.costed.machine, tensors)
-        training = Training(joint, plan, homes, options, pool, recorder)
-        if not training.tight:
-            return training
-        try:
-            training.bind()
-            return training
-        except MemoryCapError as error:
-            training.close()
-            refusal = refusal or error
-        left = training.room()
-        if given is not None or min(left.values(), default=0) <= 0:
-            break
-        caps = {name: min(left[name], room.device[name].memory_bytes or left[name]) for name in left}
-        room = room.with_memory(caps)
-    assert refusal is not None
-    raise refusal
-
-
-def _placed(costed: CostedGraph) -> Plan:
-    """The plan of a half whose devices are given: its order by urgency, else, where that needs too much memory, as in
-    the graph."""
-    try:
-        return place(costed, "heft")
-    except MemoryCapError:
-        return place(costed, "follow")
-
-
-TIGHTENED = 6
-"""Plans that are made of a joint graph, each for tighter caps, until both its halves hold the real ones."""
-
-
-def capped(plan: Plan, machine: Machine) -> Plan:
-    """The plan with the caps of another machine."""
-    caps = {device.name: device.memory_bytes for device in machine.devices}
-    devices = tuple(replace(d, memory_bytes=caps[d.name]) for d in plan.costed.machine.devices)
-    memory = tuple(replace(known, cap=caps[known.device]) for known in plan.memory)
-    costed = replace(plan.costed, machine=replace(plan.costed.machine, devices=devices))
-    return replace(plan, costed=costed, memory=memory)
-
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Where the timelines of calls go at the moment; None: they are not measured."""
@@ -281,18 +214,9 @@ class Training:
         values = dict(zip(self.halves.forward.outputs[:count], results))
         state = self.captured.state
         watched = [state[name][0][state[name][1]] for name in self.halves.backward.state]
-        outputs: list[Any] = []
-        own = {
-            tensor.untyped_storage()._cdata
-            for tensor in (*inputs, *watched)
-            if isinstance(tensor, torch.Tensor)
-        }
-        for name in self._names:
-            value = values[name]
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in own:
-                value = value.clone()
-            outputs.append(value)
-        return outputs, results[count:], watched
+        saved = results[count:]
+        outputs = own([values[name] for name in self._names], (*inputs, *watched), saved)
+        return outputs, saved, watched
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""
@@ -332,3 +256,12 @@ class Training:
     def _made(self) -> list[Prepared]:
         made = [self.__dict__[name] for name in ("forward", "again") if name in self.__dict__]
         return [*made, *(prepared for prepared, _ in self._backward.values())]
+
+
+def _placed(costed: CostedGraph) -> Plan:
+    """The plan of a half whose devices are given: its order by urgency, else, where that needs too much memory, as in
+    the graph."""
+    try:
+        return place(costed, "heft")
+    except MemoryCapError:
+        return place(costed, "follow")

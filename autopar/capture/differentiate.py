@@ -71,6 +71,11 @@ def differentiate(
                 raise _changed(names[index])
             updates.append((index, node))
         else:
+            if node.meta["val"].layout is not torch.strided:
+                raise Untraceable(
+                    f"the gradient of {names[index]} is sparse, of which no plan knows the size; "
+                    "make its layer with sparse=False"
+                )
             gradients.append((index, node))
     return Joint(
         graph,

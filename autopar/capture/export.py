@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
@@ -223,14 +225,36 @@ def _slot(spec: Any, program: ExportedProgram, call: Call, constants: dict[str, 
     tensor = program.constants[spec.target]
     if slot is not None and slot.tensor is tensor:
         return slot
-    if tensor.requires_grad:
+    origin = tensor if tensor.requires_grad else _unregistered(tensor, call)
+    if origin is not None:
         raise CaptureError(
-            f"tensor {_called(tensor, path, call)} requires grad, belongs to no module and would be "
-            "frozen as a constant; make it an nn.Parameter of a module that the function uses, pass it "
-            "as an argument, or detach it"
+            f"tensor {_called(origin, path, call)} requires grad, belongs to no module and would be "
+            "frozen as a constant; make it an nn.Parameter of a module that the function uses (in a list or dict of "
+            "a module: nn.ParameterList, nn.ParameterDict), pass it as an argument, or detach and clone it"
         )
     constants[path] = tensor
     return Slot(path, constants, path)
+
+
+def _unregistered(constant: torch.Tensor, call: Call) -> torch.Tensor | None:
+    """The trainable parameter of no module of the call whose detached alias export took for a constant."""
+    if not torch.is_grad_enabled() or not (constant.is_floating_point() or constant.is_complex()):
+        return None
+    storage = _stored(constant)
+    if storage < 0 or storage in {_stored(slot.tensor) for slot in slots(call.model)}:
+        return None
+    return next(
+        (
+            item
+            for item in gc.get_objects()
+            if type(item) is nn.Parameter and item.requires_grad and _stored(item) == storage
+        ),
+        None,
+    )
+
+
+def _stored(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
 
 
 def _called(tensor: torch.Tensor, otherwise: str, call: Call) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,16 @@ class Ambient(NamedTuple):
         for kind, dtype in self.casts:
             stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.cache))
         return stack
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Keep the caller's hooks for saved tensors (a checkpoint around the call, say) from what is saved inside."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
 
 
 def read(kinds: tuple[str, ...], default: bool) -> Ambient:

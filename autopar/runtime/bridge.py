@@ -8,6 +8,7 @@ derivative is an error: a backward program has none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -50,6 +51,33 @@ class Bridge(torch.autograd.Function):
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients)
         return None, None, *gradients
+
+
+def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+    """Outputs that the caller may change in place, as those of eager, which autograd forbids for views made where it
+    does not look.
+
+    What shares memory with what was `given`, or as a view with what is `saved`, becomes a copy. Views of one another
+    stay views, so that to change one of them raises.
+    """
+    fixed, kept = {_memory(item) for item in given}, {_memory(item) for item in saved}
+    count = Counter(map(_memory, outputs))
+    found: list[Any] = []
+    for value in outputs:
+        memory = _memory(value)
+        if memory is not None and (memory in fixed or (memory in kept and value._is_view())):
+            value = value.clone()
+        elif memory is not None and value._is_view() and count[memory] == 1:
+            form = value.storage_offset(), value.shape, value.stride()
+            value = value.new_empty(0).set_(value.untyped_storage(), *form)
+        found.append(value)
+    return found
+
+
+def _memory(item: Any) -> int | None:
+    if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+        return int(item.untyped_storage()._cdata)
+    return None
 
 
 def _not_twice(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
