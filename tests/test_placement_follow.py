@@ -26,7 +26,11 @@ def remembering(pairs: int, on, *, temporaries_first: bool = False):
         else [item for pair in zip(late.items(), sums.items()) for item in pair]
     )
     tasks |= dict(order)
-    sizes = {f"f{i}": 100 * KB for i in range(pairs)} | {f"t{i}": 50 * KB for i in range(pairs)}
+    sizes = {
+        f"{kind}{i}": size
+        for kind, size in (("f", 100 * KB), ("t", 50 * KB), ("b", 50 * KB))
+        for i in range(pairs)
+    }
     return build(tasks, on, nbytes=sizes, outputs=["loss", f"b{pairs - 1}"], deliver="")
 
 
@@ -56,7 +60,7 @@ def test_temporaries_come_just_before_they_are_added():
 
 def test_two_devices_do_what_neither_can_alone():
     pairs = 10
-    caps = {"cpu": 400 * KB, "emulated:0": 950 * KB, "emulated:1": 950 * KB}
+    caps = {"cpu": 100 * KB, "emulated:0": 950 * KB, "emulated:1": 950 * KB}
     costed = remembering(pairs, machine(2, memory=caps), temporaries_first=True)
     plan = place(costed)
     assert problems(plan) == []
@@ -65,7 +69,7 @@ def test_two_devices_do_what_neither_can_alone():
 
 
 def test_backward_runs_are_where_the_forward_left_what_they_read():
-    caps = {"cpu": 400 * KB, "emulated:0": 950 * KB, "emulated:1": 950 * KB}
+    caps = {"cpu": 100 * KB, "emulated:0": 950 * KB, "emulated:1": 950 * KB}
     plan = place(remembering(10, machine(2, memory=caps)), "follow")
     where = {step.run: step.device for step in plan.placed}
     apart = [i for i in range(10) if where[f"f{i}"] != where[f"t{i}"]]

@@ -8,7 +8,8 @@ from .room import Room
 
 
 def follow(problem: Problem, room: float = 1.0) -> Schedule:
-    """Runs, each just before it is needed, on the device that has most of the bytes they read which were made before.
+    """Runs, each just before it is needed, on the device that has most of the bytes they read which were made before;
+    of two with as much, on that of the run before: else one device would run ahead of what the other adds up.
 
     What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
     readers of what it makes, which come later, have the rest.
@@ -18,18 +19,20 @@ def follow(problem: Problem, room: float = 1.0) -> Schedule:
     lanes: dict[str, list[str]] = {names[0]: [] for names in problem.lane_names}
     chosen: dict[int, int] = {}
     current = max(range(len(problem.devices)), key=lambda d: (space.caps[d] - space.used[d], -d))
+    last = current
     for r in just_in_time(problem):
         group = problem.group[r]
         allowed = (chosen[group],) if group in chosen else problem.allowed[r]
         able = space.fitting(r, allowed, there)
         made = [v for v in problem.reads[r] if problem.maker[v] >= 0]
         near = {d: sum(problem.bytes[v] for v in made if d in there[v]) for d in able}
-        nearest = max(able, key=lambda d: (near[d], d == current, -d))
+        nearest = max(able, key=lambda d: (near[d], d == last, -d))
         if not near[nearest]:
             free = [d for d in able if space.used[d] + space.need(r, d, there) <= share * space.caps[d]]
             if current not in free:
                 current = max(free or able, key=lambda d: (space.caps[d] - space.used[d], -d))
             nearest = current
+        last = nearest
         if group >= 0:
             chosen[group] = nearest
         for v in problem.reads[r]:
