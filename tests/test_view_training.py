@@ -280,6 +280,8 @@ def test_thin_boxes_are_named_beside_or_under_them():
     named = [box for box in thin if box.card.title.removesuffix(" #0").removesuffix(" #1") in shown]
     assert thin and named
     assert overlapping(placed_svg(plan)) == []
+    assert len(layout.unnamed) < len(thin) and all(box in thin for box in layout.unnamed)
+    assert ("are not named" in placed_svg(plan)) == bool(layout.unnamed)
     # Whatever is not named can be pointed at.
     assert placed_svg(plan).count("<title>") == 1 + len(layout.boxes)
 

@@ -7,7 +7,7 @@ import json
 from ..plans import Plan
 from ..tables import seconds, size
 from .critical import critical
-from .palette import INK, QUIET, shades
+from .palette import INK, QUIET, fill_of, shades
 
 
 def dot_text(plan: Plan) -> str:
@@ -44,7 +44,7 @@ def dot_text(plan: Plan) -> str:
             color = INK if placed.run in hot else shade.hue
             lines.append(
                 f"    {_quote(placed.run)} [label={_quote(label)}, "
-                f'fillcolor="{shade.fill}", color="{color}"{width}];'
+                f'fillcolor="{fill_of(shade, plan.words.phase(placed.run))}", color="{color}"{width}];'
             )
         lines.append("  }")
     for placed in plan.placed:

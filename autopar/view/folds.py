@@ -1,4 +1,4 @@
-"""The folded blocks of a placed graph as lists that open."""
+"""What a placed graph folds, or has no room to name, as lists that open."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ _MOST_RUNS = 6
 
 
 def folds(layout: Layout) -> str:
-    """HTML: for each stack of repeated blocks its blocks, and for each of these its longest runs; closed at first."""
+    """HTML, closed at first: for each stack of repeated blocks its blocks, and for each of these its longest runs;
+    then the boxes without a name. After the labels have been placed."""
     found = [
         _stack(layout, f"f{index}", box.card) for index, box in enumerate(layout.boxes) if box.card.copies
     ]
-    return "".join(["<h3>Folded blocks</h3>", *found]) if found else ""
+    listed = ["<h3>Folded blocks</h3>", *found] if found else []
+    return "".join([*listed, _unnamed(layout)])
+
+
+def _unnamed(layout: Layout) -> str:
+    """The boxes that no label was found room for, by start."""
+    order = sorted(layout.unnamed, key=lambda box: (box.card.start, box.card.lane))
+    rows = [
+        f"<dd>{escape(box.card.title)}, {escape(box.card.lane)}</dd><dd>{seconds(box.card.start)}</dd>"
+        for box in order
+    ]
+    head = f"Not named in the chart: {len(rows)}"
+    return f"<details><summary>{head}</summary><dl>{''.join(rows)}</dl></details>" if rows else ""
 
 
 def _stack(layout: Layout, name: str, card: Card) -> str:

@@ -35,7 +35,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     wider = fonts.fit_words(card.title, right - left, shown, bold)
     if name != wider and two:
         name, second, time = wider, f"{time} · {second}", ""
-    elif name != wider and (name.endswith("…") or len(name) < 8):
+    elif name != wider and (name.endswith("…") or len(name) < 8 or f" {card.phase}" in wider[len(name) :]):
         name, time = wider, ""
     third = ""
     if card.copies and not time and box.h >= 60:

@@ -73,7 +73,7 @@ class Gap:
 @dataclass
 class Layout:
     """A placed graph ready to be drawn. `second` are pixels per second below `top`; `room` is what is
-    taken."""
+    taken; `unnamed` the boxes that no label was found room for."""
 
     plan: Plan
     found: Critical
@@ -86,6 +86,7 @@ class Layout:
     arrows: list[Arrow] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    unnamed: list[Box] = field(default_factory=list)
     room: Room = field(default_factory=Room)
 
     def y(self, when: float) -> float:

@@ -25,11 +25,15 @@ _CALM = 60
 
 def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
     """The picture of a plan; a measured `timeline` adds its figures."""
-    head, chart, side = placed_pieces(lay_out(plan), timeline)
+    layout = lay_out(plan)
+    head, chart, side = placed_pieces(layout, timeline)
     low = max(piece.origin[1] + piece.height for piece in (chart, side))
     svg = Svg(head.width, low + _FOOT, head.title)
     svg.parts = [*head.parts, *side.parts, *chart.parts]
     svg.text(MARGIN, svg.height - 22, fonts.fit(NOTES, svg.width - 2 * MARGIN, 12), 12, QUIET)
+    if layout.unnamed:
+        text = f"{len(layout.unnamed)} short runs are not named: point at them, or see the page (.html)"
+        svg.text(MARGIN, svg.height - 40, text, 12, QUIET)
     return str(svg)
 
 

@@ -27,9 +27,12 @@ def thin_labels(layout: Layout, thin: Sequence[Box]) -> list[Label]:
             beside += group
         else:
             done += labels
-    for box in sorted(beside, key=lambda box: (-box.h, box.y, box.x))[:_MOST]:
-        label = next(filter(None, (_led(layout, box, *spot) for spot in _spots(layout, box))), None)
-        if label and box.h >= 2:
+    for number, box in enumerate(sorted(beside, key=lambda box: (-box.h, box.y, box.x))):
+        tries = _spots(layout, box) if number < _MOST and box.h >= 2 else iter(())
+        label = next(filter(None, (_led(layout, box, *spot) for spot in tries)), None)
+        if label is None:
+            layout.unnamed.append(box)
+        else:
             layout.room.take(label.rect)
             done.append(label)
     return done
