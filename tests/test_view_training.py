@@ -283,7 +283,7 @@ def test_thin_boxes_are_named_beside_or_under_them():
     assert len(layout.unnamed) < len(thin) and all(box in thin for box in layout.unnamed)
     assert ("are not named" in placed_svg(plan)) == bool(layout.unnamed)
     # Whatever is not named can be pointed at.
-    assert placed_svg(plan).count("<title>") == 1 + len(layout.boxes)
+    assert placed_svg(plan).count("<title>") == 1 + len(layout.boxes) + len(layout.arrows)
 
 
 def test_blocks_fold_in_forward_and_in_backward_apart():

@@ -4,7 +4,7 @@ is critical."""
 from __future__ import annotations
 
 from ..plans import Plan
-from ..tables import percent, seconds
+from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from . import fonts, panels, sidebar
 from .facts import device_busy
@@ -15,6 +15,7 @@ from .svg import Svg, trace
 
 _FOOT = 60.0
 _HEAD = 158.0
+_MOST_NAMED = 8
 NOTES = (
     "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it · "
     "busy: share of the predicted time a device computes · moved: bytes between devices in one call"
@@ -95,7 +96,7 @@ def _chart(svg: Svg, layout: Layout) -> None:
     for index, box in enumerate(layout.boxes):
         _box(svg, layout, box, index)
     for index, arrow in enumerate(layout.arrows):
-        _arrow(svg, arrow, index)
+        _arrow(svg, layout, arrow, index)
     _thread(svg, layout)
     for arrow in layout.arrows:
         if not arrow.critical:
@@ -220,7 +221,7 @@ def _band(svg: Svg, arrow: Arrow) -> None:
         svg.path(trace(corners) + "Z", fill=QUIET, fill_opacity="0.13", stroke=QUIET, stroke_width="0.5")
 
 
-def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
+def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
     start = (arrow.x1, (arrow.y1 + arrow.y1_last) / 2)
     end = (arrow.x2, (arrow.y2 + arrow.y2_last) / 2)
     if arrow.ready_y is not None:
@@ -233,6 +234,10 @@ def _arrow(svg: Svg, arrow: Arrow, index: int) -> None:
             stroke_linecap="round",
         )
     svg.open(data_card=f"t{index}")
+    names = [layout.plan.words.value(transfer.value) for transfer in arrow.transfers[:_MOST_NAMED]]
+    more = f" and {len(arrow.transfers) - len(names)} more" if len(names) < len(arrow.transfers) else ""
+    first, last = arrow.transfers[0], max(transfer.end for transfer in arrow.transfers)
+    svg.tooltip(f"{'; '.join(names)}{more}: {size(arrow.bytes)}, {seconds(first.start)} → {seconds(last)}")
     svg.line(start, end, stroke="#FFFFFF", stroke_width="4.5", stroke_opacity="0.8")
     dx = -9 if end[0] < start[0] else 9
     slope = (end[1] - start[1]) / (end[0] - start[0])
