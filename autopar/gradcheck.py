@@ -57,7 +57,11 @@ class Eager:
         }
         self.random = generators()
         given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
-        self.leaves = {p: t for p, t in {**given, **weights}.items() if t.requires_grad}
+        # A weight that is an argument too is one leaf, and has one gradient.
+        own = {graph.value[name].path for name, _ in captured.gradients}
+        found = sorted({**given, **weights}.items(), key=lambda leaf: leaf[0] not in own)
+        once = {id(tensor): path for path, tensor in reversed(found)}
+        self.leaves = {p: t for p, t in found if t.requires_grad and once[id(t)] == p}
         with self.restored():
             outputs, self.gradients = self._run(model, args, kwargs, self.leaves)
             self.outputs = [_apart(leaf) for leaf in outputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -30,6 +30,29 @@ def call_key(modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence
     ids = tuple(map(id, modules))
     hooks = [key for m in modules for found in (m._forward_pre_hooks, m._forward_hooks) for key in found]
     return arguments.key, (*ids, *hooks), grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
+
+
+Tie: TypeAlias = tuple[dict[str, Any], str, dict[str, Any], str]
+"""Two places of a model, each a dict and its key, that have held the same tensor."""
+
+
+def ties(modules: Sequence[nn.Module]) -> list[Tie]:
+    """The places that hold the same parameter or buffer, which a captured graph makes one value for good."""
+    first: dict[int, tuple[dict[str, Any], str]] = {}
+    found: list[Tie] = []
+    for module in modules:
+        for owner in (module._parameters, module._buffers):
+            for key, tensor in owner.items():
+                if tensor is not None and id(tensor) in first:
+                    found.append((*first[id(tensor)], owner, key))
+                first.setdefault(id(tensor), (owner, key))
+    return found
+
+
+def same(tie: Tie) -> tuple[int, str, int, str] | None:
+    """Which two places these are, None where they hold the same tensor no more."""
+    (one, key), (other, name) = tie[:2], tie[2:]
+    return (id(one), key, id(other), name) if one.get(key) is other.get(name) else None
 
 
 def visible(function: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 
 from .batches import Batches
@@ -25,7 +26,7 @@ from .capture.signature import Arguments, take_apart
 from .checking import Reference, by_parts, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError, RunError
 from .gradcheck import Eager
-from .keys import call_key
+from .keys import Tie, call_key, same, ties
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -95,6 +96,7 @@ class Session:
         self.latest: Planned | AsWritten | None = None
         self.pool = Replicas()
         self.batches = Batches(model)
+        self._ties: list[Tie] = []
         self._untraced: dict[Hashable, Hashable] = {}
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
@@ -109,6 +111,9 @@ class Session:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's answer; the first of a signature is held against eager when the options say so."""
+        if torch.compiler.is_exporting():
+            # A model around this one is captured, and placed as a whole.
+            return self.model(*args, **kwargs)
         if transformed():
             raise CaptureError(
                 "a compiled model is called under a torch.func transform (vmap, grad, jvp, …), which its programs "
@@ -214,9 +219,13 @@ class Session:
 
     def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Planned | AsWritten, bool]:
         """What serves this call, and whether it has yet to be held against eager."""
-        key = self._signature(take_apart(args, kwargs))
+        arguments = take_apart(args, kwargs)
+        key = self._signature(arguments)
         with self._turn():
-            found = self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
+            found = self._found(key)
+            if found is None and self._retied():
+                key = self._signature(arguments)
+                found = self._found(key)
             if found is not None:
                 if key in self.kept:
                     self.kept.move_to_end(key)
@@ -227,6 +236,15 @@ class Session:
                     return self._kept(key, made), True
                 known = {k: old.captured for k, old in self.kept.items() if isinstance(old, Prepared)}
                 return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs)), True
+
+    def _found(self, key: tuple[Any, ...]) -> Planned | AsWritten | None:
+        return self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
+
+    def _retied(self) -> bool:
+        """Whether other places of the model hold one tensor than was known; these are looked at from now on."""
+        before = self._ties
+        self._ties = ties(tuple(self._used.modules())) if self._used is not None else []
+        return list(map(same, before)) != list(map(same, self._ties))
 
     def _trained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Training | AsWritten | None:
         """What serves a call that may be differentiated; None when nothing that it returns can be."""
@@ -296,7 +314,9 @@ class Session:
             root = Function(self.model, arguments)
             if not any(isinstance(constant, nn.Module) for constant in arguments.constants):
                 self._used = root
-        return call_key(tuple(root.modules()), arguments, self._kinds)
+        key = call_key(tuple(root.modules()), arguments, self._kinds)
+        tied = tuple([same(tie) for tie in self._ties]) if self._ties else ()
+        return (*key[:-1], tied, key[-1])
 
     def forget(self, prepared: Planned) -> None:
         """Drop one plan."""

@@ -301,3 +301,70 @@ def test_a_backward_that_fails_changes_nothing_and_the_next_is_right(stops, monk
         call(x).pow(2).sum().backward()
     assert error(model.last.weight.grad, twin.last.weight.grad) <= 1e-5
     assert error(model.norm.weight.grad, twin.norm.weight.grad) <= 1e-5
+
+
+def test_a_second_derivative_is_an_error_however_it_is_asked_for():
+    model, x = mlp(), data().requires_grad_()
+    fast, weights = compiled(model), list(model.parameters())
+    loss = fast(x).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    for asked in (
+        lambda: torch.autograd.grad(loss + gradient.pow(2).sum(), weights, retain_graph=True),
+        lambda: torch.autograd.grad(gradient.sum(), x, allow_unused=True, retain_graph=True),
+        lambda: torch.autograd.functional.hessian(lambda z: fast(z).pow(2).sum(), x.detach()),
+        lambda: torch.autograd.functional.hvp(lambda z: fast(z).pow(2).sum(), x.detach(), x.detach()),
+    ):
+        with pytest.raises(RuntimeError, match=r"second derivative.*fast\.module"):
+            asked()
+
+
+def test_a_gradient_made_with_its_graph_may_be_used_as_a_number():
+    model, x = mlp(), data().requires_grad_()
+    (gradient,) = torch.autograd.grad(compiled(model)(x).sum(), x, create_graph=True)
+    other = torch.ones_like(x).requires_grad_()
+    (found,) = torch.autograd.grad((gradient * other).sum(), other)
+    assert error(found, torch.autograd.grad(model(x).sum(), x)[0]) <= 1e-5
+
+
+def test_a_compiled_model_within_a_compiled_model_is_placed_with_it():
+    inner = mlp()
+    outer = nn.Sequential(nn.Linear(6, 6), compiled(inner))
+    twin = nn.Sequential(copy.deepcopy(outer[0]), copy.deepcopy(inner))
+    x = data()
+    fast = compiled(outer)
+    fast(x).sum().backward()
+    twin(x).sum().backward()
+    assert alike(outer, twin) and {"0", "1.0", "1.2"} <= {t.module for t in fast.plan.costed.graph.tasks}
+
+
+def test_weights_that_are_untied_are_two():
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), data()
+    model[2].weight = model[0].weight
+    fast = compiled(model)
+    for _ in range(2):
+        twin = copy.deepcopy(model)
+        fast(x).sum().backward()
+        twin(x).sum().backward()
+        assert alike(model, twin)
+        model.zero_grad()
+        model[2].weight = nn.Parameter(torch.randn(6, 6))
+    with torch.no_grad():
+        assert error(fast(x), model(x)) <= 1e-5
+
+
+def test_weights_that_are_untied_are_two_without_gradients():
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), data()
+    model[2].weight = model[0].weight
+    fast = compiled(model)
+    with torch.no_grad():
+        fast(x)
+        model[2].weight = nn.Parameter(torch.randn(6, 6))
+        assert error(fast(x), model(x)) <= 1e-5
+
+
+def test_a_weight_may_be_an_argument_too():
+    model = nn.Linear(6, 6)
+    twin = copy.deepcopy(model)
+    autopar.compile(model, ["cpu"])(model.weight).sum().backward()
+    twin(twin.weight).sum().backward()
+    assert alike(model, twin)

@@ -35,7 +35,7 @@ class Bridge(torch.autograd.Function):
     def forward(ctx: Any, halved: Halved, inputs: Sequence[Any], *leaves: torch.Tensor) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         outputs, saved, watched = halved.ahead(inputs)
-        ctx.halved, ctx.saved, ctx.leaves = halved, len(saved), len(leaves)
+        ctx.halved, ctx.saved, ctx.leaves = halved, len(saved), leaves
         ctx.save_for_backward(*saved, *watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
         ctx.mark_non_differentiable(*(tensor for tensor in outputs if id(tensor) not in smooth))
@@ -44,12 +44,12 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if all(tangent is None for tangent in tangents):
-            return (None, None, *(None for _ in range(ctx.leaves)))
+            return (None, None, *(None for _ in ctx.leaves))
         saved = ctx.saved_tensors[: ctx.saved]
         with torch.no_grad():
             gradients = ctx.halved.back(saved, tangents)
         if torch.is_grad_enabled():
-            gradients = _not_twice(gradients)
+            gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
         return None, None, *gradients
 
 
@@ -80,14 +80,19 @@ def _memory(item: Any) -> int | None:
     return None
 
 
-def _not_twice(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Gradients that raise when they are differentiated; as constants they would give a wrong number instead.
+def _not_twice(
+    gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Gradients that raise when they are differentiated by anything that led to them, the `sources`; as constants
+    they would give a wrong number instead.
 
     (`once_differentiable` lets them pass as constants where no tangent requires grad.)
     """
-    made = [gradient.detach().requires_grad_() for gradient in gradients if gradient is not None]
+    made = [gradient.detach() for gradient in gradients if gradient is not None]
+    behind = [source for source in sources if source is not None and source.requires_grad]
     text = (
         b"a compiled model has no second derivative: differentiate twice through the plain model, fast.module"
     )
-    raising = iter(torch._C._functions.DelayedError(text, len(made))(*made) if made else ())
+    tensors = (*made, *behind)
+    raising = iter(torch._C._functions.DelayedError(text, len(tensors))(*tensors) if tensors else ())
     return [None if gradient is None else next(raising) for gradient in gradients]
