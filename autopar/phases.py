@@ -80,7 +80,10 @@ def divide(graph: Graph, gradients: int) -> Halves:
     count = len(graph.outputs) - gradients
     ahead = _ahead(graph, graph.outputs[:count])
     first = [task for task in graph.tasks if task.name in ahead]
-    tasks = tuple(task for task in graph.tasks if task.name not in ahead and task.target != LOSS)
+    behind = [task for task in graph.tasks if task.name not in ahead and task.target != LOSS]
+    there = {task.name for task in behind}
+    # What is of the forward, and the loss, is over by then.
+    tasks = tuple(replace(task, after=tuple(n for n in task.after if n in there)) for task in behind)
     made = {name for task in tasks for name in task.outputs}
     state = set(graph.state) - graph.mutated
     read = [*(name for task in tasks for name in task.inputs), *graph.outputs[count:]]

@@ -368,3 +368,16 @@ def test_a_weight_may_be_an_argument_too():
     autopar.compile(model, ["cpu"])(model.weight).sum().backward()
     twin(twin.weight).sum().backward()
     assert alike(model, twin)
+
+
+@pytest.mark.parametrize("split", [None, 2])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_what_is_computed_again_gives_the_same_gradients(share, split):
+    layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU())]
+    model, x = nn.Sequential(*layers), data()
+    twin = copy.deepcopy(model)
+    fast = compiled(model, recompute=share, split=split)
+    for call in (fast, fast, twin, twin):
+        call(x).pow(2).sum().backward()
+    assert alike(model, twin)
+    assert any(task.name.partition("#again")[1] for task in fast.plan.costed.graph.tasks)
