@@ -189,10 +189,7 @@ def _values(
         value = graph.value[name]
         root = owner.setdefault(value.storage, name)
         kind: Literal["state", "input"] = "state" if name in state else "input"
-        # A part that is kept keeps all the memory that it is a part of.
-        whole = value if value.kind == "state" else graph.value.get(value.storage, value)
-        held = max(value.bytes, whole.bytes)
-        found[name] = Value(name, value.shape, value.dtype, held, root, kind, value.path or name)
+        found[name] = Value(name, value.shape, value.dtype, value.bytes, root, kind, value.path or name)
     for task in tasks:
         for name in task.outputs:
             value = graph.value[name]

@@ -7,7 +7,6 @@ from torch import nn
 
 from autopar.capture.joint import joint
 from autopar.phases import alive, closed, divide, reached
-from autopar.planning import split_graph
 from autopar.runtime.interpret import interpret
 from autopar.views import own
 
@@ -127,14 +126,3 @@ def test_dead_tangents_leave_their_tasks_out():
 def test_no_tangent_at_all_leaves_nothing():
     _, _, _, halves = taken_apart("chain")
     assert alive(halves.backward, halves.tangents, ()).tasks == ()
-
-
-def test_a_part_that_is_saved_counts_with_the_memory_that_it_keeps():
-    captured = joint(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(8, 6),))
-    count = len(captured.gradients)
-    graph = split_graph(closed(captured.graph, [name for name, _ in captured.tangents], count), (4, 4))
-    halves = divide(graph, count)
-    parts = [name for name in halves.saved if graph.value[name].storage != name]
-    assert parts
-    for name in parts:
-        assert halves.backward.value[name].bytes >= graph.value[graph.value[name].storage].bytes
