@@ -195,7 +195,8 @@ def main() -> None:
           f"{found['capped']:.1e}, re-associated {found['re-associated']:.1e} (eager against float64: "
           f"{found['eager']:.1e})")  # fmt: skip
     print(f"memory: one device needs {found['one device bytes']:,} bytes, the cap is {found['cap']:,} on each; one "
-          f"device: {'fits' if found['one device fits'] else 'does not fit'}; two: on {', '.join(found['devices'])}, peaks "
+          f"device: {'fits' if found['one device fits'] else 'does not fit'}; two: on {', '.join(found['devices'])}, "
+          "peaks "
           f"predicted {found['predicted']}, measured {found['peaks']}")  # fmt: skip
     print(f"capture {found['capture s']:.1f} s, torch's export and joint graph {found['torch s']:.1f} s "
           f"({found['nodes']} nodes): ÷ {found['capture s'] / found['torch s']:.2f}")  # fmt: skip

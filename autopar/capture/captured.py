@@ -26,7 +26,8 @@ class Captured:
 
     A graph that was differentiated has `tangents`, (input value, index of the output whose gradient it is), among
     its inputs after those of the call, and `gradients`, (input or state value, its gradient), after its outputs,
-    unless the graph updates weights with them; what has no gradient is not among them. `flatten` and `rebuild` are still of the call alone.
+    unless the graph updates weights with them; what has no gradient is not among them. `flatten` and `rebuild` are
+    still of the call alone.
     """
 
     graph: Graph

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 import autopar
 from autopar.capture import Captured
 from autopar.capture.joint import joint
+from autopar.errors import CaptureError
 from autopar.lower import lower
 from autopar.options import Options
 from autopar.runtime import adversary
@@ -36,6 +37,16 @@ CUT = 1e-4
 the last bit. A summand left out is larger."""
 
 
+SINGLE = ("mixtral", "qwen2-moe")
+"""Models with a kernel that torch has in single precision alone."""
+REFUSED = {
+    "wav2vec2": "depends on the values",
+    "hubert": "depends on the values",
+    "switch transformers": r"self\.classifier\.to",
+}
+"""Models that are trained as written, not placed: they drop layers by a random number, or move a module in forward."""
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -53,8 +64,14 @@ class Subject:
         self.model, args, kwargs = entry.build()
         if not isinstance(self.model, torch.nn.Module):
             pytest.skip("a function has nothing to train")
-        self.model = self.model.double().train()
-        self.args, self.kwargs = pytree.tree_map(widen, (args, kwargs))
+        self.model.train()
+        self.args, self.kwargs = args, kwargs
+        self.loose = 1.0
+        if entry.name not in SINGLE:
+            self.model.double()
+            self.args, self.kwargs = pytree.tree_map(widen, (args, kwargs))
+        else:
+            self.loose = 1e7
         self.saved = copy.deepcopy(self.model.state_dict())
         self.expected = self.run(self.model)
 
@@ -84,7 +101,7 @@ class Subject:
                 continue
             delta = float((found[name].double() - wanted.double()).abs().max())
             scale = max(float(wanted.double().abs().max()), 1e-3 * largest)
-            if not delta <= most * scale:
+            if not delta <= min(most * self.loose, 1e-3) * scale:
                 return f"{name}: error {delta / scale if scale else delta:.1e}"
         return ""
 
@@ -156,6 +173,10 @@ def compiled(subject: Subject, devices: tuple[str, ...], **options: Any) -> dict
 
 def judge(entry: Entry) -> None:
     subject = Subject(entry)
+    if entry.name in REFUSED:
+        with pytest.raises(CaptureError, match=REFUSED[entry.name]):
+            subject.captured()
+        return
     captured = subject.captured()
     foreign = [task.where for task in captured.graph.tasks if FOREIGN.search(task.target)]
     assert not foreign, foreign
