@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .parallel import DataParallel
     from .plans import Plan
     from .programs import Program
-    from .step import TrainStep
     from .timeline import Span, Timeline
+    from .training.step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _HOME = {
     "parallel": ("DataParallel",),
     "plans": ("Plan",),
     "programs": ("Program",),
-    "step": ("TrainStep",),
+    "training.step": ("TrainStep",),
     "timeline": ("Span", "Timeline"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}

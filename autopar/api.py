@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .capping import whole
 from .capture import Captured, Untraceable, capture
 from .capture.functions import Function
 from .capture.joint import joint
@@ -18,7 +17,6 @@ from .capture.signature import take_apart
 from .compiled import Compiled, CompiledModule
 from .detect import detect
 from .errors import CaptureError, DeviceError, PlanError
-from .losses import Loss
 from .machine import Device, Machine
 from .options import Options
 from .pins import parse_bytes
@@ -27,7 +25,9 @@ from .planning import Split
 from .plans import Plan
 from .session import Session
 from .stages import plan_captured
-from .step import TrainStep
+from .training.capping import whole
+from .training.losses import Loss
+from .training.step import TrainStep
 
 log = logging.getLogger("autopar")
 

@@ -15,7 +15,8 @@ from .errors import DeviceError
 from .machine import Machine
 from .plans import Plan
 from .programs import Program
-from .session import Recording, Session
+from .recording import Recording
+from .session import Session
 
 
 class Compiled:

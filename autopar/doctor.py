@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from . import cache
-from .buses import BUSES
-from .chips import CHIPS
 from .detect import accelerators, detect
+from .hardware.buses import BUSES
+from .hardware.chips import CHIPS
 from .tables import size, table
 
 

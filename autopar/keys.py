@@ -13,6 +13,9 @@ from torch import nn
 from .capture.functions import reachable
 from .capture.signature import Arguments
 
+KEPT = 8
+"""Signatures whose plans are kept; the least recently used goes first."""
+
 _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
 
 

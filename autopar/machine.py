@@ -202,7 +202,7 @@ class Machine:
     ) -> Machine:
         """A machine to plan for without having it: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`. See
         `declared`."""
-        from .declared import declare
+        from .hardware.declared import declare
 
         return declare(chips, bus=bus, memory=memory)
 
@@ -214,7 +214,7 @@ class Machine:
         memory: Mapping[str, int | str] | None = None,
     ) -> Machine:
         """A machine stood in for by this one: `Machine.emulate("cpu", "t4", "t4")`. See `declared`."""
-        from .declared import emulate
+        from .hardware.declared import emulate
 
         return emulate(chips, slow_down=slow_down, bus=bus, memory=memory)
 

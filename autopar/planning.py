@@ -8,18 +8,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
-from .buckets import bucketed
 from .cost import CostedGraph
 from .errors import MemoryCapError, PlanError
 from .graph import SUM, Graph
 from .machine import Machine
 from .placement import Policy, place
 from .plans import Candidate, Plan
-from .sharing import fitting
-from .split import allot, batch_of, even, shares, split
-from .sums import summed
+from .rewrites.buckets import bucketed
+from .rewrites.sharing import fitting
+from .rewrites.split import allot, batch_of, even, shares, split
+from .rewrites.sums import summed
+from .rewrites.views import own
 from .tables import percent, seconds
-from .views import own
 
 log = logging.getLogger("autopar")
 
@@ -55,7 +55,7 @@ def best_plan(
     """
     if recompute is None:
         return _best_cut(graph, price, policy, split, batch_norm)
-    from .recompute import recomputed
+    from .rewrites.recompute import recomputed
 
     if recompute != "auto":
         return _best_cut(recomputed(graph, float(recompute)), price, policy, split, batch_norm)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 from .errors import ProgramError
 
 if TYPE_CHECKING:
-    from .check import Report
     from .graph import Graph
+    from .lowering.check import Report
 
 FORMAT = "autopar program 1"
 
@@ -137,7 +137,7 @@ class Program:
         """Prove that no order the lanes may run in is wrong; ProgramError names the step that is. See
         `check.check`.
         """
-        from .check import check
+        from .lowering.check import check
 
         return check(self, graph)
 

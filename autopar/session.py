@@ -10,14 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from .batches import Batches
-from .capping import prepare_training
 from .capture import Captured, Untraceable
 from .capture.functions import Function
 from .capture.joint import joint
@@ -25,25 +23,24 @@ from .capture.private import transformed
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, by_parts, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError, RunError
-from .gradcheck import Eager
-from .keys import Tie, call_key, same, ties
+from .keys import KEPT, Tie, call_key, same, ties
 from .machine import Machine
 from .options import Options
 from .plans import Plan
+from .recording import Recording
 from .runtime import Executor
 from .runtime.ambient import entered, unseen
 from .runtime.memory import Replicas
 from .stages import Prepared, prepare, rewritten, timed
 from .timeline import Timeline
-from .training import Training
+from .training.capping import prepare_training
+from .training.dropin import Training
+from .training.gradcheck import Eager
 
 log = logging.getLogger("autopar")
 
 Planned: TypeAlias = Prepared | Training
 Kept = TypeVar("Kept", bound="Planned | AsWritten")
-
-KEPT = 8
-"""Signatures whose plans are kept; the least recently used goes first."""
 
 
 @dataclass(frozen=True)
@@ -57,32 +54,6 @@ class AsWritten:
 
 
 _alive: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-class Recording:
-    """The timelines of the calls made inside `with fast.record() as timeline`; speaks for the last of them."""
-
-    def __init__(self) -> None:
-        self.calls: list[Timeline] = []
-
-    @property
-    def last(self) -> Timeline:
-        """The timeline of the last call; AutoparError when there was none."""
-        if not self.calls:
-            raise AutoparError(
-                "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`"
-            )
-        return self.calls[-1]
-
-    @property
-    def median(self) -> Timeline:
-        """The timeline whose makespan is the median of all calls; AutoparError when there was none."""
-        ordered = sorted(self.calls, key=lambda timeline: timeline.makespan)
-        return ordered[(len(ordered) - 1) // 2] if ordered else self.last
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the median call: `.json`, `.json.gz` for Perfetto, `.svg`, `.html`, `.png` as a picture."""
-        self.median.save(path)
 
 
 class Session:

@@ -15,10 +15,10 @@ import torch
 from .capture import Captured, capture
 from .cost import CostedGraph
 from .detect import detect
-from .emulation import with_slow_down
 from .errors import MemoryCapError, PlanError
 from .graph import Graph
-from .lower import lower
+from .hardware.emulation import with_slow_down
+from .lowering.lower import lower
 from .machine import Machine
 from .options import Options
 from .pins import pinned_sums, resolve, resolve_sums
@@ -98,7 +98,7 @@ def rewritten(captured: Captured, options: Options) -> Captured:
     """What was captured, with chains of additions as trees where the options ask for it."""
     if not options.reassociate:
         return captured
-    from .reassociate import reassociated
+    from .rewrites.reassociate import reassociated
 
     return replace(captured, graph=reassociated(captured.graph))
 

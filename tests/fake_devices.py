@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autopar.clocks import History
 from autopar.graph import Graph
+from autopar.lowering.clocks import History
 from autopar.programs import Compute, Copy, Free, Program
 from autopar.runtime import bind
 

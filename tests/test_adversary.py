@@ -9,7 +9,7 @@ from naive import machine, plan, value
 from samples import R, changes, diamond, given, graph, mlp, op, same, sequential, towers, updates
 
 from autopar.graph import Ref, Task
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.programs import Copy, Free, Program, Record
 from autopar.runtime import adversary
 

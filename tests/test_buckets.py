@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from autopar.buckets import FEW, bucketed
 from autopar.capture import Captured
 from autopar.capture.joint import joint
 from autopar.graph import SUM, Graph, Ref, Task, Value
 from autopar.placement import place
+from autopar.rewrites.buckets import FEW, bucketed
+from autopar.rewrites.split import split
+from autopar.rewrites.sums import summed
 from autopar.roofline import cost
 from autopar.runtime.interpret import interpret
-from autopar.split import split
-from autopar.sums import summed
 
 ROWS = 6
 

@@ -20,7 +20,7 @@ from samples import R, given, graph, on, op, same, sequential, step
 from autopar.cost import CostedGraph, TaskCost
 from autopar.errors import MemoryCapError, PlanError, ProgramError
 from autopar.graph import Graph
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.machine import Link
 from autopar.placement import POLICIES, place
 from autopar.placement.bound import lower_bound

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from naive import machine, plan, value
 from samples import R, changes, diamond, fork, graph, mlp, op, towers
 
-from autopar.clocks import History
 from autopar.errors import ProgramError
-from autopar.footprint import footprint
-from autopar.lower import lower
+from autopar.lowering.clocks import History
+from autopar.lowering.footprint import footprint
+from autopar.lowering.lower import lower
 from autopar.programs import Buffer, Compute, Free, Lane, Program, Record, Wait
 
 # x is copied to the accelerator, worked on there by f, brought back as the result.

@@ -14,7 +14,7 @@ from training_models import machine
 from autopar import composites
 from autopar.capture.joint import joint
 from autopar.composites.vjp import Tape
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.runtime import adversary, bind
 from autopar.stages import plan_captured

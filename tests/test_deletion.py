@@ -20,7 +20,7 @@ from samples import every, given, same, sequential
 
 from autopar.errors import MemoryCapError, ProgramError
 from autopar.graph import Graph
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.plans import Plan
 from autopar.programs import Program, Record, Wait
 from autopar.runtime import adversary

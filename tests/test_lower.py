@@ -21,7 +21,7 @@ from samples import R, every, fork, given, graph, op, same, sequential, towers
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.graph import Graph, Ref, Task
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.placement import place
 from autopar.programs import Compute, Copy, Free, Program, Record, Wait
 from autopar.runtime import adversary
@@ -127,7 +127,7 @@ HASHED = """
 import random, sys
 from naive import machine, plan
 from randoms import random_graph, random_places
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 rng = random.Random(3)
 made = random_graph(rng, 40, changes=True)
 on = machine(2, 2, {"emulated:0": 64 * 14, "cpu": 64 * 40})

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from autopar import cache
-from autopar.buses import BUSES, REACHED
-from autopar.chips import CHIPS
 from autopar.errors import DeviceError, PlanError
+from autopar.hardware.buses import BUSES, REACHED
+from autopar.hardware.chips import CHIPS
 from autopar.machine import Device, Link, Machine
 
 

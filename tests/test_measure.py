@@ -9,8 +9,8 @@ import torch
 
 from autopar import progress
 from autopar.detect import detect
-from autopar.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
 from autopar.graph import Const, Graph, Ref, Task, Value
+from autopar.hardware.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
 from autopar.machine import Machine
 from autopar.measure import made_up, measure
 from autopar.placement import place

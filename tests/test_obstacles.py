@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from twins import Make, Twins, nothing
 
-from autopar.optimizers import obstacle, trained
+from autopar.training.optimizers import obstacle, trained
 
 
 def refused(make: Make, after: Callable[[nn.Module, Optimizer], Any] = nothing) -> str:

@@ -16,11 +16,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from twins import CPU, Make, Twins, batches, eager, net, nothing
 
 from autopar.errors import PlanError, RunError
-from autopar.lower import lower
-from autopar.optimizers import obstacle, trained, updated
+from autopar.lowering.lower import lower
 from autopar.placement import place
 from autopar.roofline import cost
 from autopar.runtime import bind
+from autopar.training.optimizers import obstacle, trained, updated
 
 
 def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,

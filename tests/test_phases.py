@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from autopar.capture.joint import joint
-from autopar.phases import alive, closed, divide, reached
+from autopar.rewrites.phases import alive, closed, divide, reached
+from autopar.rewrites.views import own
 from autopar.runtime.interpret import interpret
-from autopar.views import own
 
 
 class Heads(nn.Module):

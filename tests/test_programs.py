@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from samples import every
 
 from autopar.errors import ProgramError
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
 
 PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}

@@ -14,7 +14,7 @@ from torch import nn
 
 from autopar.capture.joint import joint
 from autopar.graph import Graph, Ref, Task, Value
-from autopar.reassociate import reassociated
+from autopar.rewrites.reassociate import reassociated
 from autopar.runtime.interpret import interpret
 
 CPU = torch.device("cpu")

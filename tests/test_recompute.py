@@ -18,11 +18,11 @@ from autopar.capture import Captured
 from autopar.capture.joint import joint
 from autopar.graph import Graph, Ref, Task, Value
 from autopar.placement import place
-from autopar.recompute import recomputed, saved, saved_bytes
+from autopar.rewrites.recompute import recomputed, saved, saved_bytes
+from autopar.rewrites.split import split
+from autopar.rewrites.sums import summed
 from autopar.roofline import cost
 from autopar.runtime.interpret import interpret
-from autopar.split import split
-from autopar.sums import summed
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 

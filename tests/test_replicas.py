@@ -17,7 +17,7 @@ from samples import R, graph, on, op, step
 
 from autopar.errors import RunError
 from autopar.graph import Graph
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.runtime import Executor
 from autopar.runtime.flat import LARGEST, bring, checksum
 from autopar.runtime.memory import Replicas

@@ -12,7 +12,7 @@ from torch import nn
 
 from autopar.capture import capture
 from autopar.fuse import fuse
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.machine import Device, Link, Machine
 from autopar.placement import place
 from autopar.roofline import cost

@@ -17,7 +17,7 @@ from runtime_cases import mlp
 from samples import on, step
 
 from autopar.errors import RunError
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.machine import Device, Link, Machine
 from autopar.programs import Copy
 from autopar.runtime import Executor, accelerator, memory

@@ -7,8 +7,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.sharing import fitting, share_out
-from autopar.split import allot
+from autopar.rewrites.sharing import fitting, share_out
+from autopar.rewrites.split import allot
 
 DEVICES = st.lists(
     st.tuples(
@@ -23,7 +23,9 @@ DEVICES = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(1, 200), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 100)), min_size=1, max_size=8))
+@given(
+    st.integers(1, 200), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 100)), min_size=1, max_size=8)
+)
 def test_rows_follow_speed_up_to_the_room(batch, devices):
     speeds, rooms = zip(*devices)
     rows = share_out(batch, speeds, rooms)

@@ -17,8 +17,8 @@ from torch import nn
 from autopar.capture import Captured, capture
 from autopar.errors import PlanError
 from autopar.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
+from autopar.rewrites.split import allot, batch_of, even, shares, split
 from autopar.runtime import bind
-from autopar.split import allot, batch_of, even, shares, split
 
 CPU = torch.device("cpu")
 

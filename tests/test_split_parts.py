@@ -11,12 +11,12 @@ from graphs import machine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.flow import flow
 from autopar.fuse import fuse
 from autopar.graph import JOIN, OWN, PART, SUM, SUMMED, Cut, Graph, Ref, Task, Value
+from autopar.rewrites.flow import flow
+from autopar.rewrites.split import batch_of, split
 from autopar.roofline import cost
 from autopar.runtime import bind
-from autopar.split import batch_of, split
 
 
 def value(name: str, *shape: int, kind: Any = "made") -> Value:

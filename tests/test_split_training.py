@@ -15,8 +15,8 @@ from torch import nn
 from autopar.capture import Captured
 from autopar.capture.joint import joint
 from autopar.graph import JOIN, PART, SUM, Graph
+from autopar.rewrites.split import batch_of, split
 from autopar.runtime.interpret import interpret
-from autopar.split import batch_of, split
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 
 
 def test_eager_is_not_asked_again_nor_with_check_never(monkeypatch):
-    from autopar import updates
+    from autopar.training import updates
 
     asked = []
     eager = updates.Eager

@@ -14,9 +14,9 @@ from torch import nn
 from autopar.capture import Captured, capture
 from autopar.capture.joint import joint
 from autopar.graph import SUM, SUMMED, Graph, Task
+from autopar.rewrites.split import split
+from autopar.rewrites.sums import summed
 from autopar.runtime.interpret import interpret
-from autopar.split import split
-from autopar.sums import summed
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 7, 5

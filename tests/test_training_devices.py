@@ -9,7 +9,7 @@ from torch import nn
 from training_models import Convolved, Tied, machine, mlp
 
 from autopar.capture.joint import joint
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.stages import plan_captured
 

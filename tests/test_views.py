@@ -6,8 +6,8 @@ from test_phases import CASES, values_of
 from torch import nn
 
 from autopar.capture.joint import joint
-from autopar.split import split
-from autopar.views import T, folded, own
+from autopar.rewrites.split import split
+from autopar.rewrites.views import T, folded, own
 
 
 def captured(name="chain"):

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from autopar.capture import Captured
 from autopar.capture.joint import joint
-from autopar.optimizers import committed, obstacle, trained, updated
 from autopar.runtime.interpret import interpret
+from autopar.training.optimizers import committed, obstacle, trained, updated
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from torch import nn
 from ..api import compile
 from ..capture import capture
 from ..fuse import fuse
-from ..lower import lower
+from ..lowering.lower import lower
 from ..machine import Device, Machine
 from ..placement import Schedule, place
 from ..roofline import cost

@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 
 from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
-from ..rename import renamed
-from ..views import folded, own
+from ..rewrites.rename import renamed
+from ..rewrites.views import folded, own
 from .around import refuse_kept, refuse_levels, refuse_module_hooks
 from .captured import Captured
 from .convert import Conversion, live

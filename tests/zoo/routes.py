@@ -10,7 +10,7 @@ import torch
 
 import autopar
 from autopar.capture import Captured, capture
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.machine import Device, Link, Machine
 from autopar.options import Options
 from autopar.plans import Plan

@@ -17,7 +17,7 @@ import autopar
 from autopar.capture import Captured
 from autopar.capture.joint import joint
 from autopar.errors import CaptureError
-from autopar.lower import lower
+from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.runtime import adversary
 from autopar.runtime.interpret import interpret, widen

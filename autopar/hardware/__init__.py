@@ -1,0 +1,1 @@
+"""Chips, buses, and machines that are declared or stood in for."""

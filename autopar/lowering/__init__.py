@@ -1,0 +1,1 @@
+"""Plan → program: the steps of each lane, written and proved."""

@@ -1,0 +1,238 @@
+"""Proof that a program is right in every order its lanes may run in, without torch and without running it.
+
+Happened-before comes from vector clocks (`clocks`); what must have happened before what is listed by
+`demands`. What is proved: every read follows its write; a buffer is freed once, in the lane that allocated
+its storage, after its last reader on every lane; nothing leaks; no wait can deadlock; each step's buffers are
+on its device; the results are made; the memory cap of each device holds (`footprint`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..errors import ProgramError
+from ..graph import Graph
+from ..programs import Compute, Copy, Free, Program, Record, Step, Wait
+from ..tables import size
+from .clocks import History, Stuck, joined
+from .demands import At, Demand, demands, matches
+from .footprint import Peak, footprint
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was proved: `peaks` bounds the bytes of each device in every order the lanes may run in.
+
+    `redundant` names, by (lane, step number), each wait, record and copy whose single removal breaks nothing
+    that was asked for; without a graph nothing is known of `Task.after`, so waits that are there for it are
+    among them.
+    """
+
+    program: Program = field(repr=False)
+    peaks: tuple[Peak, ...]
+    demands: tuple[Demand, ...] = field(repr=False)
+    history: History = field(repr=False, compare=False)
+
+    @cached_property
+    def redundant(self) -> tuple[tuple[str, int], ...]:
+        """Steps that nothing needs, lane by lane."""
+        lanes = self.program.lanes
+        waited = {step.event for lane in lanes for step in lane.steps if isinstance(step, Wait)}
+        used = {name for lane in lanes for step in lane.steps for name in _reads(step)}
+        used.update(self.program.results)
+        search = _Search(self)
+        return tuple(
+            (lane.name, position)
+            for index, lane in enumerate(lanes)
+            for position, step in enumerate(lane.steps)
+            if (isinstance(step, Record) and step.event not in waited)
+            or (isinstance(step, Copy) and step.dst not in used)
+            or (isinstance(step, Wait) and search.spare(index, position))
+        )
+
+
+def check(program: Program, graph: Graph | None = None) -> Report:
+    """Prove `program` right, or raise ProgramError naming lane, step number, task, buffer and what is
+    missing.
+
+    With `graph` also that it computes that graph: each task once, on its own inputs, and after what
+    `Task.after` and in-place writes ask for. Linear in steps times lanes, but for `Report.redundant`, which
+    is found when asked for.
+    """
+    _events(program)
+    wanted = demands(program)
+    if graph is not None:
+        wanted += matches(program, graph)
+    try:
+        history = History(program)
+    except Stuck as stuck:
+        raise ProgramError(_deadlock(program, stuck)) from None
+    for demand in wanted:
+        if not history.follows(demand.later, demand.earlier):
+            raise ProgramError(_race(program, demand, history))
+    peaks = footprint(program, history)
+    for peak in peaks:
+        if peak.cap is not None and peak.bytes > peak.cap:
+            when = f"when {_where(program, peak.at)} runs" if peak.at else "before anything runs"
+            raise ProgramError(
+                f"{peak.device} may hold {size(peak.bytes)} {when}, {size(peak.bytes - peak.cap)} over its "
+                f"cap of {size(peak.cap)}; something there must wait for a free, or the cap be {peak.bytes}"
+            )
+    return Report(program, peaks, tuple(wanted), history)
+
+
+def describe(program: Program, at: At) -> str:
+    """A step as messages name it: lane, step number and what it does."""
+    lane = program.lanes[at[0]]
+    return _where(program, (lane.name, at[1]))
+
+
+def _where(program: Program, at: tuple[str, int]) -> str:
+    step = program.lane[at[0]].steps[at[1]]
+    match step:
+        case Compute(task=task):
+            what = f"task {task!r}"
+        case Copy(src=src, dst=dst):
+            what = f"copy {src} -> {dst}"
+        case Free(buffer=buffer):
+            what = f"free {buffer}"
+        case Record(event=event):
+            what = f"record {event}"
+        case Wait(event=event):
+            what = f"wait {event}"
+    return f"step {at[1]} of lane {at[0]} ({what})"
+
+
+def _reads(step: Step) -> tuple[str, ...]:
+    return step.reads if isinstance(step, Compute) else (step.src,) if isinstance(step, Copy) else ()
+
+
+def _events(program: Program) -> None:
+    recorded: dict[str, At] = {}
+    for index, lane in enumerate(program.lanes):
+        for position, step in enumerate(lane.steps):
+            if isinstance(step, Record):
+                if step.event in recorded:
+                    first, second = (
+                        describe(program, recorded[step.event]),
+                        describe(program, (index, position)),
+                    )
+                    raise ProgramError(
+                        f"event {step.event!r} is recorded twice, by {first} and {second}; name each apart"
+                    )
+                recorded[step.event] = (index, position)
+    for index, lane in enumerate(program.lanes):
+        for position, step in enumerate(lane.steps):
+            if isinstance(step, Wait) and step.event not in recorded:
+                raise ProgramError(
+                    f"{describe(program, (index, position))} waits for an event that no lane records"
+                )
+
+
+def _deadlock(program: Program, stuck: Stuck) -> str:
+    """The circle of lanes that wait for each other, in words."""
+    at = dict(stuck.at)
+    recorder = {
+        step.event: index
+        for index, lane in enumerate(program.lanes)
+        for step in lane.steps
+        if isinstance(step, Record)
+    }
+    lane, seen = stuck.at[0][0], []
+    while lane not in seen:
+        seen.append(lane)
+        step = program.lanes[lane].steps[at[lane]]
+        assert isinstance(step, Wait)
+        lane = recorder[step.event]
+    circle = seen[seen.index(lane) :]
+    steps = ", then ".join(describe(program, (index, at[index])) for index in circle)
+    return (
+        f"the program can never end, its lanes wait for each other: {steps}, whose event comes after the "
+        "first of them; record one of these events earlier or take the wait away"
+    )
+
+
+def _race(program: Program, demand: Demand, history: History) -> str:
+    later, earlier = describe(program, demand.later), describe(program, demand.earlier)
+    if history.follows(demand.earlier, demand.later):
+        return f"{later} {demand.why}, but runs before {earlier}"
+    source, target = program.lanes[demand.earlier[0]].name, program.lanes[demand.later[0]].name
+    return (
+        f"{later} {demand.why}, but nothing makes it follow {earlier}; record an event in lane {source} "
+        f"after that step and wait for it in lane {target} before this one"
+    )
+
+
+class _Search:
+    """Finds waits whose deletion breaks nothing."""
+
+    NEAR = 64
+    """Steps of the wait's own lane in which a demand that needs it is looked for first."""
+
+    def __init__(self, report: Report):
+        self.program, self.history = report.program, report.history
+        self.capped = any(peak.cap is not None for peak in report.peaks)
+        self.caps = dict(self.program.caps)
+        self.wanted: dict[At, list[At]] = {}
+        for demand in report.demands:
+            if demand.earlier[0] != demand.later[0]:
+                self.wanted.setdefault(demand.later, []).append(demand.earlier)
+        self.recorded = {
+            step.event: (index, position)
+            for index, lane in enumerate(self.program.lanes)
+            for position, step in enumerate(lane.steps)
+            if isinstance(step, Record)
+        }
+        self.turn = {at: turn for turn, at in enumerate(self.history.order)}
+
+    def spare(self, lane: int, position: int) -> bool:
+        """Whether the program stays right without this wait."""
+        if self.missed_near(lane, position) or self.missed(lane, position):
+            return False
+        if not self.capped:
+            return True
+        peaks = footprint(self.program, History(self.program, skip=(lane, position)))
+        return all(peak.cap is None or peak.bytes <= peak.cap for peak in peaks)
+
+    def missed_near(self, lane: int, position: int) -> bool:
+        """Whether a step soon after it in its lane would miss it, were all other lanes to know what they do
+        now.
+        """
+        clocks, steps = self.history.clocks, self.program.lanes[lane].steps
+        clock = clocks[lane][position]
+        for later in range(position + 1, min(position + self.NEAR, len(steps))):
+            if any(clock[other] <= last for other, last in self.wanted.get((lane, later), ())):
+                return True
+            step = steps[later]
+            if isinstance(step, Wait):
+                other, last = self.recorded[step.event]
+                clock = joined(clock, clocks[other][last], other, last)
+        return False
+
+    def missed(self, lane: int, position: int) -> bool:
+        """Whether any step at all would miss it: clocks as they would be, wherever they differ."""
+        clocks, order = self.history.clocks, self.history.order
+        differs = {lane: clocks[lane][position]}
+        events: dict[str, tuple[int, ...]] = {}
+        for turn in range(self.turn[lane, position] + 1, len(order)):
+            here, at = order[turn]
+            clock = differs.get(here)
+            if clock is not None and any(
+                clock[other] <= last for other, last in self.wanted.get((here, at), ())
+            ):
+                return True
+            step = self.program.lanes[here].steps[at]
+            if isinstance(step, Record) and clock is not None:
+                events[step.event] = clock
+            elif isinstance(step, Wait) and (clock is not None or step.event in events):
+                other, last = self.recorded[step.event]
+                known = events.get(step.event, clocks[other][last])
+                after = joined(clock or clocks[here][at], known, other, last)
+                if at + 1 == len(clocks[here]) or after == clocks[here][at + 1]:
+                    differs.pop(here, None)
+                else:
+                    differs[here] = after
+            if not differs and not events:
+                return False
+        return False

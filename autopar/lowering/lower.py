@@ -1,0 +1,397 @@
+"""From a plan to its program: flat steps for each lane, and between lanes the fewest waits that keep them
+right.
+
+Steps are written in the plan's predicted order, which respects every dependency, each to the end of its lane.
+What a step must follow on another lane, and its lane is not known to have followed already (`clocks`),
+becomes a `Wait` here and a `Record` there: a transitive reduction, made on the fly. A buffer is freed in the
+lane that allocated its storage, at the first point where that lane is known to follow the last reader; no
+wait is added for it before the lane's end, unless the memory cap of the device asks for one (`ledger`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..errors import MemoryCapError
+from ..plans import Plan, Transfer
+from ..programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from ..tables import size
+from .clocks import Clock, joined, needed
+from .footprint import footprint
+from .ledger import Ledger
+from .sequence import mutators, sequence
+
+
+def lower(plan: Plan) -> Program:
+    """The program of a plan: results where `plan.costed.deliver` says, memory caps those of the machine.
+
+    PlanError when the plan's lanes cannot follow each other or a value never reaches its reader;
+    MemoryCapError when a cap does not hold in the plan's order whatever waits for what.
+    """
+    first = _Lowering(plan, frozenset())
+    program = first.program()
+    # With two allocating lanes the proof is exact. With more it looks at each pair of lanes for itself, so it
+    # may see more than can ever be; only then is the costly bookkeeping worth it that leaves it nothing to
+    # see.
+    if any(ledger.allocators > 2 for ledger in first.ledgers.values()):
+        over = frozenset(p.device for p in footprint(program) if p.cap is not None and p.bytes > p.cap)
+        if over:
+            return _Lowering(plan, over).program()
+    return program
+
+
+class _Tape:
+    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane,
+    position).
+    """
+
+    def __init__(self, index: int, name: str, device: str, lanes: int):
+        self.index, self.name, self.device = index, name, device
+        self.steps: list[Step | tuple[int, int]] = []
+        self.clock: Clock = (0,) * lanes
+        self.clocks: list[Clock] = []
+        # Buffers to free here, by the lane and position of a reader not known to be over, first position
+        # first.
+        self.pending: dict[int, list[tuple[int, str]]] = {}
+
+    def append(self, step: Step | tuple[int, int]) -> int:
+        self.steps.append(step)
+        self.clocks.append(self.clock)
+        return len(self.steps) - 1
+
+    def wait(self, waits: list[tuple[int, int]], clocks: list[list[Clock]]) -> None:
+        """Wait for the last of some steps; waits right before this that it makes needless are taken back."""
+        before: list[tuple[int, int]] = []
+        while self.steps and isinstance(last := self.steps[-1], tuple):
+            before.append(last)
+            self.steps.pop()
+            self.clock = self.clocks.pop()
+        both = dict(reversed(before))
+        for lane, position in waits:
+            both[lane] = max(position, both.get(lane, 0))
+        for lane, position in needed(both, self.clock, clocks):
+            self.append((lane, position))
+            self.clock = joined(self.clock, clocks[lane][position], lane, position)
+
+
+class _Lowering:
+    """The state of writing one program. Memory of `strict` devices is bounded as `footprint` does it."""
+
+    def __init__(self, plan: Plan, strict: frozenset[str]):
+        self.plan = plan
+        costed = plan.costed
+        self.graph, machine = costed.graph, costed.machine
+        lanes = list(plan.orders)
+        self.tapes = [_Tape(i, name, name.rsplit("/", 1)[0], len(lanes)) for i, name in enumerate(lanes)]
+        self.clocks = [tape.clocks for tape in self.tapes]
+        self.scratch = {cost.task: cost.workspace_bytes for cost in costed.costs if cost.workspace_bytes}
+        self.buffers: dict[str, Buffer] = {}
+        self.roots: dict[tuple[str, str], str] = {}
+        home = {name: costed.home.get(name, machine.host) for name in (*self.graph.inputs, *self.graph.state)}
+        for name, device in home.items():
+            self.there(name, device, "given")
+        for name, device in plan.resident:
+            if device != home[name]:
+                self.there(name, device, "resident")
+        made_on = {
+            value: plan.place[run].device
+            for task, run in costed.run_of.items()
+            if run in plan.place
+            for value in self.graph.task[task].outputs
+        }
+        # A result that is delivered nowhere stays where it is.
+        self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
+        self.keeps = tuple(self.keeping(home))
+        self.kept = frozenset((*self.results, *(buffer for buffer, _ in self.keeps)))
+        self.mutators = mutators(plan)
+        self.inputs = {task.name: task.inputs for task in self.graph.tasks}
+        # Where each made buffer and each task was written, and who is still to touch each buffer.
+        self.writer: dict[str, tuple[int, int]] = {}
+        self.done: dict[str, tuple[int, int]] = {}
+        self.left = self.touches()
+        self.last: dict[str, dict[int, int]] = {}
+        self.missing: dict[str, int] = {}
+        # The bytes of a storage come back when all buffers that share it are freed, which a result never is.
+        self.sharing: dict[str, int] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        for unit in machine.devices:
+            if unit.memory_bytes is not None:
+                own = [b for b in self.buffers.values() if b.device == unit.name and b.storage == b.name]
+                base = sum(buffer.bytes for buffer in own)
+                strictly = unit.name in strict
+                self.ledgers[unit.name] = Ledger(unit.name, unit.memory_bytes, base, len(lanes), strictly)
+                if base > unit.memory_bytes:
+                    raise MemoryCapError(
+                        f"inputs and state on {unit.name} take {size(base)}, over its cap of "
+                        f"{size(unit.memory_bytes)}, before anything runs; raise it with "
+                        f"memory={{{unit.name!r}: {base}}} or pin some modules to another device"
+                    )
+
+    def there(self, value: str, device: str, kind: str) -> None:
+        """A buffer that is there before the call."""
+        name, about = f"{value}@{device}", self.graph.value[value]
+        root = self.roots.setdefault((about.storage, device), name)
+        self.buffers[name] = Buffer(name, value, device, about.bytes, root, kind)  # type: ignore[arg-type]
+
+    def keeping(self, home: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """(buffer, state) of each copy of state for the next call: of what changes between calls, and the new
+        values of what the call itself changes.
+        """
+        for moved in self.plan.transfers:
+            if moved.value in self.graph.kept:
+                yield f"{moved.value}@{moved.dst}", moved.value
+        made = {target: made for made, target in self.graph.updates if target in self.graph.carried}
+        for state, device in self.plan.resident:
+            if state in made and device != home[state]:
+                yield f"{made[state]}@{device}", state
+
+    def touches(self) -> dict[str, int]:
+        """How many steps touch each buffer: the one that makes it and those that read it."""
+        count: dict[str, int] = {}
+        for placed in self.plan.placed:
+            for name in self.plan.costed.run[placed.run].tasks:
+                for value in (*self.inputs[name], *self.graph.task[name].outputs):
+                    buffer = f"{value}@{placed.device}"
+                    count[buffer] = count.get(buffer, 0) + 1
+        for moved in self.plan.transfers:
+            for buffer in (f"{moved.value}@{moved.src}", f"{moved.value}@{moved.dst}"):
+                count[buffer] = count.get(buffer, 0) + 1
+        return count
+
+    def program(self) -> Program:
+        there = frozenset(self.buffers)
+        results = tuple(dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps))))
+        for lane, item in sequence(self.plan, there, results, self.mutators):
+            tape = self.tapes[lane]
+            if isinstance(item, Transfer):
+                self.copy(tape, item)
+            else:
+                for name in self.plan.costed.run[item.run].tasks:
+                    self.compute(tape, name)
+        for tape in self.tapes:
+            self.finish(tape)
+        count = len(self.graph.outputs)
+        targets = (target for _, target in self.graph.updates)
+        return Program(
+            self.graph.name,
+            self.lanes(),
+            tuple(self.buffers.values()),
+            tuple(self.results[:count]),
+            tuple(zip(self.results[count:], targets)),
+            tuple((task, scratch) for task, scratch in self.scratch.items() if task in self.done),
+            tuple((device, ledger.cap) for device, ledger in self.ledgers.items()),
+            self.keeps,
+        )
+
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes that have steps, with an event wherever another lane waits."""
+        waits = [step for tape in self.tapes for step in tape.steps if isinstance(step, tuple)]
+        events = {at: f"e{number}" for number, at in enumerate(dict.fromkeys(waits), 1)}
+        found = []
+        for tape in self.tapes:
+            steps: list[Step] = []
+            for position, step in enumerate(tape.steps):
+                steps.append(Wait(events[step]) if isinstance(step, tuple) else step)
+                if (tape.index, position) in events:
+                    steps.append(Record(events[tape.index, position]))
+            if steps:
+                found.append(Lane(tape.name, tape.device, tuple(steps)))
+        return tuple(found)
+
+    def compute(self, tape: _Tape, name: str) -> None:
+        task, inputs = self.graph.task[name], self.inputs[name]
+        reads = tuple(f"{value}@{tape.device}" for value in inputs)
+        writes = tuple(f"{value}@{tape.device}" for value in task.outputs)
+        roots = {
+            self.graph.value[value].storage: self.buffers[read].storage for value, read in zip(inputs, reads)
+        }
+        made = []
+        for value, write in zip(task.outputs, writes):
+            about = self.graph.value[value]
+            made.append(self.make(value, tape.device, roots.setdefault(about.storage, write)))
+        wanted = self.before(tape, reads, task.after)
+        new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
+        scratch = self.scratch.get(name, 0)
+        position = self.step(tape, wanted, Compute(name, reads, writes), tape.device, new, scratch)
+        for write in writes:
+            self.writer[write] = (tape.index, position)
+        self.done[name] = (tape.index, position)
+        self.settle(tape, (*reads, *writes))
+
+    def copy(self, tape: _Tape, item: Transfer) -> None:
+        src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
+        made = self.make(item.value, item.dst, dst)
+        wanted = self.before(tape, (src,), self.mutators(item.value, item.dst))
+        self.writer[dst] = (tape.index, self.step(tape, wanted, Copy(src, dst), item.dst, made.bytes, 0))
+        self.settle(tape, (src, dst))
+
+    def make(self, value: str, device: str, root: str) -> Buffer:
+        name = f"{value}@{device}"
+        kind = "result" if name in self.kept else "made"
+        buffer = Buffer(name, value, device, self.graph.value[value].bytes, root, kind)  # type: ignore[arg-type]
+        self.buffers[name] = buffer
+        self.sharing[root] = self.sharing.get(root, 0) + 1
+        return buffer
+
+    def before(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
+        """The last step of each other lane that whoever makes `reads` and the tasks `after` come to."""
+        wanted: dict[int, int] = {}
+        steps = [self.writer[name] for name in reads if name in self.writer] + [
+            self.done[name] for name in after
+        ]
+        for lane, position in steps:
+            if lane != tape.index and wanted.get(lane, -1) < position:
+                wanted[lane] = position
+        return wanted
+
+    def step(
+        self, tape: _Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
+    ) -> int:
+        """Write a step after all of `wanted`, once `new` bytes to stay and `scratch` are sure to fit."""
+        ledger = self.ledgers.get(device)
+        if ledger is None or not new + scratch:
+            self.wait(tape, wanted)
+            return tape.append(step)
+        self.wait(tape, self.room(tape, ledger, step, new + scratch, wanted))
+        ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
+        return tape.append(step)
+
+    def wait(self, tape: _Tape, wanted: dict[int, int]) -> None:
+        """Make the lane follow steps of other lanes, then free what may be freed by that."""
+        wanted.pop(tape.index, None)
+        waits = needed(wanted, tape.clock, self.clocks)
+        if waits:
+            tape.wait(waits, self.clocks)
+            ready: list[str] = []
+            for lane, heap in tape.pending.items():
+                while heap and heap[0][0] < tape.clock[lane]:
+                    name = heapq.heappop(heap)[1]
+                    self.missing[name] -= 1
+                    if not self.missing[name]:
+                        ready.append(name)
+            for name in ready:
+                self.free(tape, name)
+
+    def settle(self, tape: _Tape, names: Iterable[str]) -> None:
+        """Account for the step just written, which touches `names`; free those nobody touches after it."""
+        position = len(tape.steps) - 1
+        over = []
+        for name in dict.fromkeys(names):
+            if self.buffers[name].kind == "made":
+                self.last.setdefault(name, {})[tape.index] = position
+        for name in names:
+            self.left[name] -= 1
+            if not self.left[name] and self.buffers[name].kind == "made":
+                over.append(name)
+        for name in over:
+            owner = self.owner(name)
+            late = {lane: last for lane, last in self.last[name].items() if self.unknown(owner, lane, last)}
+            self.missing[name] = len(late)
+            for lane, last in late.items():
+                heapq.heappush(owner.pending.setdefault(lane, []), (last, name))
+            if not late:
+                self.free(owner, name)
+
+    def unknown(self, tape: _Tape, lane: int, position: int) -> bool:
+        return lane != tape.index and tape.clock[lane] <= position
+
+    def owner(self, name: str) -> _Tape:
+        """The lane that frees a buffer: the one that allocated its storage, or made it over storage of the
+        caller.
+        """
+        root = self.buffers[name].storage
+        return self.tapes[self.writer[root if root in self.writer else name][0]]
+
+    def free(self, tape: _Tape, name: str) -> None:
+        position = tape.append(Free(name))
+        root = self.buffers[self.buffers[name].storage]
+        self.sharing[root.name] -= 1
+        ledger = self.ledgers.get(root.device)
+        if ledger and not self.sharing[root.name] and root.kind == "made" and root.bytes:
+            ledger.release(tape.index, position, root.bytes)
+
+    def finish(self, tape: _Tape) -> None:
+        """At the end of a lane, wait for the readers of whatever it has not freed yet."""
+        wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
+        self.wait(tape, wanted)
+
+    def room(
+        self, tape: _Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
+    ) -> dict[int, int]:
+        """`wanted`, and what must be waited for besides so that `nbytes` more fit, whatever the other lanes
+        do.
+        """
+        while True:
+            clock = self.after(tape, wanted)
+            short = ledger.alive() - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
+            if short <= 0:
+                break
+            if not self.reclaim(tape, ledger.device):
+                what = f"the copy {step.dst}" if isinstance(step, Copy) else self.graph.task[step.task].where
+                raise MemoryCapError(
+                    f"{what} needs {size(nbytes)} on {ledger.device}, where {size(max(nbytes - short, 0))} "
+                    f"of the cap of {size(ledger.cap)} are free in the plan's order; raise it with memory="
+                    f"{{{ledger.device!r}: {ledger.cap + short}}}, pin something to another device or split "
+                    "the batch"
+                )
+        # What is short from here on is freed already, but in lanes this one does not know to have come so
+        # far.
+        more = dict(wanted)
+        while (short := self.short(tape, ledger, nbytes, clock)) > 0:
+            lane, position = ledger.behind(tape.index, clock, short)
+            more[lane] = position
+            clock = self.after(tape, more)
+        more |= self.crossed(tape, ledger, nbytes, clock)
+        for lane in [lane for lane, position in more.items() if wanted.get(lane) != position]:
+            less = {other: position for other, position in more.items() if other != lane}
+            if lane in wanted:
+                less[lane] = wanted[lane]
+            clock = self.after(tape, less)
+            if self.short(tape, ledger, nbytes, clock) <= 0 and not self.crossed(tape, ledger, nbytes, clock):
+                more = less
+        return more
+
+    def after(self, tape: _Tape, wanted: dict[int, int]) -> Clock:
+        """The clock of a lane once it has waited for `wanted`."""
+        clock = tape.clock
+        for lane, position in wanted.items():
+            if clock[lane] <= position:
+                clock = joined(clock, self.clocks[lane][position], lane, position)
+        return clock
+
+    def back(self, tape: _Tape, device: str, clock: Clock) -> int:
+        """Bytes of `device` that a lane frees as soon as its clock is `clock`."""
+        if clock == tape.clock:
+            return 0
+        freed: dict[str, int] = {}
+        for name in dict.fromkeys(name for heap in tape.pending.values() for _, name in heap):
+            if all(lane == tape.index or clock[lane] > at for lane, at in self.last[name].items()):
+                root = self.buffers[name].storage
+                freed[root] = freed.get(root, 0) + 1
+        roots = [self.buffers[root] for root, count in freed.items() if count == self.sharing[root]]
+        return sum(root.bytes for root in roots if root.device == device and root.kind == "made")
+
+    def short(self, tape: _Tape, ledger: Ledger, nbytes: int, clock: Clock) -> int:
+        """By how many bytes `nbytes` more may break the cap when the lane's clock is `clock`."""
+        return ledger.bound(tape.index, clock) - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
+
+    def crossed(self, tape: _Tape, ledger: Ledger, nbytes: int, clock: Clock) -> dict[int, int]:
+        """Steps of other lanes beside which `nbytes` more do not fit."""
+        return ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
+
+    def reclaim(self, tape: _Tape, device: str) -> bool:
+        """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if
+        none.
+        """
+        for owner in [tape, *(other for other in self.tapes if other is not tape)]:
+            names = [
+                (self.writer[name], name)
+                for heap in owner.pending.values()
+                for _, name in heap
+                if self.missing[name] and self.buffers[name].device == device and self.buffers[name].bytes
+            ]
+            if names:
+                self.wait(owner, dict(self.last[min(names)[1]]))
+                return True
+        return False

@@ -1,0 +1,34 @@
+"""The timelines of recorded calls: `Recording`."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+from .errors import AutoparError
+from .timeline import Timeline
+
+
+class Recording:
+    """The timelines of the calls made inside `with fast.record() as timeline`; speaks for the last of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Timeline] = []
+
+    @property
+    def last(self) -> Timeline:
+        """The timeline of the last call; AutoparError when there was none."""
+        if not self.calls:
+            raise AutoparError(
+                "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`"
+            )
+        return self.calls[-1]
+
+    @property
+    def median(self) -> Timeline:
+        """The timeline whose makespan is the median of all calls; AutoparError when there was none."""
+        ordered = sorted(self.calls, key=lambda timeline: timeline.makespan)
+        return ordered[(len(ordered) - 1) // 2] if ordered else self.last
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the median call: `.json`, `.json.gz` for Perfetto, `.svg`, `.html`, `.png` as a picture."""
+        self.median.save(path)

@@ -1,0 +1,1 @@
+"""Graph → graph: the batch cut, its rows followed, sums and buckets, phases, views."""

@@ -1,0 +1,102 @@
+"""Shares of the batch by speed and by room: a device that is full before the others gets fewer rows.
+
+The bytes of a device grow by about as much with each of its rows, from what it holds anyway (parameters, what it
+sums, joins or hands out). Two predictions for different shares give both figures for each device; what rows they
+leave room for is filled in proportion to speed. Each choice is predicted in turn, until one holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from .split import allot
+
+TURNS = 6
+"""Predictions after which no shares are taken to fit."""
+
+Peaks: TypeAlias = Callable[[tuple[int, ...]], Sequence[int] | None]
+"""The peak bytes of each device for so many rows on each; None where rows cannot be placed so."""
+
+
+def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
+    """Rows of each device in proportion to its speed, but never more than it has room for; None when that is too few.
+
+    What one device has no room for goes to the others in proportion again.
+    """
+    rows = [0] * len(speeds)
+    full: set[int] = set()
+    while True:
+        open_to = [d for d in range(len(speeds)) if d not in full and speeds[d] > 0]
+        rest = batch - sum(rows[d] for d in full)
+        if rest == 0 or not open_to:
+            break
+        for d, given in zip(open_to, allot(rest, [speeds[d] for d in open_to])):
+            rows[d] = given
+        over = [d for d in open_to if rows[d] > rooms[d]]
+        if not over:
+            break
+        for d in over:
+            rows[d] = max(0, math.floor(rooms[d]))
+        full.update(over)
+        for d in open_to:
+            if d not in full:
+                rows[d] = 0
+    return tuple(rows) if sum(rows) == batch else None
+
+
+def fitting(
+    batch: int, speeds: Sequence[float], caps: Sequence[int | None], peaks: Peaks
+) -> tuple[int, ...] | None:
+    """Rows of each device, in proportion to `speeds` (any unit) as far as `caps` (bytes, None: no limit) allow.
+
+    None when no shares are found that hold by `peaks`, or when they do without one device being full.
+    """
+    limits = [math.inf if cap is None else float(cap) for cap in caps]
+    samples: list[dict[int, int]] = [{} for _ in speeds]
+
+    def hold(found: Sequence[int]) -> bool:
+        return all(peak <= limit for peak, limit in zip(found, limits))
+
+    plain = allot(batch, speeds)
+    found = peaks(plain)
+    if found is None or hold(found):
+        return None
+    _note(samples, plain, found)
+    # Every second device has more rows in the second prediction than in the first.
+    tilted = allot(batch, [speed * (1.5 if d % 2 else 0.5) for d, speed in enumerate(speeds)])
+    found = peaks(tilted)
+    if found is None:
+        return None
+    _note(samples, tilted, found)
+    spare = tilted if hold(found) else None
+    for _ in range(TURNS):
+        rooms = [_room(known, limit) for known, limit in zip(samples, limits)]
+        chosen = share_out(batch, speeds, rooms)
+        if chosen is None or (found := peaks(chosen)) is None:
+            return spare
+        if hold(found):
+            return chosen
+        _note(samples, chosen, found)
+    return spare
+
+
+def _note(samples: list[dict[int, int]], rows: Sequence[int], found: Sequence[int]) -> None:
+    for known, count, peak in zip(samples, rows, found):
+        known[count] = max(peak, known.get(count, 0))
+
+
+def _room(known: dict[int, int], limit: float) -> float:
+    """Rows for which a device has room, by the line through the two predictions nearest to its limit."""
+    if math.isinf(limit):
+        return math.inf
+    refused = min((count for count, peak in known.items() if peak > limit), default=math.inf)
+    near = sorted(known, key=lambda count: (abs(known[count] - limit), count))[:2]
+    if len(near) < 2 or known[near[0]] == known[near[1]]:
+        rows = math.inf if known[near[0]] <= limit else 0.0
+    else:
+        a, b = sorted(near)
+        each = (known[b] - known[a]) / (b - a)
+        rows = a + (limit - known[a]) / each if each > 0 else math.inf
+    return max(0.0, min(rows, refused - 1))

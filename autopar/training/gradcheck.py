@@ -1,0 +1,264 @@
+"""Hold a joint graph against eager: the same outputs, updates and gradients for one set of tangents."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..capture import Captured, fails_alone
+from ..checking import generators, restore
+from ..equal import LIMIT, error, limit
+from ..errors import DifferenceError
+from ..graph import Graph
+from ..runtime.interpret import widen
+
+log = logging.getLogger("autopar")
+
+FLOOR = 1e-3
+"""The error of a gradient, or of a buffer's new value, is judged against its own largest entry, or this share of the
+largest of all: one that is zero in exact arithmetic (the gradient of a bias in front of a BatchNorm, the mean of what
+comes from one) is nothing but rounding."""
+
+
+SHAKEN = 64
+"""What is no farther from eager than this many times what a change in the last bits of the weights makes of it
+differs by rounding alone."""
+
+
+class Eager:
+    """What eager answers for one call and gives as gradients; afterwards nothing of the caller's has changed.
+
+    `tangents` are random unless given, by name of the graph's input; `gradients` by the path of the parameter, or of
+    the argument, for all that require grad: None where eager has none.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        model: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        weights: Mapping[str, Any],
+        tangents: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.captured, self.model, self.arguments = captured, model, (args, kwargs)
+        self.given = tangents or {}
+        self.tensors = captured.flatten(args, kwargs)
+        graph = captured.graph
+        self.before = {
+            name: tensor.detach().clone() for name, tensor in self.live().items() if name in graph.mutated
+        }
+        self.random = generators()
+        given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
+        # A weight that is an argument too is one leaf, and has one gradient.
+        own = {graph.value[name].path for name, _ in captured.gradients}
+        found = sorted({**given, **weights}.items(), key=lambda leaf: leaf[0] not in own)
+        once = {id(tensor): path for path, tensor in reversed(found)}
+        self.leaves = {p: t for p, t in found if t.requires_grad and once[id(t)] == p}
+        with self.restored():
+            outputs, self.gradients = self._run(model, args, kwargs, self.leaves)
+            self.outputs = [_apart(leaf) for leaf in outputs]
+            live = self.live()
+            self.updates = {target: live[target].detach().clone() for _, target in graph.updates}
+
+    def _run(
+        self, model: Callable[..., Any], args: Any, kwargs: Any, leaves: Mapping[str, torch.Tensor]
+    ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        with torch.enable_grad():
+            try:
+                flat = pytree.tree_leaves(model(*args, **kwargs))
+            except Exception as failure:
+                raise fails_alone(self.captured.graph.name, failure) from failure
+        outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        roots = [outputs[index] for _, index in self.captured.tangents]
+        random = torch.Generator().manual_seed(0)
+        self.tangents = {}
+        for (name, _), root in zip(self.captured.tangents, roots):
+            if not root.requires_grad:
+                raise DifferenceError(
+                    f"an output of {self.captured.graph.name} requires grad in the captured graph, not in eager; "
+                    "report the model with this message"
+                )
+            drawn = torch.randn(root.shape, generator=random, dtype=torch.float64)
+            self.tangents[name] = self.given.get(name, drawn).to(root)
+        found = torch.autograd.grad(
+            roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
+        )
+        return outputs, dict(zip(leaves, found))
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """The caller's own inputs and state, by value name."""
+        found = dict(zip(self.captured.graph.inputs, self.tensors))
+        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
+        return found
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back buffers, mutated inputs and generator states at the end."""
+        try:
+            yield
+        finally:
+            live = self.live()
+            with torch.no_grad():
+                for name, saved in self.before.items():
+                    live[name].copy_(saved)
+            restore(self.random)
+
+    def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> None:
+        """Compare a run (outputs of the graph, gradients in the order of `Captured.gradients`, and the updates it
+        left in the live tensors) or raise DifferenceError."""
+        graph = self.captured.graph
+        paths = [graph.value[name].path for name, _ in self.captured.gradients]
+        makers = dict(zip(paths, (graph.producer.get(name, "") for _, name in self.captured.gradients)))
+        found = dict(zip(paths, gradients))
+        for path, reference in self.gradients.items():
+            ours, maker = found.get(path), makers.get(path, "")
+            by = f" (made by {graph.task[maker].where})" if maker else ""
+            if (ours is None) != (reference is None):
+                which = (
+                    "has no gradient in eager"
+                    if reference is None
+                    else "gets no gradient from the captured graph"
+                )
+                raise DifferenceError(
+                    f"{path} {which}{by}: the model does something that capture does not see. "
+                    'Pass check="never" to run anyway, or report the model with this message'
+                )
+        live = self.live()
+        largest, kept = _largest(self.gradients.values()), _largest(self.updates.values())
+        pairs: list[tuple[str, Any, Any, float]] = [
+            (f"output {index}", a, b, 0.0) for index, (a, b) in enumerate(zip(outputs, self.outputs))
+        ]
+        pairs += [(graph.value[name].path, live[name], b, FLOOR * kept) for name, b in self.updates.items()]
+        pairs += [
+            (f"the gradient of {path}", found.get(path), b, FLOOR * largest)
+            for path, b in self.gradients.items()
+        ]
+        loose = _loosest(graph)
+        wrong = [
+            (what, a, b, floor)
+            for what, a, b, floor in pairs
+            if b is not None and not _error(a, b, floor) <= _allowed(b, loose)
+        ]
+        if not wrong:
+            return
+        wide = self.in_double()
+        rounded: dict[str, Any] | None = None
+        named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
+        for what, a, b, floor in wrong:
+            if what in wide and _no_worse(a, b, wide[what], floor):
+                continue
+            rounded = self.shaken() if rounded is None else rounded
+            if what in rounded and _error(a, b, floor) <= SHAKEN * _error(rounded[what], b, floor):
+                continue
+            by = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
+            where = f" It is made by {graph.task[by].where}." if by else ""
+            raise DifferenceError(
+                f"{what} is not eager's: error {error(a, b):.2g}, allowed {_allowed(b, loose):.2g}.{where} "
+                'Pass check="never" to run anyway, or report the model with this message'
+            )
+
+    def in_double(self) -> dict[str, Any]:
+        """The same outputs and gradients by a copy of the model in float64; empty when there can be none."""
+        if any(task.random for task in self.captured.graph.tasks):
+            return {}
+        return self._twin("in float64", lambda twin: twin.double(), _leaf)
+
+    def shaken(self) -> dict[str, Any]:
+        """The same by a copy of the model whose weights differ in their last bits: as far as this, rounding alone
+        takes the model from eager. Empty when there can be none."""
+
+        def shake(twin: nn.Module) -> nn.Module:
+            draw = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for weight in twin.parameters():
+                    if weight.is_floating_point():
+                        noise = torch.rand(weight.shape, generator=draw).to(weight) * 2 - 1
+                        weight.addcmul_(weight, noise, value=4 * torch.finfo(weight.dtype).eps)
+            return twin
+
+        return self._twin("of its rounding", shake, _apart)
+
+    def _twin(
+        self, what: str, make: Callable[[nn.Module], nn.Module], leaf: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        if not isinstance(self.model, nn.Module):
+            return {}
+        graph, now = self.captured.graph, generators()
+        restore(self.random)
+        try:
+            twin = make(copy.deepcopy(self.model))
+            state, names = dict(twin.state_dict(keep_vars=True)), dict(twin.named_parameters())
+            with torch.no_grad():
+                for name, saved in self.before.items():
+                    if graph.value[name].path in state:
+                        state[graph.value[name].path].copy_(saved)
+            args, kwargs = pytree.tree_map(leaf, self.arguments)
+            leaves = {path: names[path] for path in self.leaves if path in names}
+            outputs, gradients = self._run(twin, args, kwargs, leaves)
+        except Exception as failure:
+            log.info("no second opinion %s: %s", what, failure)
+            return {}
+        finally:
+            restore(now)
+        found = {f"output {index}": result.detach() for index, result in enumerate(outputs)}
+        updates = {path: state[path] for path in (graph.value[n].path for n in self.updates) if path in state}
+        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
+
+
+def _leaf(item: Any) -> Any:
+    return widen(item.detach()) if isinstance(item, torch.Tensor) else item
+
+
+def _apart(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest entry of all floating tensors."""
+    return max((_scale(t) for t in tensors if t is not None and t.is_floating_point()), default=0.0)
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    """The largest finite entry."""
+    entries = tensor.detach().abs()
+    return float(entries.nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
+
+
+def _loosest(graph: Graph) -> float:
+    """The error that the least precise dtype of a graph allows: autocast's gradients are float32, but no finer."""
+    dtypes = {getattr(torch, value.dtype, None) for value in graph.values}
+    return max((LIMIT[dtype] for dtype in dtypes if dtype in LIMIT), default=0.0)
+
+
+def _allowed(reference: torch.Tensor, loose: float) -> float:
+    """The largest error allowed against `reference`."""
+    return max(limit(reference), loose) if reference.dtype in LIMIT else 0.0
+
+
+def _error(found: Any, reference: torch.Tensor, floor: float) -> float:
+    """`equal.error`, with the scale no smaller than `floor`."""
+    plain = error(found, reference)
+    if not floor or plain == 0 or _scale(reference) > floor:
+        return plain
+    alike = isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (
+        reference.shape,
+        reference.dtype,
+    )
+    if not alike or not bool(found.isfinite().all() and reference.isfinite().all()):
+        return plain
+    return float((found - reference).abs().max()) / floor
+
+
+def _no_worse(found: Any, eager: Any, wide: Any, floor: float) -> bool:
+    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
+    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
+        return False
+    return _error(widen(found), wide, floor) <= 2 * _error(widen(eager), wide, floor) + 1e-12

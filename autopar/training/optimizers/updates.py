@@ -1,0 +1,236 @@
+"""A joint graph with the optimizer's step in it: `updated`; and what torch does at a step besides: `committed`."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+
+from ...capture import Captured
+from ...errors import PlanError
+from ...graph import Graph, Ref, Task, Value
+from .formulas import FORMULAS, Formula, clip, entries, norm
+
+NORM = "autopar.norm"
+"""Target of the norm of one gradient."""
+CLIP = "autopar.clip"
+"""Target of the total norm and the clip coefficient."""
+
+
+class Entries(Mapping[str, torch.Tensor]):
+    """What an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
+
+    The optimizer itself is kept alive by the `Formula` of the same graph.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+        self.optimizer, self.parameter = weakref.ref(optimizer), parameter
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._held()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+    def _held(self) -> Mapping[str, torch.Tensor]:
+        optimizer = self.optimizer()
+        # To ask the defaultdict itself would make an entry.
+        return {} if optimizer is None else optimizer.state.get(self.parameter, {})
+
+
+_entries: weakref.WeakKeyDictionary[Optimizer, dict[int, Entries]] = weakref.WeakKeyDictionary()
+"""One owner for each parameter, by its id: programs know by the owner that they read the same state."""
+
+
+def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> Entries:
+    """The `Entries` of a parameter, the same one every time."""
+    known = _entries.setdefault(optimizer, {})
+    if id(parameter) not in known:
+        known[id(parameter)] = Entries(optimizer, parameter)
+    return known[id(parameter)]
+
+
+def trained(captured: Captured) -> dict[str, torch.Tensor]:
+    """The parameters that get a gradient in a joint graph, live, by path, in the order of `captured.gradients`."""
+    found = {}
+    for name, _ in captured.gradients:
+        if name in captured.state:
+            owner, key = captured.state[name]
+            found[captured.graph.value[name].path] = owner[key]
+    return found
+
+
+def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None = None) -> Captured:
+    """The joint graph followed by one step of `optimizer`, one task for each parameter that has a gradient.
+
+    Outputs are those of the forward alone; `Captured.gradients` still names the gradients of parameters. Each task
+    `update <path>`, of module `<path>`, reads the parameter, its gradient and the optimizer's state of it (state
+    values of path `optimizer.state.<path>.<entry>`), and makes what comes in their place (`Graph.updates`); all of
+    that state is `Graph.carried`. It comes right after its gradient, and with `clip_norm` after the tasks for the
+    norm over all gradients, `total_norm`, and the factor for them, `clip_coefficient`; the update then multiplies
+    its gradient by that. Hyperparameters are read from the live param groups in each call; the caller advances step
+    counts after it with `committed`.
+
+    Only for an optimizer with no `obstacle`; PlanError for a parameter that it does not hold or has no state of.
+    """
+    return _Step(captured, optimizer, clip_norm).captured()
+
+
+@torch.no_grad()
+def committed(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+    """Do what `optimizer.step()` does beside its formula, after a program has updated `parameters`: count the
+    step, and tell learning-rate schedulers of it.
+    """
+    held = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    counts = [state["step"] for state in held if "step" in state]
+    if counts:
+        torch._foreach_add_(counts, 1)
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        vars(optimizer)["_opt_called"] = True
+
+
+class _Step:
+    """The tasks and values of one step under way."""
+
+    def __init__(self, captured: Captured, optimizer: Optimizer, clip_norm: float | None) -> None:
+        self.base, self.optimizer = captured, optimizer
+        self.graph = captured.graph
+        self.kind = f"autopar.{type(optimizer).__name__.lower()}"
+        self.work = FORMULAS[type(optimizer)]
+        self.groups = {
+            id(tensor): number
+            for number, group in enumerate(optimizer.param_groups)
+            for tensor in group["params"]
+        }
+        self.values: dict[str, Value] = {}
+        self.state: dict[str, tuple[Any, str]] = {}
+        self.updates: list[tuple[str, str]] = []
+        self.places: dict[str, tuple[torch.Tensor, int]] = {}
+        pairs = [(name, gradient) for name, gradient in captured.gradients if name in captured.state]
+        self.tasks: dict[str | None, list[Task]] = {}
+        """By the task they come after; None: before all."""
+        coefficient, last = None, None
+        if clip_norm is not None and pairs:
+            coefficient, last = self.clipping(pairs, float(clip_norm))
+        for name, gradient in pairs:
+            after = last if coefficient else self.graph.producer.get(gradient)
+            self.tasks.setdefault(after, []).append(self.update(name, gradient, coefficient))
+
+    def captured(self) -> Captured:
+        """The whole."""
+        graph, base = self.graph, self.base
+        outputs = graph.outputs[: len(graph.outputs) - len(base.gradients)]
+        made = Graph(
+            graph.name,
+            (*graph.values, *self.values.values()),
+            tuple(self.ordered()),
+            graph.inputs,
+            (*graph.state, *self.state),
+            outputs,
+            (*graph.updates, *self.updates),
+            graph.split,
+            tuple(name for name in graph.changing if name not in {target for _, target in self.updates}),
+            (*graph.carried, *(target for _, target in self.updates)),
+        )
+        calls: dict[str, Callable[..., Any]] = {
+            **base.calls,
+            self.kind: Formula(self.optimizer, self.places),
+            NORM: norm,
+            CLIP: clip,
+        }
+        return replace(base, graph=made.check(), state={**base.state, **self.state}, calls=calls)
+
+    def ordered(self) -> Iterator[Task]:
+        """The graph's own tasks, each followed by those that come after it."""
+        yield from self.tasks.get(None, ())
+        for task in self.graph.tasks:
+            yield task
+            yield from self.tasks.get(task.name, ())
+
+    def update(self, name: str, gradient: str, coefficient: str | None) -> Task:
+        """The update of one parameter."""
+        path, parameter = self.graph.value[name].path, self.parameter(name)
+        number = self.groups.get(id(parameter))
+        if number is None:
+            raise PlanError(
+                f"{path} has a gradient but is in no param group of this {type(self.optimizer).__name__}; "
+                "add it, or set its requires_grad to False"
+            )
+        self.places[path] = parameter, number
+        held = held_by(self.optimizer, parameter)
+        read = [(name, parameter)]
+        for entry in entries(self.optimizer.param_groups[number]):
+            if entry not in held:
+                raise PlanError(f"the optimizer has no {entry} of {path} yet; let it step once before")
+            state = self.value(f"{name}_{entry}", held[entry], "state", f"optimizer.state.{path}.{entry}")
+            self.state[state] = held, entry
+            read.append((state, held[entry]))
+        made = tuple(self.value(f"{target}_next", like) for target, like in read)
+        self.updates += zip(made, (target for target, _ in read))
+        factor = None if coefficient is None else Ref(coefficient)
+        return Task(
+            f"update {path}",
+            self.kind,
+            (path, Ref(name), Ref(gradient), factor, *(Ref(state) for state, _ in read[1:])),
+            outputs=made,
+            unpack=True,
+            flops=self.work * parameter.numel(),
+            module=path,
+            phase="update",
+        )
+
+    def clipping(self, pairs: Iterable[tuple[str, str]], most: float) -> tuple[str, str | None]:
+        """Add the norms and the coefficient; its value, and the task after which updates come."""
+        norms = []
+        for name, gradient in pairs:
+            path, parameter = self.graph.value[name].path, self.parameter(name)
+            norms.append(self.value(f"{name}_norm", parameter.new_empty((), device="meta")))
+            task = Task(
+                f"norm {path}",
+                NORM,
+                (Ref(gradient), strides(parameter)),
+                outputs=(norms[-1],),
+                flops=2 * parameter.numel(),
+                module=path,
+                phase="update",
+            )
+            self.tasks.setdefault(self.graph.producer.get(gradient), []).append(task)
+        dtypes = (self.parameter(name).dtype for name, _ in pairs)
+        like = torch.empty((), dtype=functools.reduce(torch.promote_types, dtypes), device="meta")
+        made = self.value("total_norm", like), self.value("clip_coefficient", like)
+        task = Task(
+            "clip", CLIP, (tuple(map(Ref, norms)), most), outputs=made, unpack=True, flops=2 * len(norms),
+            phase="update",
+        )  # fmt: skip
+        last = self.graph.tasks[-1].name if self.graph.tasks else None
+        self.tasks.setdefault(last, []).append(task)
+        return made[1], last
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """The live tensor of a state value."""
+        owner, key = self.base.state[name]
+        return owner[key]
+
+    def value(
+        self, name: str, like: torch.Tensor, kind: Literal["state", "made"] = "made", path: str = ""
+    ) -> str:
+        """A new value like a tensor; its name is `name` where that is free."""
+        while name in self.graph.value or name in self.values:
+            name += "_"
+        dtype = str(like.dtype).removeprefix("torch.")
+        shape, nbytes = tuple(like.shape), like.numel() * like.element_size()
+        self.values[name] = Value(name, shape, dtype, nbytes, name, kind, path)
+        return name
+
+
+def strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Those that autograd gives the gradient of a parameter."""
+    return torch.empty_like(parameter, device="meta").stride()

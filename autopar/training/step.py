@@ -1,0 +1,320 @@
+"""A whole training step on every device: what `autopar.train_step` returns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from os import PathLike
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ..capture.private import forget_unscaled
+from ..capture.signature import take_apart
+from ..errors import AutoparError, CaptureError, DifferenceError, RunError
+from ..machine import Machine
+from ..options import Options
+from ..plans import Plan
+from ..programs import Program
+from ..recording import Recording
+from ..stages import Prepared
+from .losses import Loss
+from .signatures import Signatures
+from .updates import Signature
+
+log = logging.getLogger("autopar")
+
+
+class TrainStep:
+    """`loss = step(inputs, *targets)`: forward, backward, the sum of gradients, clipping and the optimizer's update.
+
+    It does what the plain loop does, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`, and leaves
+    what that leaves: parameters, buffers and optimizer state in the user's own objects. A step that raises leaves
+    them, and each `.grad`, as they were.
+
+    inputs: what the model is called with; a tuple is spread over its arguments, a dict over its keywords.
+    targets: what the criterion is called with after the model's output.
+    With `step_fn` it is `step(*batch)`, for `step_fn(model, *batch)`.
+
+    Returns what the criterion returns, detached, on the device of the first input: the loss, or a tuple that begins
+    with it, or a dict that has it under "loss"; the loss alone is differentiated.
+
+    A program is made for each signature (shapes, dtypes, devices and constants of the arguments, modes of the
+    modules, what requires grad); the last eight are kept. The first call of each gives gradients, which are held
+    against eager, and lets the optimizer itself step; later ones are one program where the optimizer allows it.
+
+    Random numbers: masks are drawn on the device of the call from torch's own generator, in the order of the
+    program, so that a seed gives the same losses run after run, and on the CPU the plain loop's.
+
+    Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError and DifferenceError from it.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        machine: Machine,
+        options: Options,
+        *,
+        clip_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
+        self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
+        self._signatures = Signatures(loss, optimizer, machine, options)
+        self.recording: Recording | None = None
+        self.timeline: Any = None
+        self._lock = threading.RLock()
+        self._adding = False
+
+    def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
+        """Take a step. With `accumulate` gradients are added to `.grad` and nothing is updated; the next step without
+        it uses them with its own, as `backward` twice before `optimizer.step()` does."""
+        with self._lock, torch.enable_grad(), self._casting(batch):
+            args = self._arguments(batch)
+            self._verify()
+            signature = self._signatures.serving(args)
+            if accumulate or self._adding:
+                return self._added(signature, args)
+            return self._stepped(signature, args)
+
+    def _added(self, signature: Signature, args: tuple[Any, ...]) -> Any:
+        """Gradients added to `.grad`."""
+        self._scale(signature)
+        result, gradients = self._differentiated(signature, args, stale=False)
+        with torch.no_grad():
+            for parameter, gradient in zip(signature.parameters, gradients):
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.add_(gradient)
+        _accumulated(signature.parameters)
+        return result
+
+    def _stepped(self, signature: Signature, args: tuple[Any, ...]) -> Any:
+        """A step: in one program where it can be, else gradients, with those that wait in `.grad`, then torch's own
+        clipping, scaler and optimizer."""
+        waits = any(parameter.grad is not None for parameter in self._parameters())
+        whole = self._whole(signature) if signature.checked and not waits else None
+        if whole is not None:
+            return signature.taken(args, self._run, whole, self.optimizer)
+        self._scale(signature)
+        result, gradients = self._differentiated(signature, args, stale=not waits)
+        before = [(parameter, parameter.grad) for parameter in self._parameters()]
+        try:
+            with torch.no_grad():
+                for parameter, gradient in zip(signature.parameters, gradients):
+                    waiting = parameter.grad
+                    parameter.grad = gradient if waiting is None else gradient.add_(waiting)
+            _accumulated(signature.parameters)
+            with self._plainly():
+                self._update()
+        except BaseException:
+            for parameter, waiting in before:
+                parameter.grad = waiting
+            if self.scaler is not None:
+                forget_unscaled(self.scaler, self.optimizer)
+            raise
+        self.optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _whole(self, signature: Signature) -> Prepared | None:
+        """The program of the whole step, where the optimizer and the scaler leave it to us."""
+        return None if self._scaling else signature.whole(self.optimizer, self.clip_norm)
+
+    @property
+    def _scaling(self) -> bool:
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    def _update(self) -> None:
+        """What the plain loop does after the backward."""
+        scaler = self.scaler
+        if self.clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            # In the order of the model, in which the program of the whole step adds the norms too.
+            held = {id(parameter) for parameter in self._parameters()}
+            trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
+            nn.utils.clip_grad_norm_(trained, self.clip_norm)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Without autocast, which is for the forward: an optimizer may multiply matrices."""
+        with ExitStack() as stack:
+            for kind in {parameter.device.type for parameter in self._parameters()}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+
+    def _differentiated(
+        self, signature: Signature, args: tuple[Any, ...], *, stale: bool
+    ) -> tuple[Any, list[torch.Tensor]]:
+        try:
+            return signature.differentiated(args, self._run, stale)
+        except DifferenceError:
+            self._signatures.forget(signature)
+            raise
+
+    def _scale(self, signature: Signature) -> None:
+        """Let the backward start from the scaler's scale."""
+        if self.scaler is not None and self._scaling:
+            start = signature.start["tangent"]
+            with torch.no_grad():
+                start.copy_(self.scaler.scale(torch.ones_like(start)))
+
+    def _run(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
+        recording = self.recording
+        if recording is None:
+            return prepared.executor(inputs)
+        outputs, timeline = prepared.executor.run(inputs)
+        assert timeline is not None
+        recording.calls.append(timeline)
+        self.timeline = timeline
+        return outputs
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return self._signatures.parameters()
+
+    def _arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call; mappings that are no dict become one."""
+        if torch.is_inference_mode_enabled():
+            raise CaptureError(
+                "a training step inside torch.inference_mode() cannot update anything; leave it"
+            )
+        return tuple(
+            dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
+        )
+
+    def _verify(self) -> None:
+        """RunError when a copy of a weight is not what it should be, where the options ask to look."""
+        wrong = self._signatures.pool.verify() if self.options.verify_replicas else []
+        if wrong:
+            raise RunError(
+                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
+                "leaves no trace; call step.refresh() after such writes"
+            )
+
+    def _casting(self, batch: tuple[Any, ...]) -> AbstractContextManager[Any]:
+        """Autocast as asked for, on the device type of the first tensor."""
+        if self.autocast is None:
+            return nullcontext()
+        tensors = take_apart(batch, {}).tensors
+        kind = tensors[0].device.type if tensors else "cpu"
+        return torch.autocast(kind, self.autocast)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, every call accumulates: `with step.no_sync(): step(x, y)`."""
+        outer, self._adding = self._adding, True
+        try:
+            yield
+        finally:
+            self._adding = outer
+
+    def prepare(self, *batch: Any) -> None:
+        """Capture, plan and lower for the signature of these arguments without running."""
+        with self._lock, torch.enable_grad(), self._casting(batch):
+            signature = self._signatures.serving(self._arguments(batch))
+            if not signature.checked:
+                _ = signature.gradients
+            elif self._whole(signature) is None:
+                _ = signature.overlapped
+
+    def ready(self) -> Signature:
+        """What served the last call; AutoparError when nothing has been planned."""
+        if self._signatures.latest is None:
+            raise AutoparError("nothing is planned yet: take a step, or call step.prepare(x, y)")
+        return self._signatures.latest
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain model, always current."""
+        return self.loss.model
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the signature used last: of the whole step, or of the gradients where the optimizer steps by
+        itself."""
+        return self._shown().plan
+
+    @property
+    def program(self) -> Program:
+        """The program of `plan`."""
+        return self._shown().program
+
+    def _shown(self) -> Prepared:
+        """The program that a step of the signature used last takes."""
+        ready = self.ready()
+        with self._lock:
+            return self._whole(ready) or ready.overlapped
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Measure every call inside the block: `with step.record() as timeline: step(x, y)`."""
+        outer, self.recording = self.recording, Recording()
+        try:
+            yield self.recording
+        finally:
+            self.recording = outer
+
+    def explain(self) -> str:
+        """As of a compiled model, and how the weights are updated and why."""
+        from ..view import explain
+
+        ready = self.ready()
+        plan = self.plan
+        measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
+        return explain(plan, measured, None, (*ready.raw.notes, self._updated()))
+
+    def _updated(self) -> str:
+        """One sentence on how the weights are updated, and why so."""
+        kind = type(self.optimizer).__name__
+        if self._scaling:
+            return f"updates: {kind}.step() after the last backward, since the scaler decides whether to step"
+        if self._whole(self.ready()) is None:
+            return f"updates: {kind}.step() after the last backward, since {self.ready().refusal}"
+        when = "as soon as its gradient is whole"
+        if self.clip_norm is not None:
+            when = "once all gradients are whole, since their norm clips them"
+        return f"updates: part of the program, each weight {when}, into second buffers that take its place at the end"
+
+    def draw(self, path: str | PathLike[str]) -> None:
+        """Draw the placed step as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        from ..view import draw
+
+        draw(self.plan, path)
+
+    def refresh(self) -> None:
+        """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
+        tensor, through `.data` or a numpy view."""
+        self._signatures.pool.forget()
+
+    def close(self) -> None:
+        """Stop the worker threads of every plan; the next call starts them again."""
+        self._signatures.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a training step cannot be pickled: it holds threads and streams. Save step.module.state_dict(), "
+            "optimizer.state_dict() and torch.get_rng_state(), then build the step again"
+        )
+
+    def __repr__(self) -> str:
+        label = f" [{self.machine.label}]" if self.machine.label else ""
+        kind = type(self.optimizer).__name__
+        return f"autopar.train_step({self.module!r}, {kind}, [{', '.join(self.machine.device)}]){label}"
+
+
+def _accumulated(parameters: Sequence[torch.Tensor]) -> None:
+    """Call the hooks that want a parameter once its gradient is in `.grad`."""
+    for parameter in parameters:
+        for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+            hook(parameter)

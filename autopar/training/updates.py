@@ -1,0 +1,186 @@
+"""The programs of one signature of a training step: one that gives gradients, one that takes the whole step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..capture import Captured
+from ..capture.joint import joint
+from ..checking import unwanted
+from ..errors import DifferenceError, MemoryCapError
+from ..machine import Machine
+from ..options import Options
+from ..runtime.memory import Replicas
+from ..stages import Prepared, bind, plan_captured, rewritten, timed
+from . import optimizers
+from .gradcheck import Eager
+from .losses import Loss, own_path, own_paths, resident_tangent, trained
+
+log = logging.getLogger("autopar")
+
+Run = Callable[[Prepared, Sequence[Any]], list[Any]]
+"""Executes a program with tensors, recorded or not."""
+
+
+class Signature:
+    """What serves one kind of call.
+
+    `raw` is the joint graph as it was captured; `captured` is what is placed: the gradient of the loss starts from
+    state, which `start` holds, and only what is trained has a gradient. `checked` says whether its gradients
+    have been held against eager.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        parameters: Sequence[torch.Tensor],
+        machine: Machine,
+        options: Options,
+        args: tuple[Any, ...],
+        pool: Replicas,
+    ) -> None:
+        self.loss, self.machine, self.options, self.pool = loss, machine, options, pool
+        self.raw: Captured = rewritten(timed("capture", joint, loss, args, {}), options)
+        self.start: dict[str, Any] = {}
+        self.own = {id(parameter) for parameter in parameters}
+        self.captured = trained(own_paths(resident_tangent(self.raw, self.start)), self.own)
+        self.devices = [torch.empty(0, device=tensor.device) for tensor in self.captured.flatten(args, {})]
+        self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
+        self.checked = options.check == "never"
+        self.refusal = self._too_big = ""
+        self._whole: Prepared | None = None
+        self._trained = optimizers.trained(self.captured)
+
+    @cached_property
+    def gradients(self) -> Prepared:
+        """The program that gives outputs and gradients, and leaves the weights alone."""
+        return self._placed(self.captured)
+
+    @cached_property
+    def overlapped(self) -> Prepared:
+        """The same for weights that an optimizer has stepped: it brings them to the devices while it computes."""
+        weights = tuple(target for target, _ in self.captured.gradients)
+        return self._placed(replace(self.captured, graph=replace(self.captured.graph, changing=weights)))
+
+    def whole(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Prepared | None:
+        """The program of the whole step, made when it is first wanted; None, with a reason in `refusal`, where the
+        optimizer must step by itself."""
+        self.refusal = self._too_big or optimizers.obstacle(optimizer, self._trained)
+        if self.refusal:
+            return None
+        if self._whole is None:
+            try:
+                self._whole = self._placed(optimizers.updated(self.captured, optimizer, clip_norm=clip_norm))
+            except MemoryCapError as error:
+                self._too_big = self.refusal = f"second buffers for the new weights do not fit: {error}"
+                log.warning(
+                    "%s: %s steps by itself: %s", self.captured.graph.name, type(optimizer).__name__, error
+                )
+        return self._whole
+
+    def taken(
+        self, args: tuple[Any, ...], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
+    ) -> Any:
+        """One whole step: what the loss's Module returns."""
+        found = run(whole, self.captured.flatten(args, {}))
+        optimizers.committed(optimizer, self._trained.values())
+        return self.captured.rebuild(found)
+
+    def _placed(self, captured: Captured) -> Prepared:
+        plan = timed("plan", plan_captured, captured, self.machine, self.options, self.devices)
+        return bind(captured, plan, self.pool)
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """What has a gradient, in the order of `Captured.gradients`."""
+        return list(self._trained.values())
+
+    def differentiated(
+        self, args: tuple[Any, ...], run: Run, stale: bool = False
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """One forward and backward: what the loss's Module returns, and the gradients, each in memory of its own.
+        `stale` says that all weights have changed since the call before.
+
+        The first is held against eager, which does the same on snapshots before: DifferenceError, with buffers as
+        they were, when the two do not agree.
+        """
+        eager = None if self.checked else self._eager(args)
+        program = self.overlapped if stale and self.checked else self.gradients
+        found = run(program, self.captured.flatten(args, {}))
+        if eager is not None:
+            made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
+            outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
+            try:
+                eager.judge(outputs, [made.get(own_path(target)) for target, _ in self.raw.gradients])
+            except DifferenceError:
+                with eager.restored():
+                    raise
+        self.checked = self.options.check != "always"
+        gradients = [
+            _hooked(parameter, _own(gradient, parameter, shared))
+            for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
+        ]
+        return self.captured.rebuild(found[: self.count]), gradients
+
+    def _eager(self, args: tuple[Any, ...]) -> Eager | None:
+        """Eager's answer to this call, None where it would be another one by the user's wish."""
+        if self.options.batch_norm == "per_part" and self.gradients.plan.costed.graph.split:
+            log.info(
+                'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
+            )
+            return None
+        if self.options.check == "first" and unwanted(self.gradients.plan, self.raw):
+            return None
+        graph = self.raw.graph
+        weights = {
+            graph.value[target].path: owner[key]
+            for target, _ in self.raw.gradients
+            for owner, key in [self.raw.state[target]]
+        }
+        named = {id(tensor) for tensor in weights.values()}
+        weights.update((n, p) for n, p in self.loss.named_parameters() if id(p) not in named)
+        ((tangent, _),) = self.raw.tangents
+        mine = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
+        return Eager(self.raw, self.loss, args, {}, mine, {tangent: self.start["tangent"]})
+
+    @cached_property
+    def _shared(self) -> list[bool]:
+        """Of each gradient whether its memory may be that of something else too."""
+        graph = self.captured.graph
+        taken = {
+            graph.value[name].storage for name in (*graph.inputs, *graph.state, *graph.outputs[: self.count])
+        }
+        found = []
+        for _, name in self.captured.gradients:
+            storage = graph.value[name].storage
+            found.append(storage in taken)
+            taken.add(storage)
+        return found
+
+    def close(self) -> None:
+        """Stop the threads of its programs."""
+        made = self.__dict__
+        for prepared in (made.get("gradients"), made.get("overlapped"), self._whole):
+            if prepared is not None:
+                prepared.executor.close()
+
+
+def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What the parameter's own hooks make of its gradient, called as autograd calls them."""
+    for hook in tuple((parameter._backward_hooks or {}).values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
+
+
+def _own(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
+    """A gradient as autograd would leave it: nobody else's, and in memory as the parameter is."""
+    if shared or gradient.stride() != parameter.stride():
+        return torch.empty_like(parameter).copy_(gradient)
+    return gradient
