@@ -74,6 +74,8 @@ def compile(
     Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
     """
     _require_callable(model)
+    if isinstance(model, CompiledModule):
+        raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
     machine = _machine(devices, memory, here=True)
     options = Options(
         pins or {},
@@ -167,7 +169,17 @@ def train_step(
         raise CaptureError("give a criterion(outputs, *targets), or None and step_fn=callable(model, *batch)")
     if autocast is not None and not isinstance(autocast, torch.dtype):
         raise PlanError(f"autocast={autocast!r} is not known; give a dtype, such as torch.bfloat16, or None")
-    if clip_norm is not None and not clip_norm > 0:
+    for given, what in ((criterion, "criterion"), (step_fn, "step_fn"), (optimizer, "optimizer")):
+        if isinstance(given, type):
+            raise CaptureError(
+                f"the {what} is the class {given.__name__}; give one made of it: {given.__name__}(…)"
+            )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise CaptureError(
+            f"{type(optimizer).__name__} is no torch optimizer; the order is train_step(model, criterion, optimizer, "
+            "devices)"
+        )
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
     options = Options(
         pins or {},

@@ -260,3 +260,26 @@ def test_a_plan_that_measured_slower_is_not_called_slower_by_prediction():
 def test_one_device_needs_no_other_reason():
     plan = autopar.plan(Towers(), ["cpu"], example_inputs=(torch.ones(8, 32),))
     assert {reason.text for reason in plan.reasons} == {"cpu is the only device there is."}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"criterion": nn.CrossEntropyLoss}, r"the class CrossEntropyLoss; give one made of it"),
+        ({"optimizer": torch.optim.Adam}, r"the class Adam; give one made of it"),
+        ({"optimizer": nn.MSELoss()}, r"MSELoss is no torch optimizer; the order is"),
+        ({"clip_norm": "1"}, r"clip_norm='1': give a norm above 0"),
+        ({"clip_norm": 0}, r"clip_norm=0: give a norm above 0"),
+    ],
+)
+def test_what_a_training_step_is_given_by_mistake(change, sentence):
+    model = nn.Linear(2, 2)
+    given = {"criterion": nn.MSELoss(), "optimizer": torch.optim.SGD(model.parameters(), 0.1)} | change
+    with pytest.raises(autopar.AutoparError, match=sentence):
+        autopar.train_step(model, given.pop("criterion"), given.pop("optimizer"), ["cpu"], **given)
+
+
+def test_a_compiled_model_is_not_compiled_again():
+    fast = autopar.compile(nn.Linear(2, 2), ["cpu"])
+    with pytest.raises(autopar.CaptureError, match=r"compiled already.*compiled\.module"):
+        autopar.compile(fast, ["cpu"])
