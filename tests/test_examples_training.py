@@ -147,3 +147,31 @@ def test_the_distance_of_kernels_needs_two_devices_under_a_cap():
     assert module.apart(module.gradient(tree, small), expected) <= 1e-5
     assert module.chain(tree.plan)[0] < 25, "twenty-five sums one after the other"
     tree.close()
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_the_two_layer_mlp_trains_as_the_plain_loop_does(dtype, most):
+    module = example("two_layer_mlp")
+    assert module.curve(200, dtype, ["cpu", "emulated:0", "emulated:1"]) <= most
+
+
+def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
+    from autopar import train_step
+    from autopar.view import hidden
+
+    module = example("two_layer_mlp")
+    devices = module.autopar.Machine.emulate("cpu-16", "t4", "t4")
+    model = module.MLP(32, 1024, 1024)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    step = train_step(
+        model,
+        torch.nn.MSELoss(),
+        optimizer,
+        devices,
+        split=module.halves(devices),
+        pins=module.HOME,
+        check="never",
+    )
+    step.prepare(torch.empty(4096, 32), torch.empty(4096, 1024))
+    assert hidden(step.plan, step.plan.timeline()) >= 0.9
+    step.close()
