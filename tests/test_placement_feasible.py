@@ -44,7 +44,11 @@ def test_auto_is_never_worse_than_anything_it_tried(costed):
     if plan.best_single:
         assert plan.makespan <= plan.best_single[1] * SLACK
     for policy in POLICIES:
-        assert plan.makespan <= place(costed, policy).makespan * SLACK or policy in ("round_robin", "fill", "follow")
+        assert plan.makespan <= place(costed, policy).makespan * SLACK or policy in (
+            "round_robin",
+            "fill",
+            "follow",
+        )
 
 
 @settings(max_examples=40, deadline=None)
