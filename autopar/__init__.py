@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .parallel import DataParallel
     from .plans import Plan
     from .programs import Program
+    from .scheduling import schedule
     from .timeline import Span, Timeline
     from .training.step import TrainStep
 
@@ -52,6 +53,7 @@ _HOME = {
     "parallel": ("DataParallel",),
     "plans": ("Plan",),
     "programs": ("Program",),
+    "scheduling": ("schedule",),
     "training.step": ("TrainStep",),
     "timeline": ("Span", "Timeline"),
 }
@@ -82,6 +84,7 @@ __all__ = [
     "Value",
     "compile",
     "plan",
+    "schedule",
     "train_step",
 ]
 

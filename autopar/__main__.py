@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import runpy
 import sys
@@ -22,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m autopar",
         description="Make an ordinary PyTorch model use every device of the machine it is on.",
         epilog="demo: the two-layer MLP across CPU + 2 devices, with its pictures. doctor: what this machine has. "
-        "plan: plan a model for a machine. bench: measure, rivals in the same run. Each takes --help.",
+        "plan: plan a model or a task graph for a machine. bench: measure, rivals in the same run. Each takes --help.",
     )
     parser.add_argument("command", choices=commands)
     parser.add_argument("-v", "--verbose", action="store_true", help="say on stderr what each stage does")
@@ -60,50 +59,10 @@ def doctor(argv: Sequence[str]) -> int:
 
 
 def plan(argv: Sequence[str]) -> int:
-    """Plan `MODULE:FACTORY` (a callable that returns a model and its example inputs) for a machine."""
-    parser = argparse.ArgumentParser(prog="python -m autopar plan", description=plan.__doc__)
-    parser.add_argument("factory", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))")
-    parser.add_argument(
-        "--machine",
-        required=True,
-        help="chips such as cpu-16,h100-sxm,h100-sxm, or devices of this machine: cpu,cuda:0",
-    )
-    parser.add_argument("--policy", default="auto", help="auto, single, round_robin or heft")
-    parser.add_argument("--split", default="auto", help="auto, none or a number of parts")
-    parser.add_argument("--out", help="write the plan as JSON, or draw it (.html .svg .png .dot .txt)")
-    chosen = parser.parse_args(argv)
+    """Plan a model, or a task graph, for a machine."""
+    from .plan_command import run
 
-    import torch
-
-    from . import api
-    from .machine import Machine
-    from .view import draw, explain
-
-    made = _factory(chosen.factory)()
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], (tuple, list)):
-        raise AutoparError(
-            f"{chosen.factory} must return (model, (x, …)): a model and the tuple of its arguments"
-        )
-    model, inputs = made
-    names = chosen.machine.split(",")
-    real = all(name.split(":")[0].split("*")[0] in ("cpu", "cuda", "xpu", "emulated") for name in names)
-    split = {"auto": "auto", "none": None}.get(chosen.split, chosen.split)
-    if split not in ("auto", None):
-        try:
-            split = int(split)
-        except ValueError:
-            raise AutoparError(
-                f"--split {split} is not known; give auto, none or a number of parts"
-            ) from None
-    with torch.no_grad():
-        found = api.plan(model, names if real else Machine.declare(*names), example_inputs=inputs,
-                        policy=chosen.policy, split=split)  # fmt: skip
-    print(explain(found))
-    if chosen.out and chosen.out.endswith(".json"):
-        found.save(chosen.out)
-    elif chosen.out:
-        draw(found, chosen.out)
-    return 0
+    return run(argv)
 
 
 def bench(argv: Sequence[str]) -> int:
@@ -111,20 +70,6 @@ def bench(argv: Sequence[str]) -> int:
     from .bench import main as run
 
     return run(argv)
-
-
-def _factory(text: str):  # type: ignore[no-untyped-def]
-    module, _, name = text.partition(":")
-    if not name:
-        raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
-    sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
-    if not callable(found):
-        raise AutoparError(f"{text!r} is {found!r}; name a function that returns (model, (x, …))")
-    return found
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -23,9 +24,10 @@ from .pins import parse_bytes
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
+from .runtime.ambient import alone
 from .session import Session
 from .stages import plan_captured
-from .training.capping import whole
+from .training.capping import plan_training
 from .training.losses import Loss
 from .training.step import TrainStep
 
@@ -111,17 +113,25 @@ def plan(
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
+    batch_norm: Literal["full", "per_part"] = "full",
+    recompute: Literal["auto"] | float | None = None,
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
     Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run. As in a call, grad mode decides: where
-    it is on and something requires grad, forward and backward are planned; within `torch.no_grad()` the forward.
+    it is on and something requires grad, forward and backward are planned; within `torch.no_grad()` the forward, for
+    which `batch_norm` and `recompute` mean nothing.
     """
     _require_callable(model)
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
-    captured = _differentiated(model, args, kwargs) or capture(model, args, kwargs)
-    options = Options(pins or {}, policy, split)
-    return plan_captured(captured, _machine(devices, memory), options, captured.flatten(args, kwargs))
+    machine = _machine(devices, memory)
+    options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
+    with alone():
+        captured = _differentiated(model, args, kwargs)
+        if captured is not None:
+            return plan_training(captured, machine, options, captured.flatten(args, kwargs), None)[1].plan
+        captured = capture(model, args, kwargs)
+    return plan_captured(captured, machine, options, captured.flatten(args, kwargs))
 
 
 def train_step(
@@ -158,6 +168,7 @@ def train_step(
     reassociate: let long chains of additions be added in another order.
     verify_replicas: compare checksums of all copies of the weights at each call.
 
+    Gradients that wait in `.grad`, whoever left them there, are added to those of the next step, as `backward` does.
     Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
     or MemoryCapError, each saying what to type next.
     """
@@ -179,6 +190,13 @@ def train_step(
             f"{type(optimizer).__name__} is no torch optimizer; the order is train_step(model, criterion, optimizer, "
             "devices)"
         )
+    if _needs_closure(optimizer):
+        raise CaptureError(
+            f"{type(optimizer).__name__}.step() evaluates the loss again by a closure, which a training step has none "
+            "of; use fast = autopar.compile(model, devices) and your own loop, optimizer.step(closure)"
+        )
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise PlanError(f"scaler={scaler!r} is no GradScaler; give torch.amp.GradScaler(…), or None")
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
     options = Options(
@@ -204,6 +222,12 @@ def train_step(
     )
 
 
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step` cannot do without a function that evaluates the loss, as that of LBFGS."""
+    asked = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return asked is not None and asked.default is inspect.Parameter.empty
+
+
 def _require_callable(model: Any) -> None:
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
@@ -223,7 +247,7 @@ def _differentiated(
     except Untraceable as error:
         log.warning("the forward alone is planned: %s", error)
         return None
-    return whole(captured) if captured.tangents else None
+    return captured if captured.tangents else None
 
 
 def _machine(
@@ -241,4 +265,6 @@ def _machine(
             "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
             "for it, or Machine.emulate(…) to run on stand-ins"
         )
+    if not isinstance(memory or {}, Mapping):
+        raise DeviceError(f'memory={memory!r} names no device; write memory={{"cuda:0": {memory!r}}}')
     return machine.with_memory({name: parse_bytes(amount) for name, amount in (memory or {}).items()})

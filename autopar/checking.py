@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +12,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .capture import Captured, fails_alone
+from .capture.generators import restore
 from .equal import error, limit
 from .errors import DifferenceError
 from .plans import Plan
 from .runtime.interpret import interpret, widen
+from .snapshot import Snapshot, apart
 from .tables import seconds
 
 log = logging.getLogger("autopar")
@@ -25,16 +26,12 @@ LONGEST_S = 10.0
 """Predicted seconds on one device above which the eager run of the first check is not worth its time."""
 
 
-class Reference:
+class Reference(Snapshot):
     """What eager answers for one call, computed on snapshots: afterwards nothing of the caller's has changed."""
 
     def __init__(self, captured: Captured, model: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.captured, self.model, self.args, self.kwargs = captured, model, args, kwargs
-        self.tensors = captured.flatten(args, kwargs)
-        self.before = {
-            name: _clone(tensor) for name, tensor in self.live().items() if name in captured.graph.mutated
-        }
-        self.random = generators()
+        super().__init__(captured, args, kwargs)
+        self.model, self.args, self.kwargs = model, args, kwargs
         versions = {
             name: tensor._version for name, tensor in self.live().items() if not tensor.is_inference()
         }
@@ -44,9 +41,9 @@ class Reference:
                     flat = pytree.tree_leaves(model(*args, **kwargs))
                 except Exception as error:
                     raise fails_alone(captured.graph.name, error) from error
-            self.outputs = [_clone(leaf) for leaf in flat]
+            self.outputs = [apart(leaf) for leaf in flat]
             live = self.live()
-            self.updates = {target: _clone(live[target]) for _, target in captured.graph.updates}
+            self.updates = {target: apart(live[target]) for _, target in captured.graph.updates}
             for name, version in versions.items():
                 if live[name]._version != version and name not in captured.graph.mutated:
                     path = captured.graph.value[name].path
@@ -54,24 +51,6 @@ class Reference:
                         f"eager changes {path!r} in place, which the captured graph does not; "
                         "use torch operations on the tensor itself (not .data or numpy), or keep this part out of it"
                     )
-
-    def live(self) -> dict[str, torch.Tensor]:
-        """The caller's own inputs and state, by value name."""
-        found = dict(zip(self.captured.graph.inputs, self.tensors))
-        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
-        return found
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put back buffers, mutated inputs and generator states at the end."""
-        try:
-            yield
-        finally:
-            live = self.live()
-            with torch.no_grad():
-                for name, saved in self.before.items():
-                    live[name].copy_(saved)
-            restore(self.random)
 
     def judge(self, output: Any) -> None:
         """Compare what a run gave (its output, and the updates it wrote) or raise DifferenceError."""
@@ -171,24 +150,3 @@ def _no_worse(found: Any, eager: Any, wide: Any) -> bool:
     if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
         return False
     return error(widen(found), wide) <= 2 * error(widen(eager), wide) + 1e-12
-
-
-def _clone(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def generators() -> dict[str, torch.Tensor]:
-    """The state of every random generator, by device."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.update({f"cuda:{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())})
-    return states
-
-
-def restore(states: dict[str, torch.Tensor]) -> None:
-    """Put generators back into the states that `generators` gave."""
-    for name, state in states.items():
-        if name == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, name)

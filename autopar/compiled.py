@@ -54,11 +54,6 @@ class Compiled:
         """The program of the signature used last."""
         return self._session.ready().program
 
-    @property
-    def captured_by(self) -> str:
-        """How the signature used last was captured: by `export` or `symbolic trace`, or run as one `opaque` task."""
-        return self._session.ready().captured.how
-
     def record(self) -> AbstractContextManager[Recording]:
         """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""
         return self._session.record()
@@ -79,7 +74,8 @@ class Compiled:
 
     def refresh(self) -> None:
         """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
-        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen."""
+        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen.
+        Parameters whose `.data` has another shape are planned for anew."""
         self._session.refresh()
 
     def close(self) -> None:
@@ -154,7 +150,17 @@ class CompiledModule(Compiled, nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The plain model's own; copies on other devices are refreshed at the next call."""
-        return self.module.load_state_dict(*args, **kwargs)
+        try:
+            return self.module.load_state_dict(*args, **kwargs)
+        except RuntimeError as error:
+            state = args[0] if args else kwargs.get("state_dict")
+            if not state or not all(key.startswith("module.") for key in state):
+                raise
+            raise RuntimeError(
+                'every key begins with "module.", as those of nn.DataParallel do, and this model has none such: load '
+                '{key.removeprefix("module."): value for key, value in state.items()}, or into autopar.DataParallel, '
+                f"which takes both. {error}"
+            ) from None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         try:

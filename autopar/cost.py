@@ -32,7 +32,8 @@ class Run:
     `seconds` is one entry for each device (None: cannot run there), dispatch included. `dispatch_s` of it is the
     host's Python, of which there is one (the GIL), whichever lane it is for. `reads` are values from outside,
     `makes` the values that somebody outside (another run, the caller) needs. Runs of one `colocate` group share a
-    device.
+    device. `modes` are the ways in which it can take several lanes of a device: (position of the device, lanes,
+    seconds), each device's one-lane way among them; `seconds` is then the quickest of each device.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Run:
     after: tuple[str, ...] = ()
     colocate: str | None = None
     workspace_bytes: int = 0
+    modes: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ class CostedGraph:
     `homes` says on which device each input and state value is before the call; `deliver` to which device each
     output (and each update) must come, in the order of `graph.outputs` then `graph.updates`; a pair is
     (value, device). State that no task changes is resident: copied to each device that reads it before the first
-    call and kept, so it costs memory there and no time. Everything else is copied in every call.
+    call and kept, so it costs memory there and no time. Everything else is copied in every call. State whose home
+    is "" is nowhere but where it is read. `consumed`: the memory of inputs is given up after their last use.
+    `again` names the runs, tasks and values that are others computed once more, on a second device, and those
+    others: (copy, original).
     """
 
     graph: Graph
@@ -62,6 +67,8 @@ class CostedGraph:
     runs: tuple[Run, ...]
     homes: tuple[tuple[str, str], ...]
     deliver: tuple[tuple[str, str], ...]
+    consumed: bool = False
+    again: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def run(self) -> dict[str, Run]:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,14 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     """
     if isinstance(devices, (str, Device)):
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
+    if not isinstance(devices, Iterable):
+        raise DeviceError(f"devices={devices!r} names no device; write a list of those here: {_here()}")
     wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in devices]
     Machine(tuple(wanted)).check()
+    for device in wanted:
+        if device.kind == "cpu" and device.lanes > (cores := _cores()):
+            log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
+                        device.name, device.lanes, cores)  # fmt: skip
     emulated = [device for device in wanted if device.kind == "emulated"]
     measured = _Measurements([device.name for device in wanted if device.kind not in ("cpu", "emulated")])
     found = []
@@ -67,6 +73,11 @@ def accelerators() -> tuple[str, ...]:
     )
 
 
+def _here() -> str:
+    """The names that a list of devices may have here."""
+    return ", ".join(f'"{name}"' for name in ("cpu", *accelerators(), "emulated:0"))
+
+
 def _parse(name: str) -> Device:
     match = re.fullmatch(r"cpu(?::0)?(?:\*(\d+))?", name)
     if match:
@@ -75,6 +86,8 @@ def _parse(name: str) -> Device:
     if not match:
         raise DeviceError(f'{name!r} is no device name; write "cpu", "cpu*2", "cuda:0" or "emulated:0"')
     kind, index = match[1], match[2]
+    if index is None and kind in ("gpu", "accelerator"):
+        raise DeviceError(f"{name!r} is no device name; those here are {_here()}")
     if index is None:
         raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
     return Device(f"{kind}:{int(index)}", kind)
@@ -151,6 +164,11 @@ def _accelerator(device: Device, measured: _Measurements) -> Device:
 
 def _title(name: str) -> str:
     return str(torch.get_device_module(torch.device(name).type).get_device_name(name))
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _host_memory() -> int | None:

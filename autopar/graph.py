@@ -6,6 +6,7 @@ which a tensor is a `Ref` to a value and anything that only torch can name is a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,13 @@ PART = "autopar.part"
 """Target of a task that takes rows of a value without computing: args `(Ref, axis, start, stop)`."""
 SUM = "autopar.sum"
 """Target of a task that adds tensors of one shape from left to right: args `((Ref, ...),)`."""
+
+UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
+"""Targets of tasks that step parameters: args are `(path, number of its group, parameter, gradient, coefficient,
+*state)` for each; they make the new parameter and its state, of several parameters each as one `Graph.flat` value."""
+
+ALIGNED = 64
+"""Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
 
 SUMMED = -1
 """In `Cut.outputs`: each part makes a summand of the whole, of the whole's shape."""
@@ -120,9 +128,12 @@ class Task:
     def inputs(self) -> tuple[str, ...]:
         """Names of the values it reads, each once, in argument order."""
         seen: dict[str, None] = {}
-        for argument in (*self.args, *(value for _, value in self.kwargs)):
-            for reference in refs(argument):
-                seen[reference] = None
+        for argument in (*self.args, *[value for _, value in self.kwargs]):
+            # Asked for several times of each task at every stage: nearly all arguments are plain.
+            if isinstance(argument, Ref):
+                seen[argument.value] = None
+            elif isinstance(argument, tuple):
+                seen.update(dict.fromkeys(refs(argument)))
         return tuple(seen)
 
     @property
@@ -130,6 +141,13 @@ class Task:
         """Task, module path and source line in one phrase, for messages."""
         place = f" in {self.module}" if self.module else ""
         return f"task {self.name!r} ({self.target}){place}" + (f" at {self.source}" if self.source else "")
+
+
+def room(value: Value) -> int:
+    """Elements that a value, which is not empty, takes in a flat one."""
+    count = math.prod(value.shape)
+    step = max(1, ALIGNED * count // value.bytes)
+    return -(-count // step) * step
 
 
 def refs(argument: Argument) -> Iterator[str]:
@@ -162,6 +180,8 @@ class Graph:
     state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies
     are kept. `carried` state is updated by the call itself: what is read is the resident copy, and the new value
     is brought to every device that has one, to be the resident copy of the next call.
+
+    A `flat` value is the new value of several states at once (`pieces`), which travel together.
     """
 
     name: str
@@ -174,6 +194,19 @@ class Graph:
     split: str = ""
     changing: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+
+    @cached_property
+    def pieces(self) -> dict[str, tuple[int, int]]:
+        """Of each input or state whose new value is in a `flat` one: the first element there, and how many."""
+        ends = dict.fromkeys(self.flat, 0)
+        found = {}
+        for made, target in self.updates:
+            if made in ends:
+                value = self.value[target]
+                found[target] = ends[made], math.prod(value.shape)
+                ends[made] += room(value)
+        return found
 
     @cached_property
     def resident(self) -> frozenset[str]:
@@ -278,6 +311,15 @@ class Graph:
                 raise wrong(
                     f"{made!r}, the new value of the carried state {target!r}, is made by no task; copy it"
                 )
+        held = dict.fromkeys(self.flat, 0)
+        for made, target in self.updates:
+            if made in held:
+                if not self.value[target].bytes:
+                    raise wrong(f"{target!r}, which is empty, has no piece of {made!r}")
+                held[made] += room(self.value[target])
+        for name, count in held.items():
+            if self.value[name].shape != (count,):
+                raise wrong(f"{name!r} is not as long as the states whose new values it holds")
         for value in self.values:
             if value.storage not in self.value:
                 raise wrong(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from operator import is_
 from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .capture.functions import reachable
 from .capture.signature import Arguments
@@ -17,22 +19,48 @@ KEPT = 8
 """Signatures whose plans are kept; the least recently used goes first."""
 
 _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
-def call_key(modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """Equal for two calls that one captured graph serves: the arguments, all modules of the model and their hooks,
-    what needs a gradient, autocast on the device types in `kinds`; last, plain attributes of the modules (flags, sizes,
-    train or eval), which are constants of a captured graph."""
-    plain = tuple([v for m in modules for v in m.__dict__.values() if v.__class__ in _PLAIN])
+class Parameters:
+    """The shapes and dtypes of a model's parameters, read anew once another parameter is in the place of one: to read
+    each at every call would take longer. `forget` it after `.data` has been given another shape, which leaves the
+    parameter the same object.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[list[torch.Tensor], int] = [], 0
+        self._numbers: dict[tuple[Any, ...], int] = {(): 0}
+
+    def number(self, held: list[torch.Tensor]) -> int:
+        """The same for two lists whose parameters are of the same shapes and dtypes."""
+        known, number = self._seen
+        if len(known) != len(held) or not all(map(is_, known, held)):
+            forms = tuple([None if is_lazy(item) else (item.shape, item.dtype) for item in held])
+            number = self._numbers.setdefault(forms, len(self._numbers))
+            self._seen = held, number
+        return number
+
+    def forget(self) -> None:
+        """Read all of them at the next call."""
+        self._seen = [], 0
+
+
+def call_key(
+    modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence[str], parameters: Parameters
+) -> tuple[Any, ...]:
+    """Equal for two calls that one captured graph serves: the arguments, all modules of the model, their hooks and the
+    shapes of their parameters, what needs a gradient, autocast on the device types in `kinds`; last, plain attributes
+    of the modules (flags, sizes, train or eval), which are constants of a captured graph."""
+    attributes = [m.__dict__ for m in modules]
+    plain = tuple([v for own in attributes for v in own.values() if v.__class__ in _PLAIN])
+    held = [p for own in attributes for p in own["_parameters"].values() if p is not None]
     grad = torch.is_grad_enabled()
-    needed: list[bool] = []
-    if grad:
-        needed = [tensor.requires_grad for tensor in arguments.tensors]
-        needed += [p.requires_grad for m in modules for p in m._parameters.values() if p is not None]
+    needed = [tensor.requires_grad for tensor in (*arguments.tensors, *held)] if grad else []
     cast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
-    ids = tuple(map(id, modules))
-    hooks = [key for m in modules for found in (m._forward_pre_hooks, m._forward_hooks) for key in found]
-    return arguments.key, (*ids, *hooks), grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
+    hooks = [key for own in attributes for name in _HOOKS if own[name] for key in own[name]]
+    known = (*map(id, modules), *hooks, parameters.number(held))
+    return arguments.key, known, grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
 
 
 Tie: TypeAlias = tuple[dict[str, Any], str, dict[str, Any], str]

@@ -16,9 +16,9 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
     """Bytes over time on each device of a simulated schedule.
 
     Counted once a storage: inputs and state at home and state on each device that reads it, always; a made
-    value from the start of its run, or of its transfer, to the end of its last local reader or outgoing
-    transfer, or to the end when it is delivered there or kept for the next call; scratch of a run while it
-    lasts. Views share the storage they are views of, a transferred value has its own.
+    value, and an input that is consumed, from the start of its run, or of its transfer, to the end of its last
+    local reader or outgoing transfer, or to the end when it is delivered there or kept for the next call;
+    scratch of a run while it lasts. Views share the storage they are views of, a transferred value has its own.
     """
     costed, graph = problem.costed, problem.costed.graph
     index, machine = costed.index, costed.machine
@@ -33,12 +33,10 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
             chain.append(name)
             value = graph.value[name]
             maker = graph.task.get(graph.producer.get(name, ""))
-            up = (
-                next((n for n in maker.inputs if graph.value[n].storage == value.storage), None)
-                if maker
-                else None
-            )
-            if value.storage == name or up is None:
+            up = None
+            if maker and value.storage != name:
+                up = next((n for n in maker.inputs if graph.value[n].storage == value.storage), None)
+            if up is None:
                 roots[name, device] = (name, device)
                 size[name, device] = max(
                     value.bytes, graph.value[value.storage].bytes if maker is None else 0
@@ -55,13 +53,16 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
         span = alive.setdefault(key, [start, end])
         span[0], span[1] = min(span[0], start), max(span[1], end)
 
+    given = 0.0 if costed.consumed else math.inf
     for home, storages in enumerate(problem.given):
         for storage, nbytes in storages.items():
             size[storage, home] = nbytes
-            alive[storage, home] = [0.0, math.inf]
+            alive[storage, home] = [0.0, given]
     for name in (*graph.inputs, *graph.state):
-        home = index.get(costed.home.get(name, machine.host), 0)
-        roots[name, home] = (graph.value[name].storage, home)
+        where = costed.home.get(name, machine.host)
+        if where:
+            home = index.get(where, 0)
+            roots[name, home] = (graph.value[name].storage, home)
     for r, kept in enumerate(problem.kept):
         for storage, nbytes in kept:
             key = storage, play.device[r]

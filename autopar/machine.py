@@ -80,7 +80,8 @@ class Machine:
     `clock` `real`: everything lasts as long as it lasts. `declared`: every device and link is made to last
     what the declared chip would take, times `slow_down`; 0 until it is chosen from the costs. Only a machine
     whose accelerators are emulated can be so run. Rates, latencies and costs are the chip's own, without
-    `slow_down`. `absent`: declared to be planned for, not to be run on.
+    `slow_down`. `absent`: declared to be planned for, not to be run on. `queued`: copies wait in the copy
+    queues of their devices; not, for nothing but their wires.
     """
 
     devices: tuple[Device, ...]
@@ -88,6 +89,7 @@ class Machine:
     clock: Literal["real", "declared"] = "real"
     slow_down: float = 1.0
     absent: bool = False
+    queued: bool = True
 
     @cached_property
     def device(self) -> dict[str, Device]:
@@ -122,16 +124,27 @@ class Machine:
 
     def copy_lane(self, src: str, dst: str) -> str:
         """Name of the queue a copy runs in: the copy-in queue of `dst`, or out of `src` when `dst` is the
-        CPU."""
+        CPU; without queues what comes to `dst` from `src`."""
+        if not self.queued:
+            return f"{dst}/from {src.replace('/', ':')}"
         return f"{src}/out" if self.device[dst].kind == "cpu" else f"{dst}/in"
+
+    def queue(self, link: Link) -> str | None:
+        """Name of what copies over a link wait in: a copy queue, without queues its wire; None: in nothing."""
+        return self.copy_lane(link.src, link.dst) if self.queued else link.wire
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:
-        """Names of all queues, device by device: compute queues, then copy in, copy out."""
+        """Names of all queues, device by device: compute queues, then copy in, copy out, or one for each link
+        that ends there."""
         names: list[str] = []
         for device in self.devices:
             names += device.compute_lanes
-            if device.kind != "cpu":
+            if not self.queued:
+                names += [
+                    self.copy_lane(link.src, link.dst) for link in self.links if link.dst == device.name
+                ]
+            elif device.kind != "cpu":
                 names += [f"{device.name}/in", f"{device.name}/out"]
         return tuple(names)
 

@@ -25,6 +25,10 @@ class Options:
     verify_replicas: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.pins, Mapping):
+            raise PlanError(
+                f'pins={self.pins!r} names no device; write pins={{"path.of.a.module": "cuda:0"}}'
+            )
         _one_of("check", self.check, ("first", "always", "never"))
         _one_of("outputs", self.outputs, ("as_input", "as_placed"))
         _one_of("batch_norm", self.batch_norm, ("full", "per_part"))

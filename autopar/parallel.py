@@ -54,6 +54,11 @@ class DataParallel(CompiledModule):
         ids = _all(device_ids)
         names = [_name(given) for given in ids]
         deliver = names[0] if output_device is None else _name(output_device)
+        if deliver not in names and deliver.startswith("emulated"):
+            raise DeviceError(
+                f"output_device={output_device!r} is not among device_ids, {', '.join(names)}: give one of them, or "
+                "-1 for the CPU"
+            )
         machine = _machine(module, [*names, *([deliver] if deliver not in names else [])])
         usual: dict[str, Any] = {"outputs": "as_placed"}
         if len(names) > 1:

@@ -17,7 +17,7 @@ from .plans import Candidate, Plan
 from .rewrites.buckets import bucketed
 from .rewrites.sharing import fitting
 from .rewrites.split import allot, batch_of, even, shares, split
-from .rewrites.sums import summed
+from .rewrites.sums import single_valued, summed
 from .rewrites.views import own
 from .tables import percent, seconds
 
@@ -95,7 +95,13 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
     # A policy of the user's own names tasks of the graph as it is.
     wanted = None if callable(policy) and split == "auto" else split
     for sizes in candidates(graph, costed.machine, wanted, dict(whole.singles) if whole else {}):
-        cut = split_graph(graph, sizes, forced=split != "auto", batch_norm=batch_norm)
+        try:
+            cut = split_graph(graph, sizes, forced=split != "auto", batch_norm=batch_norm)
+        except PlanError as error:
+            if split != "auto":
+                raise
+            ran.append(Candidate("-", f"{len(sizes)} parts", None, str(error)))
+            continue
         if not cut.split:
             ran.append(Candidate("-", f"{len(sizes)} parts", None, "the batch passes through no task"))
             continue
@@ -120,6 +126,9 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
     if not plans:
         raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
     best = min(plans, key=lambda plan: plan.makespan)
+    if whole:
+        # One device need not cut the batch: that is what a cut is held against.
+        best = replace(best, singles=whole.singles)
     if policy == "auto" and split in (None, "auto") and whole and (why := _not_worth(best)):
         beaten, best = (
             Candidate(best.policy, best.costed.graph.split, best.makespan, why),
@@ -128,7 +137,7 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         if best.makespan > (beaten.makespan or 0.0):
             ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
             best = passed_over(best, beaten)
-    return replace(best, singles=whole.singles if whole else best.singles, candidates=tuple(ran))
+    return replace(best, candidates=tuple(ran))
 
 
 def _by_room(
@@ -147,7 +156,11 @@ def _by_room(
         made: dict[tuple[int, ...], CostedGraph | None] = {}
 
         def peaks(rows: tuple[int, ...], names: list[str] = names, made: dict = made) -> list[int] | None:
-            cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
+            try:
+                cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
+            except PlanError:
+                made[rows] = None
+                return None
             made[rows] = price(cut) if cut.split else None
             if (priced := made[rows]) is None:
                 return None
@@ -208,12 +221,19 @@ def passed_over(plan: Plan, beaten: Candidate) -> Plan:
 def split_graph(
     graph: Graph, sizes: tuple[int, ...], *, forced: bool = False, batch_norm: str = "full"
 ) -> Graph:
-    """The graph with its batch cut into `sizes` rows; a forced cut that cuts nothing is a PlanError.
+    """The graph with its batch cut into `sizes` rows. PlanError when a forced cut cuts nothing, or leaves a
+    BatchNorm of each part one value for each channel.
 
     In a joint graph what mixes rows is first written as sums, and small gradients are summed in buckets.
     """
     if any(task.phase == "backward" for task in graph.tasks):
         cut = split(summed(graph, batch_norm=batch_norm), sizes)
+        if batch_norm == "per_part" and (lone := single_valued(cut)):
+            raise PlanError(
+                f"{lone.where}: Expected more than 1 value per channel when training, got input size "
+                f'{list(cut.value[lone.inputs[0]].shape)} in one of {cut.split}; give batch_norm="full", fewer parts '
+                "(split=), or a larger batch (DataLoader(..., drop_last=True))"
+            )
         cut = own(bucketed(cut)) if cut.split else graph
     else:
         cut = split(graph, sizes)
@@ -264,11 +284,14 @@ def candidates(
 def _by_share(wanted: Mapping[str, float], batch: int) -> Callable[[CostedGraph], dict[str, str]]:
     """The policy that puts each part on the device whose share it is, and what is not cut on the host; where weights
     are summed and updated is left open, as is what can run in one place only."""
-    return _parts_on([*wanted], allot(batch, tuple(wanted.values())))
+    return _parts_on([*wanted], allot(batch, tuple(wanted.values())), "the split asked for")
 
 
-def _parts_on(devices: Sequence[str], rows: Sequence[int]) -> Callable[[CostedGraph], dict[str, str]]:
-    """The policy that puts each part on its device, and what is not cut on the host; a device of no rows has none."""
+def _parts_on(
+    devices: Sequence[str], rows: Sequence[int], title: str = "shares by room"
+) -> Callable[[CostedGraph], dict[str, str]]:
+    """The policy that puts each part on its device, and what is not cut on the host; a device of no rows has none. A
+    plan that it makes is said to be placed by `title`."""
     names = [name for name, count in zip(devices, rows) if count]
 
     def policy(costed: CostedGraph) -> dict[str, str]:
@@ -283,4 +306,5 @@ def _parts_on(devices: Sequence[str], rows: Sequence[int]) -> Callable[[CostedGr
             found[task.name] = device
         return found
 
+    policy.title = title  # type: ignore[attr-defined]
     return policy

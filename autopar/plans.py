@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -20,13 +21,20 @@ FORMAT = "autopar plan 1"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A run on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds."""
+    """A run on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more` are the other lanes of
+    the device that it takes at the same time."""
 
     run: str
     device: str
     lane: str
     start: float
     end: float
+    more: tuple[str, ...] = ()
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """All lanes it takes."""
+        return (self.lane, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,10 @@ class Plan:
     `placed` and `transfers` are sorted by start, which is also the order in each lane. `resident` pairs state values
     with devices that keep a copy. `memory` is the predicted use of each device over time. `singles` is the makespan
     with everything on one device (None: does not fit or cannot run there). `lower_bound` is proven: no plan of this
-    graph on this machine is shorter. All times in seconds.
+    graph on this machine is shorter. `stopped` is `time` when the search was cut short by a ceiling in seconds.
+    `period` is the time from one call to the next where calls follow each other without a pause (None: a plan
+    for one call), and then what `lower_bound` is of. `bound_once` is the bound of plans that compute each task once,
+    where a stronger one was proven for these. All times in seconds.
     """
 
     costed: CostedGraph
@@ -99,7 +110,10 @@ class Plan:
     lower_bound: float = 0.0
     singles: tuple[tuple[str, float | None], ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    reasons: tuple[Reason, ...] = ()
+    reasons: Sequence[Reason] = ()
+    stopped: str = ""
+    period: float | None = None
+    bound_once: float = 0.0
 
     @cached_property
     def place(self) -> dict[str, Placed]:
@@ -127,7 +141,8 @@ class Plan:
         """What each lane of the machine does, in order."""
         found: dict[str, list[Placed | Transfer]] = {lane: [] for lane in self.costed.machine.lanes}
         for step in self.steps:
-            found[step.lane].append(step)
+            for lane in step.lanes if isinstance(step, Placed) else (step.lane,):
+                found[lane].append(step)
         return {lane: tuple(steps) for lane, steps in found.items()}
 
     @property
@@ -138,8 +153,9 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far above the lower bound it may be: 0.1 is 10 %."""
-        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+        """How far above the lower bound it may be: 0.1 is 10 %. Of the period where there is one."""
+        reached = self.makespan if self.period is None else self.period
+        return reached / self.lower_bound - 1 if self.lower_bound else 0.0
 
     @property
     def moved(self) -> int:
@@ -157,11 +173,12 @@ class Plan:
         spans = []
         for placed in self.placed:
             first = graph.task[self.costed.run[placed.run].tasks[0]]
-            spans.append(
-                Span(placed.lane, placed.device, "compute", placed.run, placed.start, placed.end,
+            spans += [
+                Span(lane, placed.device, "compute", placed.run, placed.start, placed.end,
                      module=first.module, source=first.source, called=self.words.run(placed.run),
                      phase=self.words.phase(placed.run))
-            )  # fmt: skip
+                for lane in placed.lanes
+            ]  # fmt: skip
         for t in self.transfers:
             device = t.lane.rsplit("/", 1)[0]
             spans.append(
@@ -214,7 +231,9 @@ class Plan:
             f"plan of {self.costed.graph.name} by {self.policy}"
             + (f" [{machine.label}]" if machine.label else "")
         ]
+        often = "" if self.period is None else f", a call every {seconds(self.period)}"
         head.append(
-            f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} (gap {percent(self.gap)})"
+            f"predicted {seconds(self.makespan)}{often}, lower bound {seconds(self.lower_bound)} "
+            f"(gap {percent(self.gap)})"
         )
         return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))

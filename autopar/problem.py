@@ -15,8 +15,8 @@ from .errors import DeviceError, PlanError
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One link of a route: from device `src` to `dst` in copy queue `lane`, over `wire` (-1: shares with
-    nobody)."""
+    """One link of a route: from device `src` to `dst` in copy queue `lane` (-1: waits in none), over `wire`
+    (-1: shares with nobody). Where machines have no copy queues, `lane` is the wire."""
 
     src: int
     dst: int
@@ -33,7 +33,8 @@ class Hop:
 class Problem:
     """What there is to place, in numbers.
 
-    Of run r: `seconds[r][d]` (inf: cannot run there), `dispatch[r]` seconds of the one host, `reads[r]`
+    Of run r: `seconds[r][d]` (inf: cannot run there; the quickest where `modes[r, d]` has several pairs of lanes
+    taken and seconds, the fewest lanes first), `dispatch[r]` seconds of the one host, `reads[r]`
     values that must come to its device, `makes[r]`, `before[r]` runs that must have ended, `after[r]` runs
     that wait for it, `allowed[r]` devices (those of its colocate group), `group[r]` (-1: none), `kept[r]`
     (storage, bytes) of resident state. Of value v: `bytes[v]`, `maker[v]` (-1: there before the call),
@@ -41,7 +42,8 @@ class Problem:
     end), `carry[v]` (runs to whose devices it must come too: it is the new value of carried state that they
     read), `stays[v]` (whether its copies are kept for the next call). `holders` has the runs that read each
     resident state. `given[d]` holds the bytes of each storage that is on device d before the call.
-    `route[s][d]` are hops, None without a way. Raises PlanError when a run has no device.
+    `route[s][d]` are hops, None without a way, for which `latency[s][d]` is inf. Raises PlanError when a run has
+    no device.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -54,6 +56,7 @@ class Problem:
         self.runs = len(costed.runs)
         self.number = {name: r for r, name in enumerate(self.names)}
         self.seconds = [tuple(math.inf if s is None else s for s in run.seconds) for run in costed.runs]
+        self.modes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
         self.dispatch = [run.dispatch_s for run in costed.runs]
         self.workspace = [run.workspace_bytes for run in costed.runs]
 
@@ -79,6 +82,8 @@ class Problem:
                     storage = graph.value[graph.value[name].storage]
                     kept[storage.name] = max(storage.bytes, graph.value[name].bytes)
                     self.holders.setdefault(name, []).append(r)
+                elif name in self.value:
+                    reads.append(self.value[name])
                 else:
                     reads.append(self._value(name, -1, index.get(costed.home.get(name, machine.host), 0)))
             self.reads.append(tuple(reads))
@@ -101,12 +106,16 @@ class Problem:
         self.after = [tuple(later) for later in waiting]
         self.given: list[dict[str, int]] = [{} for _ in self.devices]
         for name in (*graph.inputs, *graph.state):
-            here = self.given[index.get(costed.home.get(name, machine.host), 0)]
+            home = costed.home.get(name, machine.host)
+            if not home:
+                continue
+            here = self.given[index.get(home, 0)]
             root = graph.value[name].storage
             here[root] = max(here.get(root, 0), graph.value[name].bytes)
         # More than all there is can take on one device: with room for that, no plan can be too large.
         everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace)
         self.tight = any(cap is not None and cap < everything for cap in self.caps)
+        self._modes()
         self._changes()
         self._group()
         self._routes()
@@ -123,6 +132,12 @@ class Problem:
             self.carry.append([])
             self.stays.append(name in self.costed.graph.kept)
         return self.value[name]
+
+    def _modes(self) -> None:
+        for r, run in enumerate(self.costed.runs):
+            for d, lanes, seconds in sorted(run.modes):
+                if lanes <= len(self.lane_names[d]):
+                    self.modes[r, d] = (*self.modes.get((r, d), ()), (lanes, seconds))
 
     def _changes(self) -> None:
         graph, run_of = self.costed.graph, self.costed.run_of
@@ -206,13 +221,15 @@ class Problem:
                     continue
                 hops = []
                 for link in links:
-                    lane = machine.copy_lane(link.src, link.dst)
-                    if lane not in lanes:
-                        lanes[lane] = len(lanes)
-                        self.copy_lanes.append(lane)
-                    wire = -1 if link.wire is None else wires.setdefault(link.wire, len(wires))
+                    queue = machine.queue(link)
+                    if queue is not None and queue not in lanes:
+                        lanes[queue] = len(lanes)
+                        self.copy_lanes.append(queue)
+                    lane = -1 if queue is None else lanes[queue]
+                    shared = link.wire if machine.queued else None
+                    wire = -1 if shared is None else wires.setdefault(shared, len(wires))
                     ends = index[link.src], index[link.dst]
-                    hops.append(Hop(*ends, lanes[lane], wire, link.latency_s, 1 / link.bytes_per_s))
+                    hops.append(Hop(*ends, lane, wire, link.latency_s, 1 / link.bytes_per_s))
                 row.append(tuple(hops))
             self.route.append(row)
         self.wires = len(wires)
@@ -221,8 +238,9 @@ class Problem:
 
     @staticmethod
     def _sum(hops: tuple[Hop, ...] | None, part: int) -> float:
+        # Without a way the latency alone is infinite: no bytes at an infinite time each would be no number.
         if hops is None:
-            return math.inf
+            return 0.0 if part else math.inf
         return sum((hop.latency_s, hop.s_per_byte)[part] for hop in hops)
 
     def travel(self, value: int, src: int, dst: int) -> float:

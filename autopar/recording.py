@@ -1,7 +1,9 @@
-"""The timelines of recorded calls: `Recording`."""
+"""The timelines of recorded calls: `Recording`, and `Recorded` for what makes them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 
 from .errors import AutoparError
@@ -32,3 +34,18 @@ class Recording:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the median call: `.json`, `.json.gz` for Perfetto, `.svg`, `.html`, `.png` as a picture."""
         self.median.save(path)
+
+
+class Recorded:
+    """What can be recorded: while `recording` is there, each call adds its timeline to it."""
+
+    recording: Recording | None = None
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Measure every call inside the block: `with step.record() as timeline: step(x, y)`."""
+        outer, self.recording = self.recording, Recording()
+        try:
+            yield self.recording
+        finally:
+            self.recording = outer

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from .cost import CostedGraph, TaskCost
 from .errors import PlanError
 from .fuse import fuse
-from .graph import Argument, Const, Graph, Ref, Task
+from .graph import UPDATES, Argument, Const, Graph, Ref, Task
 from .machine import Machine
 
 VIEW_S = 1e-6
@@ -51,7 +51,6 @@ _SCRATCH = (
     "autopar.rms_norm_backward.",
 )
 """Ops whose kernels may take scratch memory: as much as they read and write is set aside for them."""
-_UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
 _KERNELS = {1: 2, 2: 5, 3: 11, 4: 13}
 """Elementwise kernels of an optimizer's update, by the tensors it makes: copies of those, then the formula."""
 _PASSES = 2.4
@@ -158,7 +157,7 @@ def _task_cost(
     rates: dict[str, list[float]],
 ) -> TaskCost:
     moved, kernels = touched(graph, task), 1
-    if task.target in _UPDATES:
+    if task.target in UPDATES:
         kernels = _KERNELS[len(task.outputs)]
         moved = max(moved, int(_PASSES * kernels * graph.value[task.outputs[0]].bytes))
     dtype = main_dtype(graph, task)

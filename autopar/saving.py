@@ -7,6 +7,7 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from .errors import PlanError
@@ -27,14 +28,14 @@ def encode(value: Any) -> Any:
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != field.default
         }
-    if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
     if isinstance(value, complex):
         return {"complex": [encode(value.real), encode(value.imag)]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Sequence):
+        return [encode(item) for item in value]
     raise TypeError(f"cannot save {type(value).__name__}: {value!r}")
 
 
@@ -59,10 +60,10 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         except TypeError as error:
             raise PlanError(f"{where}: {error}") from None
     origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         if not isinstance(data, list):
             raise PlanError(f"{where}: expected a list, found {data!r}")
-        if len(options) == 2 and options[1] is Ellipsis:
+        if origin is Sequence or (len(options) == 2 and options[1] is Ellipsis):
             return tuple(_decode(options[0], item, f"{where}[{index}]") for index, item in enumerate(data))
         if len(options) != len(data):
             raise PlanError(f"{where}: expected {len(options)} entries, found {len(data)}")

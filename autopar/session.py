@@ -12,28 +12,27 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-import torch
 from torch import nn
 
 from .batches import Batches
 from .capture import Captured, Untraceable
 from .capture.functions import Function
 from .capture.joint import joint
-from .capture.private import transformed
+from .capture.private import exporting, transformed, untraced
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, by_parts, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError, RunError
-from .keys import KEPT, Tie, call_key, same, ties
+from .keys import KEPT, Parameters, Tie, call_key, same, ties
 from .machine import Machine
 from .options import Options
 from .plans import Plan
-from .recording import Recording
+from .recording import Recorded
 from .runtime import Executor
-from .runtime.ambient import entered, unseen
+from .runtime.ambient import alone, entered, unseen
 from .runtime.memory import Replicas
 from .stages import Prepared, prepare, rewritten, timed
 from .timeline import Timeline
-from .training.capping import prepare_training
+from .training.capping import plan_training
 from .training.dropin import Training
 from .training.gradcheck import Eager
 
@@ -56,7 +55,7 @@ class AsWritten:
 _alive: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-class Session:
+class Session(Recorded):
     """What a compiled model keeps from call to call. Safe for concurrent callers."""
 
     def __init__(
@@ -68,8 +67,8 @@ class Session:
         self.pool = Replicas()
         self.batches = Batches(model)
         self._ties: list[Tie] = []
+        self._parameters = Parameters()
         self._untraced: dict[Hashable, Hashable] = {}
-        self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._lock = threading.RLock()
         # Planning ahead (`example_inputs`) makes a signature; its first call is still to be checked.
@@ -82,9 +81,13 @@ class Session:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's answer; the first of a signature is held against eager when the options say so."""
-        if torch.compiler.is_exporting():
+        if exporting():
             # A model around this one is captured, and placed as a whole.
             return self.model(*args, **kwargs)
+        return self._placed(args, kwargs)
+
+    @untraced
+    def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if transformed():
             raise CaptureError(
                 "a compiled model is called under a torch.func transform (vmap, grad, jvp, …), which its programs "
@@ -106,7 +109,7 @@ class Session:
         if not checked and not prepared.stateful:
             return self._run(prepared, args, kwargs)
         # A check runs eager on the very buffers and generators that another call would read and write.
-        with self._turn():
+        with self._alone() if checked else self._turn():
             before, self._running = self._running, id(prepared.executor)
             try:
                 return (self._checked if checked else self._run)(prepared, args, kwargs)
@@ -125,6 +128,24 @@ class Session:
     def _turn(self) -> AbstractContextManager[Any]:
         """The lock, unless this thread is a lane of a call that holds it."""
         return nullcontext() if self._running in entered.stack else self._lock
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The lock, in a process in which nothing else is captured or checked. What holds the lock may have to wait for
+        that, so that nobody waits for the lock in it."""
+        while True:
+            with alone():
+                if self._running in entered.stack:
+                    yield
+                    return
+                if self._lock.acquire(blocking=False):
+                    try:
+                        yield
+                        return
+                    finally:
+                        self._lock.release()
+            with self._lock:
+                pass
 
     def _checked(self, prepared: Planned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(prepared, Training):
@@ -191,30 +212,45 @@ class Session:
     def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Planned | AsWritten, bool]:
         """What serves this call, and whether it has yet to be held against eager."""
         arguments = take_apart(args, kwargs)
-        key = self._signature(arguments)
         with self._turn():
+            key, found = self._known(arguments)
+        if found is None:
+            with self._alone(), unseen():
+                # Another thread may have planned it meanwhile.
+                key, found = self._known(arguments)
+                if found is None:
+                    return self._planned(key, args, kwargs), True
+        return found, not isinstance(found, AsWritten) and found.executor in self._unchecked
+
+    def _known(self, arguments: Arguments) -> tuple[tuple[Any, ...], Planned | AsWritten | None]:
+        """The signature of a call, and what serves it, which is the latest from now on."""
+        key = self._signature(arguments)
+        found = self._found(key)
+        if found is None and self._retied(arguments):
+            key = self._signature(arguments)
             found = self._found(key)
-            if found is None and self._retied():
-                key = self._signature(arguments)
-                found = self._found(key)
-            if found is not None:
-                if key in self.kept:
-                    self.kept.move_to_end(key)
-                self.latest = found
-                return found, not isinstance(found, AsWritten) and found.executor in self._unchecked
-            with unseen():
-                if True in key[3] and (made := self._trained(args, kwargs)) is not None:
-                    return self._kept(key, made), True
-                known = {k: old.captured for k, old in self.kept.items() if isinstance(old, Prepared)}
-                return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs)), True
+        if found is not None:
+            if key in self.kept:
+                self.kept.move_to_end(key)
+            self.latest = found
+        return key, found
+
+    def _planned(
+        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Planned | AsWritten:
+        """What serves a signature from now on."""
+        if True in key[3] and (made := self._trained(args, kwargs)) is not None:
+            return self._kept(key, made)
+        known = {k: old.captured for k, old in self.kept.items() if isinstance(old, Prepared)}
+        return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs))
 
     def _found(self, key: tuple[Any, ...]) -> Planned | AsWritten | None:
         return self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
 
-    def _retied(self) -> bool:
+    def _retied(self, arguments: Arguments) -> bool:
         """Whether other places of the model hold one tensor than was known; these are looked at from now on."""
         before = self._ties
-        self._ties = ties(tuple(self._used.modules())) if self._used is not None else []
+        self._ties = ties(self._modules(arguments))
         return list(map(same, before)) != list(map(same, self._ties))
 
     def _trained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Training | AsWritten | None:
@@ -232,7 +268,8 @@ class Session:
             session = own()
             return session.recording.calls if session is not None and session.recording is not None else None
 
-        return prepare_training(captured, self.machine, self.options, tensors, given, self.pool, recorded)
+        joint_graph, apart = plan_training(captured, self.machine, self.options, tensors, given)
+        return Training(joint_graph, apart, self.pool, recorded)
 
     def _given(self, training: bool) -> Plan | None:
         """The user's plan where it is for calls of this kind; a plan of forward and backward is for training."""
@@ -280,14 +317,20 @@ class Session:
 
     def _signature(self, arguments: Arguments) -> tuple[Any, ...]:
         """What decides whether a plan made before serves this call."""
+        key = call_key(self._modules(arguments), arguments, self._kinds, self._parameters)
+        tied = tuple([same(tie) for tie in self._ties]) if self._ties else ()
+        return (*key[:-1], tied, key[-1])
+
+    def _modules(self, arguments: Arguments) -> tuple[nn.Module, ...]:
+        """The modules of the model, or those that a function uses in this call."""
         root = self._used
         if root is None:
             root = Function(self.model, arguments)
             if not any(isinstance(constant, nn.Module) for constant in arguments.constants):
                 self._used = root
-        key = call_key(tuple(root.modules()), arguments, self._kinds)
-        tied = tuple([same(tie) for tie in self._ties]) if self._ties else ()
-        return (*key[:-1], tied, key[-1])
+        modules = tuple(root.modules())
+        # That of a function is made anew where its modules are arguments: it is no part of a signature.
+        return modules[1:] if isinstance(root, Function) else modules
 
     def forget(self, prepared: Planned) -> None:
         """Drop one plan."""
@@ -302,7 +345,8 @@ class Session:
             prepared.close()
 
     def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call of every plan."""
+        """Look at the parameters' shapes and copy them to their devices again at the next call of every plan."""
+        self._parameters.forget()
         self.pool.forget()
 
     def ready(self) -> Planned:
@@ -314,15 +358,6 @@ class Session:
                 "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
             )
         return self.latest
-
-    @contextmanager
-    def record(self) -> Iterator[Recording]:
-        """Measure every call inside the block."""
-        outer, self.recording = self.recording, Recording()
-        try:
-            yield self.recording
-        finally:
-            self.recording = outer
 
 
 def _after_fork() -> None:

@@ -2,18 +2,19 @@
 `Schedule`.
 
 Every queue is in order; whatever can start, starts. A wire and the one host that dispatches every run (the
-GIL) serve whoever asked first. O((V + E) log V) for V runs and transfers.
+GIL) serve whoever asked first. O((V + E) log V) for V runs and transfers, O(V + E) where nothing has to be asked for.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .cost import CostedGraph
 from .errors import PlanError
+from .events import serve
 from .liveness import memory
 from .plans import Placed, Transfer
 from .problem import Hop, Problem
@@ -26,7 +27,7 @@ Move = tuple[str, str, str]
 @dataclass(frozen=True)
 class Schedule:
     """What a policy decides: the runs of each compute queue in order, and perhaps the order of each copy
-    queue.
+    queue. A run that takes several lanes is named in each of them.
 
     Which values move follows from where the runs are. A copy queue that `copies` does not name takes them as
     they become ready.
@@ -62,17 +63,26 @@ def timing(play: Play) -> Timing:
     """What a simulation found, in names."""
     problem, first = play.problem, play.problem.runs
     placed = [
-        Placed(problem.names[r], problem.devices[play.device[r]], play.lane[r], play.start[r], play.end[r])
+        Placed(
+            problem.names[r],
+            problem.devices[play.device[r]],
+            play.lane[r],
+            play.start[r],
+            play.end[r],
+            tuple(play.more.get(r, ())),
+        )
         for r in sorted(range(first), key=lambda r: (play.start[r], play.end[r], r))
     ]
     transfers = []
+    lanes = {
+        hop: problem.costed.machine.copy_lane(problem.devices[hop.src], problem.devices[hop.dst])
+        for hop in {hop for _, hop in play.moves}
+    }
     for number in sorted(range(first, len(play.start)), key=lambda n: (play.start[n], play.end[n], n)):
         v, hop = play.moves[number - first]
         ends = problem.devices[hop.src], problem.devices[hop.dst]
         times = play.start[number], play.end[number], play.ready[number]
-        transfers.append(
-            Transfer(problem.values[v], *ends, problem.copy_lanes[hop.lane], *times, problem.bytes[v])
-        )
+        transfers.append(Transfer(problem.values[v], *ends, lanes[hop], *times, problem.bytes[v]))
     resident = residency(problem, play.device)
     return Timing(tuple(placed), tuple(transfers), resident, memory(problem, play), play.makespan)
 
@@ -93,20 +103,27 @@ class Play:
     """One run of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
     follow.
 
-    `start`, `end` and `ready` hold seconds for each step; `device` and `lane` where each run is; `makespan`
-    is when all runs have ended and everything has been delivered.
+    `start`, `end` and `ready` hold seconds for each step; `device` and `lane` where each run is, `more` the other
+    lanes of runs that take several; `makespan` is when all runs have ended and everything has been delivered.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem = problem
         self.device = [-1] * problem.runs
         self.lane = [""] * problem.runs
+        self.more: dict[int, list[str]] = {}
         self.orders: list[list[int]] = []
         for device, lanes in enumerate(problem.lane_names):
             for lane in lanes:
-                self.orders.append(
-                    [self._assign(name, device, lane) for name in schedule.lanes.get(lane, ())]
-                )
+                order = []
+                for name in schedule.lanes.get(lane, ()):
+                    r = problem.number.get(name, -1)
+                    if r >= 0 and self.device[r] < 0 and device in problem.allowed[r]:
+                        self.device[r], self.lane[r] = device, lane
+                    else:
+                        self._again(r, name, device, lane)
+                    order.append(r)
+                self.orders.append(order)
         known = {lane for lanes in problem.lane_names for lane in lanes}
         for lane in schedule.lanes:
             if lane not in known:
@@ -122,42 +139,59 @@ class Play:
                 raise PlanError(f"the plan parts runs that must share a device: {names}")
         self.moves: list[tuple[int, Hop]] = []
         self.needs: list[list[int]] = [[] for _ in range(problem.runs)]
-        for v in range(len(problem.values)):
-            self._move(v)
+        self._move()
         self._order_copies(schedule)
         count = len(self.needs)
         self.start, self.end, self.ready = [0.0] * count, [0.0] * count, [0.0] * count
-        self.makespan = 0.0
-        self._run()
+        duration = [seconds[d] for seconds, d in zip(problem.seconds, self.device)]
+        if problem.modes:
+            self._take(duration)
+        duration += [hop.latency_s + problem.bytes[v] * hop.s_per_byte for v, hop in self.moves]
+        waiting: list[list[int]] = [list(later) for later in problem.after]
+        waiting += [[] for _ in self.moves]
+        for step, earlier in enumerate(self.needs):
+            for p in earlier:
+                waiting[p].append(step)
+        if not self._in_turn(duration, waiting):
+            serve(self, duration, waiting)
+        self.makespan = max(self.end, default=0.0)
 
-    def _assign(self, name: str, device: int, lane: str) -> int:
+    def _again(self, r: int, name: str, device: int, lane: str) -> None:
+        """Note one more lane of a run that takes several; else say why it cannot be in this lane."""
         problem = self.problem
-        r = problem.number.get(name, -1)
         if r < 0:
             raise PlanError(f"the plan places {name!r}, which is no run of {problem.costed.graph.name!r}")
-        if self.device[r] >= 0:
+        if self.device[r] == device and (r, device) in problem.modes and lane != self.lane[r]:
+            self.more.setdefault(r, []).append(lane)
+        elif self.device[r] >= 0:
             raise PlanError(f"the plan places run {name!r} twice, on {self.lane[r]} and {lane}")
-        if device not in problem.allowed[r]:
+        else:
             raise PlanError(
                 f"the plan puts run {name!r} on {problem.devices[device]}; "
                 f"it can only run on {problem.where(r)}"
             )
-        self.device[r], self.lane[r] = device, lane
-        return r
 
-    def _move(self, v: int) -> None:
-        """Add the hops that bring a value to all devices that want it, and make its readers wait for them."""
-        problem = self.problem
-        maker = problem.maker[v]
-        source = self.device[maker] if maker >= 0 else problem.home[v]
-        arrival = {source: maker}
-        if problem.values[v] in problem.holders:
-            arrival |= dict.fromkeys((self.device[r] for r in problem.holders[problem.values[v]]), -1)
-        readers = (*problem.readers[v], *problem.carry[v])
-        wanted = dict.fromkeys((*(self.device[r] for r in readers), *problem.deliver[v]))
-        if wanted.keys() - arrival.keys():
-            for target in sorted(wanted, key=lambda d: (len(problem.route[source][d] or ()), d)):
-                hops = problem.route[source][target]
+    def _move(self) -> None:
+        """Add the hops that bring each value to all devices that want it, and make its readers wait for them."""
+        problem, device, needs, first = self.problem, self.device, self.needs, self.problem.runs
+        alone = len(set(device)) == 1
+        for v, readers in enumerate(problem.readers):
+            if alone and problem.maker[v] >= 0 and not problem.deliver[v]:
+                continue
+            maker = problem.maker[v]
+            source = device[maker] if maker >= 0 else problem.home[v]
+            wanted = {device[r] for r in readers}
+            if problem.deliver[v] or problem.carry[v]:
+                wanted.update(problem.deliver[v], (device[r] for r in problem.carry[v]))
+            wanted.discard(source)
+            if not wanted:
+                continue
+            arrival = {source: maker}
+            if problem.values[v] in problem.holders:
+                arrival |= dict.fromkeys((device[r] for r in problem.holders[problem.values[v]]), -1)
+            route = problem.route[source]
+            for target in sorted(wanted - arrival.keys(), key=lambda d: (len(route[d] or ()), d)):
+                hops = route[target]
                 if hops is None:
                     raise PlanError(
                         f"no link leads from {problem.devices[source]} to {problem.devices[target]}, where "
@@ -166,15 +200,16 @@ class Play:
                     )
                 for hop in hops:
                     if hop.dst not in arrival:
-                        arrival[hop.dst] = len(self.needs)
-                        self.moves.append((v, hop))
-                        there = (r for r in problem.readers[v] if self.device[r] == hop.dst)
                         made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
-                        self.needs.append([*made, *problem.versions(v, there)])
-        for r in problem.readers[v]:
-            step = arrival[self.device[r]]
-            if step >= problem.runs:
-                self.needs[r].append(step)
+                        if v in problem.changes:
+                            made += problem.versions(v, (r for r in readers if device[r] == hop.dst))
+                        arrival[hop.dst] = len(needs)
+                        self.moves.append((v, hop))
+                        needs.append(made)
+            for r in readers:
+                step = arrival[device[r]]
+                if step >= first:
+                    needs[r].append(step)
 
     def _order_copies(self, schedule: Schedule) -> None:
         problem = self.problem
@@ -186,118 +221,80 @@ class Play:
             (problem.values[v], names[hop.src], names[hop.dst]): problem.runs + position
             for position, (v, hop) in enumerate(self.moves)
         }
+        own: list[list[int]] = [[] for _ in problem.copy_lanes]
+        for number, (_, hop) in enumerate(self.moves, problem.runs):
+            if hop.lane >= 0:
+                own[hop.lane].append(number)
         for lane, lane_name in enumerate(problem.copy_lanes):
             if lane_name in schedule.copies:
                 given = [step[move] for move in schedule.copies[lane_name] if move in step]
-                own = [n for n in step.values() if self.moves[n - problem.runs][1].lane == lane]
-                if sorted(given) != own:
+                if sorted(given) != own[lane]:
                     raise PlanError(f"the order of {lane_name} does not hold each transfer of the plan once")
                 self.copies[lane] = given
 
-    def _run(self) -> None:
+    def _in_turn(self, duration: list[float], waiting: list[list[int]]) -> bool:
+        """Set the times where queues share nothing, so that a step starts as soon as what it waits for and the step
+        before it have ended; False where that is not so. Queues without an order take who is ready first."""
         problem, first = self.problem, self.problem.runs
-        count = len(self.needs)
-        needs, start, end, ready = self.needs, self.start, self.end, self.ready
-        waiting: list[list[int]] = [[] for _ in range(count)]
-        missing = [len(earlier) for earlier in needs]
-        for step, earlier in enumerate(needs):
-            for p in earlier:
-                waiting[p].append(step)
+        hops = [hop for _, hop in self.moves]
+        if self.more or any(problem.dispatch) or any(hop.wire >= 0 for hop in hops):
+            return False
+        start, end, ready = self.start, self.end, self.ready
+        missing = [len(needs) for needs in self.needs]
         for r, before in enumerate(problem.before):
             missing[r] += len(before)
-        duration = [problem.seconds[r][d] for r, d in enumerate(self.device)]
-        duration += [hop.seconds(problem.bytes[v]) for v, hop in self.moves]
-
-        # A queue is (its order or None, position); its head asks for the shared resource it needs, then runs.
-        orders: list[list[int] | None] = [*self.orders, *self.copies]
-        queue_of = [0] * count
-        for queue, order in enumerate(self.orders):
-            for r in order:
-                queue_of[r] = queue
-        for number, (_, hop) in enumerate(self.moves, first):
-            queue_of[number] = len(self.orders) + hop.lane
-        arrived: list[deque[int]] = [deque() for _ in orders]
-        position = [0] * len(orders)
-        busy = [False] * len(orders)
-        shared_of = [0 if dispatch > 0 else -1 for dispatch in problem.dispatch]
-        shared_of += [1 + hop.wire if hop.wire >= 0 else -1 for _, hop in self.moves]
-        taken = [False] * (1 + problem.wires)
-        asking: list[deque[int]] = [deque() for _ in taken]
-
-        events: list[tuple[float, int, int]] = []
-        free, done, able = 0, 1, 2
-        for step in range(count):
-            if not missing[step]:
-                heapq.heappush(events, (0.0, able, step))
+        behind, ahead = [-1] * len(end), [-1] * len(end)
+        for order in (*self.orders, *(order for order in self.copies if order)):
+            for step, later in pairwise(order):
+                behind[step], ahead[later] = later, step
+                missing[later] += 1
+        queue = [-1] * first
+        queue += [hop.lane if hop.lane >= 0 and self.copies[hop.lane] is None else -1 for hop in hops]
+        free = [0.0] * len(self.copies)
+        able = [step for step, count in enumerate(missing) if not count and queue[step] < 0]
+        # What asks for a queue: all else that is able goes first, so that nobody can ask for it earlier any more.
+        asking = [(0.0, step) for step, count in enumerate(missing) if not count and queue[step] >= 0]
         finished = 0
-
-        def begin(step: int, now: float) -> None:
-            start[step] = now
-            end[step] = now + duration[step]
-            shared = shared_of[step]
-            if shared >= 0:
-                taken[shared] = True
-                held = problem.dispatch[step] if step < first else duration[step]
-                heapq.heappush(events, (now + held, free, shared))
-            heapq.heappush(events, (end[step], done, step))
-
-        def advance(queue: int, now: float) -> None:
-            order = orders[queue]
-            if busy[queue]:
-                return
-            if order is None:
-                if not arrived[queue]:
-                    return
-                step = arrived[queue].popleft()
-            else:
-                if position[queue] == len(order) or missing[order[position[queue]]]:
-                    return
-                step = order[position[queue]]
-                position[queue] += 1
-            busy[queue] = True
-            shared = shared_of[step]
-            if shared >= 0 and taken[shared]:
-                asking[shared].append(step)
-            else:
-                begin(step, now)
-
-        while events:
-            now, kind, item = heapq.heappop(events)
-            if kind == free:
-                taken[item] = False
-                if asking[item]:
-                    begin(asking[item].popleft(), now)
-            elif kind == done:
-                finished += 1
-                busy[queue_of[item]] = False
-                for later in (*waiting[item], *(problem.after[item] if item < first else ())):
+        while able or asking:
+            if able:
+                step = able.pop()
+                time, last = ready[step], ahead[step]
+                if last >= 0 and end[last] > time:
+                    time = end[last]
+                start[step] = time
+                end[step] = time = time + duration[step]
+                later = behind[step]
+                if later >= 0:
                     missing[later] -= 1
                     if not missing[later]:
-                        heapq.heappush(events, (now, able, later))
-                advance(queue_of[item], now)
+                        able.append(later)
             else:
-                ready[item] = now
-                if orders[queue_of[item]] is None:
-                    arrived[queue_of[item]].append(item)
-                advance(queue_of[item], now)
-        if finished < count:
-            self._stuck(missing, orders, position)
-        self.makespan = max(end, default=0.0)
+                time, step = heapq.heappop(asking)
+                own = queue[step]
+                start[step] = time = max(time, free[own])
+                end[step] = free[own] = time = time + duration[step]
+            finished += 1
+            for later in waiting[step]:
+                if ready[later] < time:
+                    ready[later] = time
+                missing[later] -= 1
+                if not missing[later]:
+                    if queue[later] < 0:
+                        able.append(later)
+                    else:
+                        heapq.heappush(asking, (ready[later], later))
+        return finished == len(end)
 
-    def _stuck(self, missing: list[int], orders: Iterable[list[int] | None], position: list[int]) -> None:
-        heads = []
-        for order, at in zip(orders, position):
-            if order is not None and at < len(order):
-                step = order[at]
-                if step < self.problem.runs:
-                    heads.append(f"{self.problem.names[step]!r} at the head of {self.lane[step]}")
-                else:
-                    v, hop = self.moves[step - self.problem.runs]
-                    heads.append(
-                        f"{self.problem.values[v]!r} at the head of {self.problem.copy_lanes[hop.lane]}"
+    def _take(self, duration: list[float]) -> None:
+        """Set the seconds of runs that could take several lanes by how many they do take."""
+        problem = self.problem
+        for r, d in enumerate(self.device):
+            if (r, d) in problem.modes:
+                ways = dict(problem.modes[r, d])
+                lanes = 1 + len(self.more.get(r, ()))
+                if lanes not in ways:
+                    raise PlanError(
+                        f"the plan gives run {problem.names[r]!r} {lanes} lanes of {problem.devices[d]}; "
+                        f"it can take {' or '.join(map(str, ways))}"
                     )
-        raise PlanError(
-            "the orders of the plan wait for each other, so that it would never end: stuck are "
-            + ", ".join(heads)
-            + "; put each run after those whose values it reads"
-        )
+                duration[r] = ways[lanes]

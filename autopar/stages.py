@@ -16,8 +16,10 @@ from .capture import Captured, capture
 from .cost import CostedGraph
 from .detect import detect
 from .errors import MemoryCapError, PlanError
+from .garbage import uncollected
 from .graph import Graph
 from .hardware.emulation import with_slow_down
+from .lowering.check import Report
 from .lowering.lower import lower
 from .machine import Machine
 from .options import Options
@@ -27,6 +29,8 @@ from .planning import best_plan, passed_over, split_graph
 from .plans import Candidate, Plan
 from .programs import Program
 from .progress import ticking
+from .propagate import propagated
+from .rewrites.groups import grouped
 from .roofline import cost
 from .runtime import Executor
 from .runtime.memory import Replicas
@@ -89,9 +93,16 @@ def prepare(
 
 def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepared:
     """The program of a plan, proved, and bound to the live model."""
-    program = timed("lower", lower, plan)
-    timed("check", program.check, plan.costed.graph)
+    program = proved(plan).program
     return Prepared(captured, plan, program, Executor(captured, plan, program, pool))
+
+
+@uncollected()
+def proved(plan: Plan) -> Report:
+    """The program of a plan, with the proof that it is right. Raises MemoryCapError or ProgramError."""
+    program = timed("lower", lower, plan)
+    report: Report = timed("check", program.check, plan.costed.graph)
+    return report
 
 
 def rewritten(captured: Captured, options: Options) -> Captured:
@@ -132,6 +143,7 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
     return replace(alone, plan=kept, single_s=alone_s)
 
 
+@uncollected()
 def plan_captured(
     captured: Captured,
     machine: Machine,
@@ -139,15 +151,16 @@ def plan_captured(
     tensors: list[torch.Tensor],
     given: Plan | None = None,
 ) -> Plan:
-    """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead."""
-    graph = captured.graph
+    """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead. Its
+    values are those that the devices it places tasks on will make."""
+    weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors)
+    pins = resolve(captured.graph, options.pins, machine, weights)
+    sums = resolve_sums(captured.graph, options.pins, weights)
+    graph = grouped(captured.graph, homes, pins)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
     deliver = deliveries(graph, machine, homes, options.outputs, gradients)
-    weights = dict(captured.gradients)
-    pins = resolve(graph, options.pins, machine, weights)
-    sums = resolve_sums(graph, options.pins, weights)
 
     def price(candidate: Graph) -> CostedGraph:
         pinned = {
@@ -164,19 +177,18 @@ def plan_captured(
         return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=measured)
 
     if given is None:
-        return on_clock(
-            best_plan(
-                graph,
-                price,
-                policy=options.policy,
-                split=options.split,
-                batch_norm=options.batch_norm,
-                recompute=options.recompute,
-            )
+        best = best_plan(
+            graph,
+            price,
+            policy=options.policy,
+            split=options.split,
+            batch_norm=options.batch_norm,
+            recompute=options.recompute,
         )
+        return on_clock(propagated(best, captured))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
-        return on_clock(_as_given(graph, price, given, options.batch_norm))
+        return on_clock(propagated(_as_given(graph, price, given, options.batch_norm), captured))
     except MemoryCapError:
         raise
     except PlanError as error:

@@ -50,5 +50,10 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 task`, `3 tasks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _places(value: float) -> int:
     return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 
 from .cost import CostedGraph
-from .graph import JOIN, PART, SUM, Task
+from .graph import JOIN, PART, SUM, UPDATES, Task
 from .reduction import phase_of_tasks, phase_of_values
 
 CRITERION = "criterion"
@@ -85,7 +85,7 @@ class Words:
             if special:
                 return special
         if phase == "update":
-            return f"update {_together([task.module for task in heavy if task.module])}"
+            return f"update {_together([path for task in heavy for path in _updated(task)])}"
         total = sum(map(self._seconds, heavy))
         shares: dict[str, float] = {}
         modules: dict[str, None] = {}
@@ -110,7 +110,8 @@ class Words:
         if task.target == _LOSS:
             return "your loss"
         if task.phase == "update":
-            return task.name
+            paths = _updated(task)
+            return f"update {_ends(paths)}" if len(paths) > 1 else task.name
         if task.target in (PART, JOIN):
             verb = "split" if task.target == PART else "join"
             base = task.name.rpartition("#")[0] if verb == "join" else task.inputs[0]
@@ -149,6 +150,8 @@ class Words:
         known = self.graph.value.get(name)
         if known and known.kind != "made":
             return known.path.removeprefix("optimizer.state.") or name
+        if name in self._held:
+            return f"{_ends([self.value(state) for state in self._held[name]])}, new"
         if name in self._new:
             return f"{self.value(self._new[name])}, new"
         bucket = _BUCKET.fullmatch(one)
@@ -171,6 +174,15 @@ class Words:
     def _new(self) -> dict[str, str]:
         """By a made value the state or input it takes the place of."""
         return dict(self.graph.updates)
+
+    @cached_property
+    def _held(self) -> dict[str, list[str]]:
+        """By flat value the states whose new values are in it."""
+        found: dict[str, list[str]] = {name: [] for name in self.graph.flat}
+        for made, target in self.graph.updates:
+            if made in found:
+                found[made].append(target)
+        return found
 
     @cached_property
     def _gradients(self) -> dict[str, str]:
@@ -215,6 +227,12 @@ def _unit(task: Task) -> str:
     return task.module if task.module and task.module != CRITERION else operator(task)
 
 
+def _updated(task: Task) -> list[str]:
+    """Paths of the parameters that a task of an optimizer's step is about."""
+    items = [item for item in task.args if isinstance(item, tuple) and item] if task.target in UPDATES else []
+    return [str(item[0]) for item in items] or [task.module or task.name]
+
+
 def operator(task: Task) -> str:
     """What a task computes, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
     name = task.name.partition("#")[0]
@@ -235,6 +253,11 @@ def _together(units: list[str]) -> str:
     if shared:
         return shared
     return f"{units[0]} … {units[-1]}"
+
+
+def _ends(names: list[str]) -> str:
+    """The first and the last, between which the others are."""
+    return f"{names[0]} … {names[-1]}"
 
 
 def common_module(paths: list[str]) -> str:

@@ -65,6 +65,11 @@ def apart(found: torch.Tensor, reference: torch.Tensor) -> float:
     return ((found - reference).abs().max() / reference.abs().max()).item()
 
 
+def said(error: float) -> str:
+    """An error in words: 0 is no rounding of something small."""
+    return f"{error:.1e}" if error else "0 (bit for bit)"
+
+
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,8 +81,8 @@ def main() -> None:
     print(f"state_dict keys: {found['keys']}")
     print(f"{chosen.steps} steps of SGD: loss {found['first']:.4f} to {found['last']:.2e}")
     print("against the plain module, max|Δ| ÷ max|reference|: "
-          f"losses (each of its own) {found['losses']:.1e}, "
-          f"weights {found['weights']:.1e}, output {found['output']:.1e}")  # fmt: skip
+          f"losses (each of its own) {said(found['losses'])}, "
+          f"weights {said(found['weights'])}, output {said(found['output'])}")  # fmt: skip
 
 
 if __name__ == "__main__":

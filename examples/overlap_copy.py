@@ -16,6 +16,9 @@ import torch
 import autopar
 from autopar.bench.lock import one_lock
 
+SLOWER = 4
+"""How much slower the declared clock runs when the first one was too fast for this machine."""
+
 
 def device() -> tuple[autopar.Machine | list[str], str, int]:
     """A GPU, or a stand-in for a T4 on PCIe 3, and a size at which product and copy last about alike."""
@@ -24,8 +27,9 @@ def device() -> tuple[autopar.Machine | list[str], str, int]:
     return autopar.Machine.emulate("cpu-16", "t4"), "emulated:0", 768
 
 
-def measure(pieces: int = 100, size: int = 0, rounds: int = 3) -> dict[str, float]:
-    """Median seconds of compute alone, copy alone, both overlapped, and under one lock, and the ratios."""
+def measure(pieces: int = 100, size: int = 0, rounds: int = 3, slower: float = 1.0) -> dict[str, float]:
+    """Median seconds of compute alone, copy alone, both overlapped, and under one lock, and the ratios; the declared
+    clock runs `slower` times as slow as this machine is expected to need."""
     machine, accelerator, usual = device()
     x = torch.randn(size or usual, size or usual)
 
@@ -40,7 +44,7 @@ def measure(pieces: int = 100, size: int = 0, rounds: int = 3) -> dict[str, floa
         slow_down = autopar.plan(
             products, machine, example_inputs=(x,), policy=there
         ).costed.machine.slow_down
-        machine = replace(machine, slow_down=slow_down)
+        machine = replace(machine, slow_down=slower * slow_down)
     compute = autopar.compile(products, machine, policy=there, split=None, outputs="as_placed")
     overlapped = autopar.compile(products, machine, policy=there, split=None)
     compute(x), overlapped(x)
@@ -80,8 +84,16 @@ def main() -> None:
     options.add_argument("--pieces", default=100, type=int)
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)
-    with torch.no_grad():
-        found = measure(**vars(options.parse_args()))
+    chosen = vars(options.parse_args())
+    try:
+        with torch.no_grad():
+            try:
+                found = measure(**chosen)
+            except autopar.LateError as error:
+                print(f"once more on a clock {SLOWER} times as slow: {error}")
+                found = measure(**chosen, slower=SLOWER)
+    except autopar.LateError as error:
+        raise SystemExit(f"no figures from this run: {error}") from None
     print(found["label"])
     print(f"compute {found['compute']:.4f} s, copy {found['copy']:.4f} s, overlapped {found['overlapped']:.4f} s, "
           f"under one lock {found['locked']:.4f} s")  # fmt: skip

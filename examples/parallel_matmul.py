@@ -16,6 +16,9 @@ import torch
 import autopar
 from autopar.bench.lock import one_lock
 
+SLOWER = 4
+"""How much slower the declared clock runs when the first one was too fast for this machine."""
+
 
 def two_devices() -> tuple[autopar.Machine | list[str], int]:
     """Two GPUs and 4000 × 4000 products, or two stand-ins for T4s and smaller ones."""
@@ -31,8 +34,9 @@ def by_input(costed) -> dict[str, str]:
     return {task.name: place[task.inputs[0]] for task in costed.graph.tasks}
 
 
-def measure(pieces: int = 50, size: int = 0, rounds: int = 3) -> dict[str, float]:
-    """Median seconds of one device alone, of both, of both under one lock, and the two ratios."""
+def measure(pieces: int = 50, size: int = 0, rounds: int = 3, slower: float = 1.0) -> dict[str, float]:
+    """Median seconds of one device alone, of both, of both under one lock, and the two ratios; the declared clock runs
+    `slower` times as slow as this machine is expected to need."""
     machine, usual = two_devices()
     a, b = torch.randn(size or usual, size or usual), torch.randn(size or usual, size or usual)
 
@@ -47,7 +51,7 @@ def measure(pieces: int = 50, size: int = 0, rounds: int = 3) -> dict[str, float
         slow_down = autopar.plan(
             both, machine, example_inputs=(a, b), policy=by_input
         ).costed.machine.slow_down
-        machine = replace(machine, slow_down=slow_down)
+        machine = replace(machine, slow_down=slower * slow_down)
     one = autopar.compile(alone, machine, policy=by_input, split=None, outputs="as_placed")
     two = autopar.compile(
         both, machine, policy=by_input, split=None, outputs="as_placed", example_inputs=(a, b)
@@ -81,8 +85,16 @@ def main() -> None:
     options.add_argument("--pieces", default=50, type=int)
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)
-    with torch.no_grad():
-        found = measure(**vars(options.parse_args()))
+    chosen = vars(options.parse_args())
+    try:
+        with torch.no_grad():
+            try:
+                found = measure(**chosen)
+            except autopar.LateError as error:
+                print(f"once more on a clock {SLOWER} times as slow: {error}")
+                found = measure(**chosen, slower=SLOWER)
+    except autopar.LateError as error:
+        raise SystemExit(f"no figures from this run: {error}") from None
     print(found["label"])
     print(
         f"one device alone {found['one']:.4f} s, both at once {found['two']:.4f} s, "

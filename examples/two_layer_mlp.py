@@ -19,6 +19,7 @@ from torch import nn
 
 import autopar
 from autopar import view
+from autopar.recording import Recording
 
 
 class MLP(nn.Module):
@@ -92,6 +93,21 @@ def curve(steps: int, dtype: torch.dtype, devices: autopar.Machine | list[str]) 
     return abs(mine.item() - loss.item()) / abs(loss.item())
 
 
+def recorded(
+    model: MLP, batch: int, devices: autopar.Machine | list[str], pins: dict[str, str], calls: int
+) -> tuple[autopar.TrainStep, Recording]:
+    """A training step on random data, recorded once it is one program."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    step = autopar.train_step(model, nn.MSELoss(), optimizer, devices, split=halves(devices), pins=pins)
+    x, y = torch.randn(batch, model.fc1.in_features), torch.randn(batch, model.fc2.out_features)
+    step(x, y)
+    step(x, y)
+    with step.record() as timeline:
+        for _ in range(calls):
+            step(x, y)
+    return step, timeline
+
+
 def train(steps: int, out: Path) -> None:
     """The figure, the loss curves, and how much of the reduction hides behind the backward."""
     devices = machine()
@@ -103,20 +119,12 @@ def train(steps: int, out: Path) -> None:
         )
 
     out.mkdir(parents=True, exist_ok=True)
-    print(f"\n{'784-256-10, batch 100':>24}  predicted  measured  moved")
+    print(f"\n{'784-256-10, batch 100':>26}  {'predicted':>9}  {'measured':>8}  {'moved':>7}")
     for label, pins in (("weights at home on the CPU", HOME), ("the planner's own choice", {})):
         torch.manual_seed(0)
-        model = MLP(784, 256, 10)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        step = autopar.train_step(model, nn.MSELoss(), optimizer, devices, split=halves(devices), pins=pins)
-        x, y = torch.randn(100, 784), torch.randn(100, 10)
-        step(x, y)
-        step(x, y)
-        with step.record() as timeline:
-            for _ in range(3):
-                step(x, y)
+        step, timeline = recorded(MLP(784, 256, 10), 100, devices, pins, calls=3)
         slow = step.plan.costed.machine.slow_down or 1
-        print(f"{label:>24}  {step.plan.makespan * 1e6:6.0f} µs  {timeline.median.makespan / slow * 1e6:5.0f} µs  "
+        print(f"{label:>26}  {step.plan.makespan * 1e6:6.0f} µs  {timeline.median.makespan / slow * 1e6:5.0f} µs  "
               f"{step.plan.moved / 1e6:.2f} MB")  # fmt: skip
         name = "train" if pins else "train_free"
         for suffix in ("html", "svg"):
@@ -126,14 +134,7 @@ def train(steps: int, out: Path) -> None:
     if not isinstance(devices, list):
         # Products this large need a slower clock than is chosen for them on a busy machine.
         devices = autopar.Machine.emulate("cpu-16", "t4", "t4", slow_down=1500)
-    model = MLP(32, 1024, 1024)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    step = autopar.train_step(model, nn.MSELoss(), optimizer, devices, split=halves(devices), pins=HOME)
-    x, y = torch.randn(4096, 32), torch.randn(4096, 1024)
-    step(x, y)
-    step(x, y)
-    with step.record() as timeline:
-        step(x, y)
+    step, timeline = recorded(MLP(32, 1024, 1024), 4096, devices, HOME, calls=1)
     print()
     print(step.explain())
     late = " (no figure: the machine was too slow for its clock)" if timeline.last.needs_slow_down else ""

@@ -10,19 +10,32 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autopar.graph import Graph
+from autopar.forms import in_order, meaning
+from autopar.graph import Graph, Task, Value
 from autopar.lowering.clocks import History
+from autopar.machine import Device, Link, Machine
 from autopar.programs import Compute, Copy, Free, Program
 from autopar.runtime import bind
 
 
+def gpus(kind: str = "cuda") -> Machine:
+    """A CPU and two accelerators that are not here."""
+    names = ["cpu", f"{kind}:0", f"{kind}:1"]
+    links = [Link(a, b, 1e-6, 1e10, f"{a}>{b}") for a in names for b in names if a != b]
+    return Machine(tuple(Device(name, name.partition(":")[0]) for name in names), tuple(links))
+
+
 def run_fake(
-    program: Program, graph: Graph, calls: Mapping[str, Callable[..., Any]] | None = None
+    program: Program,
+    graph: Graph,
+    calls: Mapping[str, Callable[..., Any]] | None = None,
+    check: Callable[[Task, str, Value, Any], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Every step on fake tensors: the CPU as it is, the accelerators as cuda:0, cuda:1 … in order of their
     lanes.
 
-    Returns the results by buffer name. What torch raises where a task mixes devices comes through.
+    `check(task, buffer, value, tensor)` sees what each task makes. Returns the results by buffer name. What torch
+    raises where a task mixes devices comes through.
     """
     names = dict.fromkeys(buffer.device for buffer in program.buffers)
     others = [name for name in names if name != "cpu"]
@@ -32,8 +45,11 @@ def run_fake(
         for buffer in program.buffers:
             if buffer.kind in ("given", "resident"):
                 about = graph.value[buffer.value]
-                held[buffer.name] = torch.empty(
-                    about.shape, dtype=getattr(torch, about.dtype), device=device[buffer.device]
+                held[buffer.name] = torch.empty_strided(
+                    about.shape,
+                    in_order(about.shape, about.order),
+                    dtype=getattr(torch, about.dtype),
+                    device=device[buffer.device],
                 )
         for lane, position in History(program).order:
             step = program.lanes[lane].steps[position]
@@ -45,16 +61,15 @@ def run_fake(
 
                 args = [bind.argument(item, read, device[place]) for item in task.args]
                 kwargs = {name: bind.argument(item, read, device[place]) for name, item in task.kwargs}
-                found = _meaning(task.target, calls)(*args, **kwargs)
+                found = meaning(task.target, calls)(*args, **kwargs)
                 held.update(zip(step.writes, found if task.unpack else [found]))
                 for name, value in zip(step.writes, task.outputs):
                     made, about = held[name], graph.value[value]
-                    if made is None or 0 in about.shape:
-                        # A CPU keeps no statistics of a BatchNorm that does not train; a GPU does, and reads none.
-                        continue
-                    assert made.device == device[place], f"{name} came out on {made.device}"
-                    assert tuple(made.shape) == about.shape, f"{name} came out as {tuple(made.shape)}"
-                    assert made.dtype == getattr(torch, about.dtype), f"{name} came out as {made.dtype}"
+                    if made is not None and 0 not in about.shape:
+                        assert made.device == device[place], f"{name} came out on {made.device}"
+                        assert tuple(made.shape) == about.shape, f"{name} came out as {tuple(made.shape)}"
+                        assert made.dtype == getattr(torch, about.dtype), f"{name} came out as {made.dtype}"
+                    check(task, name, about, made)
             elif isinstance(step, Copy):
                 target = program.buffer[step.dst]
                 source = held[step.src]
@@ -62,15 +77,3 @@ def run_fake(
             elif isinstance(step, Free):
                 del held[step.buffer]
         return {name: held[name] for name in (*program.outputs, *(made for made, _ in program.updates))}
-
-
-def _meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None) -> Callable[..., Any]:
-    """What a task is called with: of our own operators the fake, since a fake GPU tensor that requires grad, which
-    their kernels make, aborts the process on a build without CUDA.
-    """
-    space, _, rest = target.partition(".")
-    if space == "autopar" and "." in rest:
-        name, _, overload = rest.partition(".")
-        found: Any = getattr(getattr(torch.ops.autopar, name), overload)
-        return found
-    return bind.target(target, calls)

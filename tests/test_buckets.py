@@ -10,6 +10,7 @@ import torch
 from graphs import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from joint_models import given_to
 from torch import nn
 
 from autopar.capture import Captured
@@ -46,11 +47,7 @@ def parted(module: nn.Module, width: int = 8, sizes: tuple[int, ...] = (1, 3, 2)
 
 
 def execute(graph: Graph, captured: Captured) -> dict[str, Any]:
-    torch.manual_seed(1)
-    live: dict[str, Any] = {
-        name: torch.randn(graph.value[name].shape, dtype=torch.float64) for name in graph.inputs
-    }
-    live.update((name, owner[key].detach()) for name, (owner, key) in captured.state.items())
+    live = given_to(graph, captured)
     with torch.no_grad():
         for _ in interpret(graph, captured.calls, live, torch.device("cpu")):
             pass
@@ -203,6 +200,30 @@ def test_any_readers_of_the_sums_move_behind_them(data: st.DataObject) -> None:
     for task in after.tasks:
         if task.name in graph.task and task.target != "aten.reshape.default":
             assert task == graph.task[task.name]
+
+
+def test_what_must_come_after_a_sum_comes_after_its_bucket() -> None:
+    """It reads nothing of the sum: an effect, say, that only waits for it."""
+    values = [Value("x", (4,), "float32", 16, "x", "input")]
+    tasks: list[Task] = []
+    for index in range(FEW + 1):
+        for part in ("p", "q"):
+            name = f"t{index}{part}"
+            values.append(Value(name, (4,), "float32", 16, name))
+            tasks.append(Task(name, "test.op", (Ref("x"),), outputs=(name,), part=part, phase="backward"))
+        values.append(Value(f"s{index}", (4,), "float32", 16, f"s{index}"))
+        args = ((Ref(f"t{index}p"), Ref(f"t{index}q")),)
+        tasks.append(Task(f"s{index}", SUM, args, outputs=(f"s{index}",), phase="backward"))
+        if not index:
+            values.append(Value("late", (4,), "float32", 16, "late"))
+            tasks.append(
+                Task("late", "test.op", (Ref("x"),), outputs=("late",), phase="backward", after=("s0",))
+            )
+    outputs = ("late", *(f"s{index}" for index in range(FEW + 1)))
+    graph = Graph("any", tuple(values), tuple(tasks), ("x",), (), outputs).check()
+    after = [task.name for task in bucketed(graph).check().tasks]
+    assert any(name.endswith("#sum") for name in after)
+    assert after.index("s0") < after.index("late")
 
 
 def test_a_long_backward_is_no_deep_recursion() -> None:

@@ -23,7 +23,7 @@ from autopar.graph import Graph
 from autopar.lowering.lower import lower
 from autopar.machine import Link
 from autopar.placement import POLICIES, place
-from autopar.placement.bound import lower_bound
+from autopar.placement.bounds import lower_bound
 from autopar.plans import Plan
 from autopar.problem import Problem
 from autopar.programs import Copy, Program

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from training_models import machine
 
 from autopar import composites
 from autopar.capture.joint import joint
-from autopar.composites.vjp import Tape
+from autopar.composites.vjp import Tape, vjp
 from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.runtime import adversary, bind
@@ -123,6 +124,32 @@ def test_a_constant_mask_leaves_the_fused_kernel(played):
         found = backward(ones, [*outputs, tape], *args, [True] * 4)
     assert torch.equal(outputs[0], plain)
     assert played == [True, False] and found[3].shape == (6, 6)
+
+
+class Seen(torch.autograd.Function):
+    """Passes on, and notes whether autograd may leave the thread that asks."""
+
+    free: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Seen.free.append(torch._C._is_multithreading_enabled())
+        return grad
+
+
+def test_a_backward_stays_in_the_thread_of_its_lane():
+    """Autograd's thread of a device may be the one that waits for the lane: there it would wait for ever."""
+    Seen.free.clear()
+    x, ones = r(3), [torch.ones(3).double()]
+    tape = Tape(lambda x: x.shape, lambda x: True)
+    outputs = tape.recording(Seen.apply)(x)
+    for found in (tape.play(outputs, ones, [True]), vjp(Seen.apply, [x], ones, [True])):
+        assert torch.equal(found[0], ones[0])
+    assert Seen.free == [False, False]
 
 
 def test_gradients_have_memory_of_their_own():

@@ -19,6 +19,7 @@ from autopar import (
     planning,
 )
 from autopar.__main__ import main
+from autopar.detect import detect
 from autopar.stages import Prepared, race
 from autopar.tables import seconds
 from autopar.view import explain
@@ -63,6 +64,40 @@ def test_missing_device():
     missing = "cuda:63"
     refused(DeviceError, missing, "there are cpu", "Machine.declare(", "emulated:", devices=["cpu", missing])
     refused(DeviceError, "'tpu' has no index", "'tpu:0'", devices=["tpu"])
+
+
+def test_what_names_no_device_is_answered_with_those_that_are_here(caplog):
+    refused(DeviceError, "devices=None", '"cpu"', devices=None)
+    refused(DeviceError, "'gpu' is no device name", '"cpu"', devices=["gpu"])
+    assert not caplog.records
+    many = detect(["cpu*200"])
+    assert many.device["cpu"].lanes == 200 and re.search(
+        r"cpu\*200 is more lanes than the \d+ cores here", caplog.text
+    )
+
+
+def test_a_split_asked_for_is_called_so_and_counts_agree():
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    with torch.no_grad():
+        asked = autopar.plan(
+            model, ["cpu", "emulated:0"], example_inputs=(x,), split={"cpu": 0.5, "emulated:0": 0.5}
+        )
+        mine = autopar.plan(model, ["cpu"], example_inputs=(x,), policy=lambda costed: {}, split=None)
+    assert "placed by the split asked for, 2 parts" in explain(asked)
+    report = explain(mine)
+    assert "1 task in 1 run, placed by the policy given" in report
+    assert "> 99 %" in report
+
+
+def test_keys_of_a_data_parallel_checkpoint_are_explained():
+    plain = nn.Linear(2, 2)
+    fast = autopar.compile(plain, ["cpu"])
+    wrapped = {f"module.{key}": value for key, value in plain.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r'begins with "module\.".*removeprefix'):
+        fast.load_state_dict(wrapped)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fast.load_state_dict({})
+    fast.load_state_dict({key.removeprefix("module."): value for key, value in wrapped.items()})
 
 
 def test_duplicate_device():
@@ -268,6 +303,9 @@ def test_one_device_needs_no_other_reason():
         ({"criterion": nn.CrossEntropyLoss}, r"the class CrossEntropyLoss; give one made of it"),
         ({"optimizer": torch.optim.Adam}, r"the class Adam; give one made of it"),
         ({"optimizer": nn.MSELoss()}, r"MSELoss is no torch optimizer; the order is"),
+        ({"scaler": 3}, r"scaler=3 is no GradScaler; give torch.amp.GradScaler"),
+        ({"pins": ["cpu"]}, r"pins=\['cpu'\] names no device; write pins={"),
+        ({"memory": "1GB"}, r"memory='1GB' names no device; write memory={"),
         ({"clip_norm": "1"}, r"clip_norm='1': give a norm above 0"),
         ({"clip_norm": 0}, r"clip_norm=0: give a norm above 0"),
     ],
@@ -277,6 +315,13 @@ def test_what_a_training_step_is_given_by_mistake(change, sentence):
     given = {"criterion": nn.MSELoss(), "optimizer": torch.optim.SGD(model.parameters(), 0.1)} | change
     with pytest.raises(autopar.AutoparError, match=sentence):
         autopar.train_step(model, given.pop("criterion"), given.pop("optimizer"), ["cpu"], **given)
+
+
+def test_an_optimizer_that_needs_a_closure_is_sent_to_the_users_own_loop():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(autopar.CaptureError, match=r"LBFGS.*closure.*autopar\.compile"):
+        autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"])
 
 
 def test_a_compiled_model_is_not_compiled_again():

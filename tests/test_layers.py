@@ -10,29 +10,31 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
 
 LAYERS = [
-    ["errors", "tables"],
+    ["errors", "garbage", "tables", "verify", "replay"],
     ["graph"],
     ["saving", "rewrites"],
     ["machine", "pins"],
     ["cost", "reduction", "wording"],
     ["fuse", "plans", "timeline", "problem"],
-    ["roofline", "programs", "simulate", "liveness", "recording"],
-    ["placement", "lowering", "hardware", "options"],
-    ["planning", "cache", "progress", "probe", "equal", "composites", "capture"],
-    ["detect", "doctor", "runtime"],
-    ["measure", "checking", "view"],
+    ["roofline", "programs", "simulate", "events", "liveness", "recording"],
+    ["placement", "formats", "lowering", "hardware", "options"],
+    ["planning", "scheduling", "cache", "progress", "probe", "equal", "composites", "capture"],
+    ["detect", "doctor", "runtime", "snapshot"],
+    ["measure", "checking", "forms", "view"],
+    ["propagate"],
     ["stages", "batches", "keys"],
     ["training"],
     ["session"],
     ["compiled"],
     ["api", "bench"],
+    ["plan_command"],
     ["parallel"],
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
-         "batches", "composites", "training", "parallel", "session", "compiled", "keys", "api",
-         "__main__"}  # fmt: skip
+         "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session", "compiled",
+         "keys", "api", "plan_command", "__main__"}  # fmt: skip
 LATER = {("timeline", "view"), ("machine", "hardware"), ("detect", "doctor"), ("programs", "lowering")}
 """Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`, `Program.check`."""
 

@@ -24,10 +24,10 @@ from autopar.training.optimizers import obstacle, trained, updated
 
 
 def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,
-           frozen: str = "", between: Callable[[Optimizer], None] = nothing) -> None:  # fmt: skip
+           frozen: str = "", between: Callable[[Optimizer], None] = nothing, nbytes: int = 0) -> None:  # fmt: skip
     """Step both, and hold them to be the same bits."""
     twins = Twins(make, dtype, frozen)
-    stepping = twins.stepping(clip_norm)
+    stepping = twins.stepping(clip_norm, nbytes)
     for batch in batches(steps, dtype):
         mine, theirs = stepping(batch), eager(twins.twin, twins.rival, batch, clip_norm)
         assert torch.equal(mine, theirs)
@@ -40,14 +40,15 @@ ways = st.sampled_from([{}, {"foreach": True}, {"foreach": False}, {"fused": Tru
 rates = st.floats(1e-4, 0.5)
 decays = st.sampled_from([0.0, 0.01, 0.3])
 clips = st.sampled_from([None, 0.1, 1e6])
+sizes = st.sampled_from([0, 300, 1 << 20])
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick
 @given(rates, st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.2]), decays, st.booleans(), st.booleans(), ways,
-       clips, dtypes)  # fmt: skip
-def test_sgd(lr, momentum, dampening, decay, nesterov, maximize, way, clip_norm, dtype):
+       clips, dtypes, sizes)  # fmt: skip
+def test_sgd(lr, momentum, dampening, decay, nesterov, maximize, way, clip_norm, dtype, nbytes):
     nesterov = nesterov and momentum > 0 and dampening == 0
     if way.get("fused") and momentum and dtype == torch.bfloat16:
         way = {}  # an obstacle
@@ -57,17 +58,20 @@ def test_sgd(lr, momentum, dampening, decay, nesterov, maximize, way, clip_norm,
         ),
         clip_norm=clip_norm,
         dtype=dtype,
+        nbytes=nbytes,
     )
 
 
 @quick
 @given(st.sampled_from([Adam, AdamW]), rates, st.tuples(st.floats(0.1, 0.95), st.floats(0.5, 0.999)),
-       st.sampled_from([1e-8, 1e-3]), decays, st.booleans(), st.booleans(), ways, clips, dtypes)  # fmt: skip
-def test_adam(kind, lr, betas, eps, decay, amsgrad, maximize, way, clip_norm, dtype):
+       st.sampled_from([1e-8, 1e-3]), decays, st.booleans(), st.booleans(), ways, clips, dtypes,
+       sizes)  # fmt: skip
+def test_adam(kind, lr, betas, eps, decay, amsgrad, maximize, way, clip_norm, dtype, nbytes):
     follow(
         lambda model: kind(model.parameters(), lr, betas, eps, decay, amsgrad, maximize=maximize, **way),
         clip_norm=clip_norm,
         dtype=dtype,
+        nbytes=nbytes,
     )
 
 
@@ -79,16 +83,18 @@ def grouped(model: nn.Module) -> Optimizer:
     )
 
 
-def test_groups_with_their_own_hyperparameters():
-    follow(grouped, clip_norm=1.0)
+@pytest.mark.parametrize("nbytes", [0, 1 << 20])
+def test_groups_with_their_own_hyperparameters(nbytes):
+    follow(grouped, clip_norm=1.0, nbytes=nbytes)
 
 
+@pytest.mark.parametrize("nbytes", [0, 1 << 20])
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
-def test_a_learning_rate_that_is_a_tensor(kind):
+def test_a_learning_rate_that_is_a_tensor(kind, nbytes):
     def fill(optimizer: Optimizer) -> None:
         optimizer.param_groups[0]["lr"].fill_(0.02)
 
-    follow(lambda model: kind(model.parameters(), lr=torch.tensor(0.05)), between=fill)
+    follow(lambda model: kind(model.parameters(), lr=torch.tensor(0.05)), between=fill, nbytes=nbytes)
 
 
 def test_groups_edited_between_steps():
@@ -200,6 +206,7 @@ def test_autocast_around_the_call_does_not_reach_the_step():
                 assert tensor.dtype == values[name].dtype and torch.equal(tensor, values[name]), task.where
 
 
+@pytest.mark.parametrize("nbytes", [0, 1 << 20])
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 @pytest.mark.parametrize(
     "make",
@@ -210,9 +217,9 @@ def test_autocast_around_the_call_does_not_reach_the_step():
         lambda model: Adam(model.parameters(), foreach=True, weight_decay=0.1),
     ],
 )
-def test_no_task_changes_what_it_reads(make, clip_norm):
+def test_no_task_changes_what_it_reads(make, clip_norm, nbytes):
     twins = Twins(make)
-    stepping = twins.stepping(clip_norm)
+    stepping = twins.stepping(clip_norm, nbytes)
     captured, values = stepping.captured, stepping.executed(twins.batch, 10**6)
     for task in captured.graph.tasks:
         if task.phase == "update":

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from autopar.capture.joint import joint
+from autopar.graph import Graph, Ref, Task, Value
 from autopar.rewrites.phases import alive, closed, divide, reached
 from autopar.rewrites.views import own
 from autopar.runtime.interpret import interpret
@@ -121,6 +122,22 @@ def test_dead_tangents_leave_their_tasks_out():
     assert len(less.tasks) < len(halves.backward.tasks)
     assert not any("zeros" in task.target for task in less.tasks)
     assert "right.weight" not in less.state
+
+
+def test_a_sum_that_widens_its_summand_stays_a_sum():
+    """With one of them dead, what is left alone would be too narrow a gradient."""
+    values = (
+        Value("narrow", (4, 1), "float32", 16, "narrow", "input"),
+        Value("wide", (4, 3), "float32", 48, "wide", "input"),
+        Value("whole", (4, 3), "float32", 48, "whole"),
+    )
+    task = Task(
+        "whole", "aten.add.Tensor", (Ref("narrow"), Ref("wide")), outputs=("whole",), phase="backward"
+    )
+    graph = Graph("any backward", values, (task,), ("narrow", "wide"), (), ("whole",)).check()
+    tangents = ("narrow", "wide")
+    assert [t.target for t in alive(graph, tangents, ("wide",)).tasks] == []
+    assert "whole" in alive(graph, tangents, ("narrow",)).task
 
 
 def test_no_tangent_at_all_leaves_nothing():

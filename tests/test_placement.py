@@ -186,7 +186,7 @@ def test_an_edited_plan_gets_new_times():
         for step in plan.placed
     )
     edited = replan(plan.costed, replace(plan, placed=moved))
-    assert edited.policy == "edited" and edited.place["b1"].device == "emulated:1"
+    assert edited.policy == "the plan given" and edited.place["b1"].device == "emulated:1"
     assert problems(edited) == []
     assert edited.makespan > plan.makespan
 

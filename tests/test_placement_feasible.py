@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import MemoryCapError
 from autopar.placement import POLICIES, Schedule, place
-from autopar.placement.bound import lower_bound
+from autopar.placement.bounds import lower_bound
 from autopar.plans import Plan
 from autopar.problem import Problem
 from autopar.simulate import simulate

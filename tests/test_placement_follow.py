@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from autopar.placement import place
 from autopar.placement.follow import just_in_time
+from autopar.placement.race import Race
+from autopar.placement.search import enter_fitting
 from autopar.problem import Problem
+from autopar.simulate import Schedule
 
 
 def remembering(pairs: int, on, *, temporaries_first: bool = False):
@@ -77,3 +80,22 @@ def test_backward_runs_are_where_the_forward_left_what_they_read():
     moved = sum(transfer.bytes for transfer in plan.transfers)
     assert moved < 1100 * KB, "what is kept was moved to be read"
     assert problems(plan) == []
+
+
+def test_what_tighter_caps_cannot_change_is_not_tried_again():
+    costed = remembering(4, machine(1, memory={"cpu": 300 * KB, "emulated:0": 300 * KB}))
+    problem = Problem(costed)
+    rooms: list[float] = []
+
+    def stubborn(problem: Problem, room: float = 1.0) -> Schedule:
+        rooms.append(room)
+        return Schedule("stubborn", {"cpu/0": problem.names})
+
+    race = Race(problem)
+    entry = enter_fitting(race, stubborn)
+    assert entry is not None and entry.over and len(race.entries) == 1 and len(rooms) > 1
+    # Where the caps are a small part of what is needed, no share of them is worth a schedule.
+    small = remembering(4, machine(1, memory={"cpu": 30 * KB, "emulated:0": 30 * KB}))
+    rooms.clear()
+    hopeless = enter_fitting(Race(Problem(small)), stubborn)
+    assert hopeless is not None and hopeless.over and rooms == [1.0]

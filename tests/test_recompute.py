@@ -11,6 +11,7 @@ import torch
 from graphs import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from joint_models import given_to
 from split_models import Block
 from torch import nn
 
@@ -58,11 +59,7 @@ def case(name: str) -> Captured:
 
 
 def execute(graph: Graph, captured: Captured) -> dict[str, Any]:
-    torch.manual_seed(1)
-    live: dict[str, Any] = {
-        name: torch.randn(graph.value[name].shape, dtype=torch.float64) for name in graph.inputs
-    }
-    live.update((name, owner[key].detach()) for name, (owner, key) in captured.state.items())
+    live = given_to(graph, captured)
     with torch.no_grad():
         for task in interpret(graph, captured.calls, live, torch.device("cpu")):
             for name in task.outputs:

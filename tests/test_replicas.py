@@ -19,7 +19,6 @@ from autopar.errors import RunError
 from autopar.graph import Graph
 from autopar.lowering.lower import lower
 from autopar.runtime import Executor
-from autopar.runtime.flat import LARGEST, bring, checksum
 from autopar.runtime.memory import Replicas
 
 CPU = torch.device("cpu")
@@ -342,51 +341,23 @@ def test_concurrent_programs_never_see_half_a_change() -> None:
         run.close()
 
 
-def test_many_tensors_go_in_one_transfer_of_each_kind() -> None:
-    base = torch.randn(6, 5)
-    dense = [torch.randn(n) for n in (1, 3, 1000)] + [base.t(), torch.randn(2, 3, 4, 5).permute(0, 3, 1, 2)]
-    trained = [torch.nn.Parameter(torch.randn(2, 2)) for _ in range(3)]
-    other = [torch.arange(5), torch.arange(6).view(2, 3)]
-    odd = [torch.randn(1).expand(4), torch.randn(3, 4)[:, :2], torch.randn(0, 2), torch.eye(2).to_sparse()]
-    tensors = [*dense, *trained, *other, *odd]
-    copies, count = bring(tensors, CPU)
-    assert count == 3 + len(odd)
-    for tensor, copy in zip(tensors, copies, strict=True):
-        assert not copy.requires_grad and copy._base is None
-        if tensor.layout is torch.strided:
-            assert torch.equal(copy, tensor)
-            assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
-        else:
-            assert torch.equal(copy.to_dense(), tensor.to_dense())
-    for tensor, copy in zip(dense, copies):
-        assert copy.stride() == tensor.stride() and copy.data_ptr() % 64 == 0
-    version = copies[1]._version
-    copies[0].add_(1)
-    assert copies[1]._version == version, "copies know nothing of each other"
-
-
-def test_large_tensors_are_not_gathered() -> None:
-    count = LARGEST // 4
-    assert bring([torch.empty(count // 2) for _ in range(5)], CPU)[1] == 3
-    assert bring([torch.empty(count), torch.empty(4), torch.empty(4)], CPU)[1] == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
-@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (70, 33)])
-def test_checksums_tell_every_change(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = torch.randint(0, 2, shape).to(dtype)
-    assert torch.equal(checksum(tensor), checksum(tensor.clone()))
-    if tensor.dim() == 2 and tensor.numel():
-        turned = tensor.t().contiguous().t()
-        assert torch.equal(checksum(tensor), checksum(turned))
-    if not tensor.numel():
-        return
-    for at in {0, tensor.numel() - 1, tensor.numel() // 2}:
-        other = tensor.clone()
-        flat = other.view(-1)
-        flat[at] = ~flat[at] if dtype is torch.bool else flat[at] + 1
-        assert not torch.equal(checksum(tensor), checksum(other))
-    if tensor.numel() > 2000:
-        one, two = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-        one.view(-1)[5], two.view(-1)[1900] = 1, 1
-        assert not torch.equal(checksum(one), checksum(two))
+@pytest.mark.parametrize("fused", [False, True])
+@torch.no_grad()
+def test_a_step_moves_nothing_but_what_it_wrote(fused: bool) -> None:
+    weight, frozen = (torch.nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=fused)
+    weight.grad = torch.ones(4, 4)
+    optimizer.step()
+    optimizer.state["steps"] = 1
+    owner, pool = {"w": weight, "frozen": frozen}, Replicas()
+    owners = {"w": owner, "frozen": owner, "momentum_buffer": optimizer.state[weight]}
+    masters = [pool.master(key, held, key) for key, held in owners.items()]
+    copies = [pool.copy(master, FIRST, CPU) for master in masters]
+    pool.fill(copies, masters, copies, ())
+    assert pool.current(masters, copies)
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1).step()
+    assert pool.current(masters, copies), "the optimizer of another model"
+    optimizer.step()
+    assert [pool.current([m], [c]) for m, c in zip(masters, copies)] == [False, True, False]
+    (tensor, _, momentum), _ = pool.fill(copies, masters, copies, ())
+    assert torch.equal(tensor, weight) and torch.equal(momentum, optimizer.state[weight]["momentum_buffer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import pickle
@@ -40,6 +41,20 @@ class Two(nn.Module):
 
     def forward(self, x: torch.Tensor, other: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return self.left(x) + self.right(other) * scale
+
+
+def test_all_that_comes_back_is_detached():
+    """A weight too, in the step that gives gradients and in the whole one: it is the weight's memory still."""
+    model = mlp()
+    step = autopar.train_step(
+        model, None, MOMENTUM(model.parameters()), THREE,
+        step_fn=lambda model, x: {"loss": model(x).square().mean(), "weight": model[0].weight},
+    )  # fmt: skip
+    for _ in range(3):
+        found = step(torch.randn(8, 12))
+        assert not found["loss"].requires_grad and not found["weight"].requires_grad
+        assert torch.equal(found["weight"], model[0].weight)
+    step.close()
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "step_fn"])
@@ -127,7 +142,11 @@ def test_what_is_wrong_is_said_with_what_to_type_next():
 
     refused(r"shape \[8, 5\].*\.mean\(\)", given=lambda outputs, _: outputs)
     refused("no loss came back, but NoneType", given=lambda outputs, _: None)
-    refused("no loss came back", given=lambda outputs, _: {"total": outputs.sum()})
+    refused("a dict without \"loss\", of 'total'", given=lambda outputs, _: {"total": outputs.sum()})
+    refused("a tuple of nothing", given=lambda outputs, _: ())
+    with pytest.raises(autopar.CaptureError, match=r" step\(\) missing .*'inputs'"):
+        autopar.train_step(model, rule, optimizer, ["cpu"])()
+    refused("a Python number, which has no gradient", given=lambda outputs, _: outputs.sum().item())
     refused("depends on no parameter", given=lambda outputs, _: outputs.detach().sum())
     refused(r"requires grad.*\.detach\(\)", x.requires_grad_(), y)
     x.requires_grad_(False)
@@ -146,6 +165,8 @@ def test_what_is_wrong_is_said_with_what_to_type_next():
         _ = step.plan
     with pytest.raises(TypeError, match=r"state_dict\(\)"):
         pickle.dumps(step)
+    with pytest.raises(TypeError, match="neither pickled nor copied"):
+        copy.deepcopy(step)
 
 
 def test_the_face(tmp_path):

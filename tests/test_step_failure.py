@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from plain_loop import Pair, batches, mlp
-from torch import nn
+from torch import library, nn
 from torch.optim import SGD, Adagrad, Adam
 
 import autopar
@@ -17,14 +17,14 @@ import autopar
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 
 
-@torch.library.custom_op("autopar_tests::fragile", mutates_args=())
+@library.custom_op("autopar_tests::fragile", mutates_args=())
 def fragile(x: torch.Tensor, in_backward: bool) -> torch.Tensor:
     if not in_backward and x.abs().max() > 1e3:
         raise ValueError("too much ahead")
     return x.clone()
 
 
-@torch.library.custom_op("autopar_tests::fragile_back", mutates_args=())
+@library.custom_op("autopar_tests::fragile_back", mutates_args=())
 def fragile_back(gradient: torch.Tensor, x: torch.Tensor, in_backward: bool) -> torch.Tensor:
     if in_backward and x.abs().max() > 1e3:
         raise ValueError("too much back")
@@ -129,6 +129,38 @@ def test_a_hook_of_the_optimizer_that_raises_leaves_the_gradients_as_they_were(s
     assert ("scaler" if scaled else "refuse") in pair.step.explain()
     handle.remove()
     pair.same(batches(4), scaler=theirs, clip_norm=0.1)
+
+
+class Refusing(SGD):
+    """Steps by itself, and not when it is told to refuse."""
+
+    refuses = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.refuses:
+            raise ValueError("not now")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("way", ["optimizer", "hook", "accumulating"])
+def test_what_raises_after_the_backward_leaves_buffers_as_they_were(way):
+    pair = Pair(lambda: Fragile(False), functools.partial(Refusing, lr=0.1))
+    pair.same(batches(3))
+    before = snapshot(pair)
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not now")
+
+    pair.optimizer.refuses = True
+    handles = [] if way == "optimizer" else [pair.model.first.weight.register_hook(refuse)]
+    with pytest.raises(ValueError, match="not now"):
+        pair.step(*batches(4)[3], accumulate=way == "accumulating")
+    assert equal(before, snapshot(pair))
+    pair.optimizer.refuses = False
+    for handle in handles:
+        handle.remove()
+    pair.same(batches(5)[3:])
+    pair.step.close()
 
 
 def test_wrong_gradients_are_refused_by_name(monkeypatch):

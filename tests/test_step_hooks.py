@@ -43,3 +43,19 @@ def test_a_hook_changes_the_step_as_in_the_plain_loop(kind, late):
     assert "hook" in step.explain()
     for mine, other in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+
+
+def test_hooks_are_called_without_gradients_as_autograd_calls_them():
+    model = mlp()
+    weight, modes = model[0].weight, []
+    weight.register_hook(lambda gradient: modes.append(torch.is_grad_enabled()) or gradient + 0.1 * weight)
+    weight.register_post_accumulate_grad_hook(lambda _: modes.append(torch.is_grad_enabled()))
+    step = autopar.train_step(
+        model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), machine()
+    )
+    x, y = torch.randn(8, 6), torch.randn(8, 3)
+    for accumulate in (True, True, False):
+        step(x, y, accumulate=accumulate)
+        assert weight.grad is None or not weight.grad.requires_grad
+    assert modes == [False] * 6
+    step.close()

@@ -1,14 +1,16 @@
-"""A joint graph captured on the CPU, on fake GPUs: each task gives there what the graph says, in shape and dtype."""
+"""A joint graph captured on the CPU, on fake GPUs: each task gives there what the graph of its plan says, in shape,
+dtype, bytes, order of axes in memory, and as a view of what it says."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from fake_devices import run_fake
+from fake_devices import gpus, run_fake
 from torch import nn
-from training_models import Convolved, Tied, machine, mlp
+from training_models import Convolved, Tied, mlp
 
 from autopar.capture.joint import joint
+from autopar.forms import Form, axes
 from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.stages import plan_captured
@@ -42,17 +44,55 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("parts", [None, 2])
+def placed(captured, x, policy, parts):
+    options = Options(policy=policy, split=parts, check="never")
+    tangents = [torch.randn(captured.graph.value[name].shape) for name, _ in captured.tangents]
+    return plan_captured(replace(captured, tangents=()), gpus(), options, [x, *tangents])
+
+
+@pytest.mark.parametrize(("policy", "parts"), [("single cuda:0", None), ("round_robin", 2)])
 @pytest.mark.parametrize("name", CASES)
-def test_tasks_mean_the_same_on_a_gpu(name, parts):
+def test_tasks_mean_the_same_on_a_gpu(name, policy, parts):
     torch.manual_seed(0)
     make, data = CASES[name]
     model, x = make(), data()
     captured = joint(model, (x,))
-    tangents = [torch.randn(captured.graph.value[t].shape) for t, _ in captured.tangents]
-    options = Options(policy="round_robin", split=parts, check="never")
-    plan = plan_captured(replace(captured, tangents=()), machine(), options, [x, *tangents])
-    program = lower(plan)
-    results = run_fake(program, plan.costed.graph, captured.calls)
-    assert {program.buffer[name].device for name in results} == {"cpu"}
+    plan = placed(captured, x, policy, parts)
+    graph, program = plan.costed.graph, lower(plan)
+    memory = {}
+
+    def check(task, name, about, made):
+        if made is None:
+            assert about.dtype == "object"
+            return
+        form = Form(tuple(made.shape), made.stride(), made.dtype)
+        assert (about.shape, about.dtype) == (form.shape, str(form.dtype).removeprefix("torch."))
+        assert (about.bytes, about.order) == (made.numel() * made.element_size(), axes(form))
+        root = memory.setdefault(made.untyped_storage()._cdata, (made, name))[1]
+        assert root == name or program.buffer[name].storage != name, f"{name} is a view of {root}"
+
+    results = run_fake(program, graph, captured.calls, check)
+    assert {placed.device for placed in plan.placed} & {"cuda:0", "cuda:1"}
     assert all(results[name].device.type == "cpu" for name in results)
+
+
+def test_what_a_gpu_keeps_and_a_cpu_does_not_has_its_bytes():
+    torch.manual_seed(0)
+    model, x = Convolved().eval(), torch.randn(4, 3, 6, 6)
+    captured = joint(model, (x,))
+    before, plan = captured.graph, placed(captured, x, "single cuda:0", None)
+    graph = plan.costed.graph
+    task = next(task for task in graph.tasks if "batch_norm" in task.target and task.phase == "forward")
+    saved = [name for name in task.outputs[1:] if name in graph.value]
+    assert [before.value[name].bytes for name in saved] == [0, 0]
+    assert [graph.value[name].shape for name in saved] == [(8,), (8,)]
+
+
+def test_copies_that_a_cpu_does_not_make_are_counted():
+    torch.manual_seed(0)
+    model, x = Attends(), torch.randn(4, 5, 8)
+    captured = joint(model, (x,))
+    graph = placed(captured, x, "single cuda:0", None).costed.graph
+    other = [v.name for v in graph.values if v.storage != captured.graph.value[v.name].storage]
+    assert other
+    assert all(graph.value[name].storage == name for name in other)

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 from torch.utils.checkpoint import checkpoint
 from training_models import Convolved, machine, mlp
 
@@ -248,7 +248,7 @@ def test_a_backward_outlives_the_compiled_model():
 failing = {"now": None}
 
 
-@torch.library.custom_op("autopar_tests::steady", mutates_args=())
+@library.custom_op("autopar_tests::steady", mutates_args=())
 def steady(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
@@ -258,7 +258,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("autopar_tests::falters", mutates_args=())
+@library.custom_op("autopar_tests::falters", mutates_args=())
 def falters(gradient: torch.Tensor) -> torch.Tensor:
     if failing["now"] is not None:
         raise failing["now"]

@@ -3,15 +3,18 @@
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
 import view_plans
+from test_view_placed import texts
 
 from autopar.plans import Candidate
 from autopar.tables import seconds, size
 from autopar.view import draw, explain
 from autopar.view.dot import dot_text
+from autopar.view.placed import placed_svg
 from autopar.view.text import text_chart
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
@@ -53,6 +56,33 @@ def test_one_device_says_what_splitting_would_cost():
     assert seconds(other.makespan) in text and seconds(other.makespan - plan.makespan) in text
     alone = replace(plan, candidates=(Candidate("single cuda:0", "", plan.makespan),))
     assert "no other candidate was feasible" in explain(alone)
+
+
+def test_a_device_that_a_pin_keeps_a_run_from_is_still_one_to_beat():
+    plan = view_plans.mlp()
+    pinned = tuple((device, time if device == "cpu" else None) for device, time in plan.singles)
+    alone = next(device for device, time in pinned if time is None)
+    shorter = Candidate(f"single {alone}", "", plan.makespan * 1.25)
+    plan = replace(plan, singles=pinned, candidates=(*plan.candidates, shorter))
+    for text in (explain(plan), " ".join(words for _, words in texts(placed_svg(plan)))):
+        assert f"mostly {alone}" in text and seconds(shorter.makespan).split()[0] in text
+        assert re.search(r"1\.25 ?×", text) and "8.00" not in text
+    longer = replace(plan, candidates=(replace(shorter, makespan=1e9),))
+    assert "all on cpu" in explain(longer)
+
+
+def test_the_plan_that_is_drawn_is_the_one_set_off_among_those_compared():
+    plan = view_plans.mlp()
+    mine = Candidate(plan.policy, "2 parts", plan.makespan)
+    rivals = tuple(Candidate(f"rival {n}", "", plan.makespan * (n + 1) / 10) for n in range(8))
+    picture = ET.fromstring(placed_svg(replace(plan, candidates=(*rivals, mine))))
+    bold = [
+        "".join(e.itertext())
+        for e in picture.iter()
+        if e.tag.endswith("text") and e.get("font-weight") == "bold"
+    ]
+    assert any(words.startswith(f"{mine.policy}, {mine.split}") for words in bold)
+    assert not any("rival" in words for words in bold)
 
 
 def test_figures_of_a_late_run_are_refused():

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from autopar.capture import Captured
 from autopar.capture.joint import joint
+from autopar.rewrites.groups import grouped
 from autopar.runtime.interpret import interpret
 from autopar.training.optimizers import committed, obstacle, trained, updated
 
@@ -58,11 +60,15 @@ def eager(model: nn.Module, optimizer: Optimizer, batch: Any, clip_norm: float |
 
 
 class Stepping:
-    """The graph with the step in it, executed task by task; what a call changes is written back after it."""
+    """The graph with the step in it, executed task by task; what a call changes is written back after it. Updates of
+    parameters below `nbytes` bytes are grouped."""
 
-    def __init__(self, base: Captured, optimizer: Optimizer, clip_norm: float | None = None) -> None:
+    def __init__(
+        self, base: Captured, optimizer: Optimizer, clip_norm: float | None = None, nbytes: int = 0
+    ) -> None:
         self.base, self.optimizer = base, optimizer
-        self.captured = updated(base, optimizer, clip_norm=clip_norm)
+        captured = updated(base, optimizer, clip_norm=clip_norm)
+        self.captured = replace(captured, graph=grouped(captured.graph, {}, {}, nbytes, few=0).check())
 
     def executed(self, batch: Any, most: int) -> dict[str, Any]:
         """The values after `most` tasks. What was there before is as it was."""
@@ -85,7 +91,11 @@ class Stepping:
         with torch.no_grad():
             for made, target in graph.updates:
                 owner, key = captured.state[target]
-                owner[key].copy_(values[made])
+                value = values[made]
+                if target in graph.pieces:
+                    start, count = graph.pieces[target]
+                    value = value[start : start + count].view_as(owner[key])
+                owner[key].copy_(value)
         committed(self.optimizer, trained(self.base).values())
         return values[graph.outputs[0]].detach()
 
@@ -128,8 +138,8 @@ class Twins:
             eager(model, optimizer, self.batch)
             optimizer.zero_grad()
 
-    def stepping(self, clip_norm: float | None = None) -> Stepping:
-        return Stepping(self.base, self.optimizer, clip_norm)
+    def stepping(self, clip_norm: float | None = None, nbytes: int = 0) -> Stepping:
+        return Stepping(self.base, self.optimizer, clip_norm, nbytes)
 
     def are_equal(self) -> None:
         for (name, mine), theirs in zip(self.model.named_parameters(), self.twin.parameters()):

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-SUITES = ("overhead", "first_call", "overlap", "planner", "training", "gpu")
+SUITES = ("overhead", "first_call", "overlap", "planner", "training", "optimizers", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,13 +22,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=0, help="rounds of each contestant (default: the suite's own)"
     )
+    planner = parser.add_argument_group("the planner suite")
+    planner.add_argument("--part", action="append", help="which (repeat for several; default all)")
+    planner.add_argument("--graphs", type=Path, metavar="FOLDER", help="graphs from the literature")
+    planner.add_argument(
+        "--seeds", type=int, default=0, help="instances of each part (default: a reduced number)"
+    )
     chosen = parser.parse_args(argv)
     results: dict[str, object] = {"machine": machine()}
     print(machine())
     for suite in chosen.suite or ["overhead"]:
         module = importlib.import_module(f".{suite}", __name__)
         print(f"\n{suite}: {str(module.__doc__).splitlines()[0]}")
-        results[suite] = module.run(chosen.rounds)
+        results[suite] = (
+            module.run(chosen.part or (), chosen.graphs, chosen.seeds)
+            if suite == "planner"
+            else module.run(chosen.rounds)
+        )
         if chosen.json:
             chosen.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0

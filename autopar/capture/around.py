@@ -6,25 +6,20 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
 from ..errors import CaptureError
 from .holders import Holders
+from .private import transformed
 
 
 def refuse_levels() -> None:
     """CaptureError inside torch.func, vmap or forward-mode differentiation, of which a graph would know nothing."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        inside = "torch.func (grad, vmap, jvp, ...)"
-    elif torch.autograd.forward_ad._current_level >= 0:
-        inside = "torch.autograd.forward_ad.dual_level"
-    else:
-        return
-    raise CaptureError(
-        f"a call inside {inside} cannot be captured for training; call the plain model there, `fast.module`"
-    )
+    if inside := transformed():
+        raise CaptureError(
+            f"a call inside {inside} cannot be captured for training; call the plain model there, `fast.module`"
+        )
 
 
 def refuse_module_hooks(model: nn.Module, name: str) -> None:

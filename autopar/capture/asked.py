@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import library
 
 from ..errors import CaptureError
 from .holders import Holders
 from .private import has_side_effect, pytree
 from .signature import Arguments
 
-torch.library.define("autopar::function", "(str key, Tensor[] given) -> Tensor[]")
-torch.library.define("autopar::hook", "(str key, Tensor x) -> ()")
-torch.library.define("autopar::gradient", "(str key, Tensor[] given) -> Tensor[]")
-torch.library.define("autopar::require", "(str key, Tensor x) -> ()")
+library.define("autopar::function", "(str key, Tensor[] given) -> Tensor[]")
+library.define("autopar::hook", "(str key, Tensor x) -> ()")
+library.define("autopar::gradient", "(str key, Tensor[] given) -> Tensor[]")
+library.define("autopar::require", "(str key, Tensor x) -> ()")
 FUNCTION = has_side_effect(torch.ops.autopar.function.default)
 HOOK = has_side_effect(torch.ops.autopar.hook.default)
 GRADIENT = torch.ops.autopar.gradient.default
@@ -135,19 +136,19 @@ RECORDING: list[Asked] = []
 """The call that is recorded now; captures take turns."""
 
 
-@torch.library.register_fake("autopar::function")
+@library.register_fake("autopar::function")
 def _function(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     with torch.no_grad():
         return [torch.empty_like(tensor) for tensor in RECORDING[-1].functions[key].run(given)]
 
 
-@torch.library.register_fake("autopar::gradient")
+@library.register_fake("autopar::gradient")
 def _gradient(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     gradient = RECORDING[-1].gradients[key]
     return [torch.empty_like(t) for t in given[gradient.outputs : gradient.outputs + gradient.inputs]]
 
 
-@torch.library.register_fake("autopar::require")
-@torch.library.register_fake("autopar::hook")
+@library.register_fake("autopar::require")
+@library.register_fake("autopar::hook")
 def _hook(key: str, x: torch.Tensor) -> None:
     return None

@@ -42,8 +42,3 @@ class Captured:
     notes: tuple[str, ...] = field(default=())
     tangents: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether eager would have returned something that requires grad, in the grad mode of the capture."""
-        return any(self.grads)

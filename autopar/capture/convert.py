@@ -245,7 +245,7 @@ class Conversion:
         shape = tuple(self.number(node, size) for size in item.shape)
         dtype = str(item.dtype).removeprefix("torch.")
         nbytes = math.prod(shape) * item.element_size()
-        return Value(name, shape, dtype, nbytes, storage, kind, path, _order(item))
+        return Value(name, shape, dtype, nbytes, storage, kind, path, memory_order(item))
 
     def root(
         self, args: tuple[Argument, ...], kwargs: dict[str, Argument], alias: int | str | None
@@ -293,7 +293,7 @@ class Conversion:
         )
 
 
-def _order(item: torch.Tensor) -> tuple[int, ...]:
+def memory_order(item: torch.Tensor) -> tuple[int, ...]:
     """The axes of a tensor like this from the slowest to the fastest; empty when they are in order."""
     if item.layout is not torch.strided or item.is_contiguous():
         return ()

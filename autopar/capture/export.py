@@ -13,15 +13,16 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..graph import Graph
 from .captured import Captured
 from .convert import Conversion, effect, live
 from .functions import Call, Returned, reachable
-from .locations import ROOT, Locations
+from .locations import ROOT, Locations, line
 from .private import quiet
-from .refusals import Untraceable
+from .refusals import Untraceable, own_attribute
 from .states import Slot, find, slots
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def assemble(
     results = list(zip(program.graph_signature.output_specs, end.args[0]))
     kept = len(returned.grads) - sum(spec.kind is OutputKind.USER_OUTPUT for spec, _ in results)
     if kept:
-        refuse_stored(program, [node for _, node in results[kept:]], returned.changed)
+        refuse_stored(program, [node for _, node in results[kept:]], call)
         results = results[:kept]
     for node in live(program.graph, [node for _, node in results]):
         conversion.add(node)
@@ -124,9 +125,9 @@ def assemble(
     )
 
 
-def refuse_stored(program: ExportedProgram, results: list[Any], changed: dict[str, Any]) -> None:
+def refuse_stored(program: ExportedProgram, results: list[Any], call: Call) -> None:
     """Untraceable when an attribute keeps what depends on the call: the next call would read what this
-    one left.
+    one left, and a number would be that of the first call for ever.
     """
     varies: set[Any] = set()
     users = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
@@ -137,11 +138,33 @@ def refuse_stored(program: ExportedProgram, results: list[Any], changed: dict[st
             or (node.op != "output" and effect(node))
         ):
             varies.add(node)
-    if not varies.isdisjoint(results):
+    stored = next((node for node in results if node in varies), None)
+    if stored is None:
+        return
+    number = not isinstance(stored.meta.get("val"), torch.Tensor)
+    kinds = _NUMBERS if number else torch.Tensor
+    changed = call.returned.changed
+    holds = (
+        path
+        for path, item in changed.items()
+        if any(isinstance(leaf, kinds) for leaf in pytree.tree_leaves(item))
+    )
+    path = own_attribute(call.model, next(holds, next(iter(changed))))
+    source, code = line(stored.meta.get("stack_trace") or "")
+    place = (f" at {source}" if source else "") + (f": `{code}`" if code else "")
+    if number:
         raise Untraceable(
-            f"forward stores a tensor of the call in self.{next(iter(changed))}, which the next call may "
-            "read; register it with register_buffer and update it in place, or return it and pass it back in"
+            f"forward makes a Python number of a tensor (.item() or the like){place} and keeps it in self.{path}, "
+            "where a graph would leave that of the first call; return the tensor and call .item() on it outside, or "
+            "keep it in a buffer that is changed in place (register_buffer, copy_)"
         )
+    raise Untraceable(
+        f"forward stores a tensor of the call in self.{path}{place}, which the next call may "
+        "read; register it with register_buffer and update it in place, or return it and pass it back in"
+    )
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _shared(overlaps: tuple[int, ...], inputs: tuple[str, ...], target: str) -> bool:

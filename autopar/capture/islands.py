@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import library, nn
 
 from ..errors import RunError
 from .private import pytree
@@ -21,7 +21,7 @@ from .refusals import Untraceable
 from .signature import Arguments, refuse_hidden, take_apart
 from .states import Before, slots
 
-torch.library.define("autopar::island", "(str key, Tensor[] given) -> Tensor[]")
+library.define("autopar::island", "(str key, Tensor[] given) -> Tensor[]")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _known(calls: dict[str, Island]) -> Iterator[None]:
         _CALLS.clear()
 
 
-@torch.library.register_fake("autopar::island")
+@library.register_fake("autopar::island")
 def _island(key: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     return [
         torch.empty_strided(

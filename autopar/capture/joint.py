@@ -113,7 +113,7 @@ def trace(call: Call, paths: tuple[str, ...]) -> Recorded:
         with watched() as asked:
             program = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
         returned = call.returned
-        places = _results(program, returned)
+        places = _results(program, call)
         given = call.arguments.tensors
         found = sources(program, call)
         tensors = [given[source] if isinstance(source, int) else source.tensor for source in found]
@@ -122,16 +122,17 @@ def trace(call: Call, paths: tuple[str, ...]) -> Recorded:
         return Recorded(program, returned, places, differentiate(program.graph_module, tensors, names, asked))
 
 
-def _results(program: ExportedProgram, returned: Returned) -> tuple[int | None, ...]:
+def _results(program: ExportedProgram, call: Call) -> tuple[int | None, ...]:
     """Leave in a record what needs a gradient of its own; where each output of the call is now.
 
     What is the caller's own tensor goes, as does what is there already.
     """
     end = next(iter(reversed(program.graph.nodes)))
     results = list(end.args[0])
+    returned = call.returned
     count = len(returned.grads)
     if len(results) > count:
-        refuse_stored(program, results[count:], returned.changed)
+        refuse_stored(program, results[count:], call)
     own = {index for index, _ in returned.same}
     left: dict[fx.Node, int] = {}
     places = tuple(

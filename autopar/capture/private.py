@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..errors import CaptureError
 TESTED = ("2.11", "2.12", "2.13")
 
 try:
+    from torch._C._dynamo import eval_frame as _eval_frame
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
@@ -40,17 +41,21 @@ __all__ = [
     "apply_function",
     "conv_flop_count",
     "differentiated",
+    "exporting",
     "flop_registry",
     "has_side_effect",
     "norm_of",
     "origin",
+    "packs_saved",
     "pytree",
     "quiet",
+    "raising",
     "registration",
     "result",
     "sdpa_flop_count",
     "step_hooks",
     "transformed",
+    "untraced",
 ]
 
 _LOGGERS = (
@@ -87,11 +92,43 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def transformed() -> bool:
-    """Whether a torch.func transform or forward-mode AD is active in this thread."""
-    return (
-        torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+def transformed() -> str:
+    """The torch.func transform or forward-mode AD that is active in this thread, in words; "" outside of both."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func (grad, vmap, jvp, ...)"
+    return "torch.autograd.forward_ad.dual_level" if torch.autograd.forward_ad._current_level >= 0 else ""
+
+
+def packs_saved() -> bool:
+    """Whether hooks of the caller's see what autograd saves in this thread."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same tensors, which raise RuntimeError when they are differentiated."""
+    if not tensors:
+        return ()
+    found = torch._C._functions.DelayedError(message.encode(), len(tensors))(*tensors)
+    # Given one tensor, torch returns it bare.
+    return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+def exporting() -> bool:
+    """Whether this thread is tracing a model for torch.export, whose own flag is one for all threads."""
+    return torch.compiler.is_exporting() and (
+        torch.compiler.is_dynamo_compiling()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     )
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that torch.compile is to call, not to trace: a graph break. It stays the function it is, with
+    nothing round it, and torch._dynamo is not loaded for it."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "autopar places it itself"  # type: ignore[attr-defined]
+    skip = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+    _eval_frame.set_code_exec_strategy(function.__code__, skip)
+    return function
 
 
 def apply_function(function: Any, *args: Any) -> Any:

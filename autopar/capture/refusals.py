@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+from torch import nn
+
 from ..errors import CaptureError
 from .locations import foreign, short
 
@@ -35,7 +37,7 @@ _ADVICE = (
     (
         (".numpy()", "numpy()", "FakeTensor to numpy"),
         "it leaves torch for numpy",
-        "write it with torch operators, or as a torch.library.custom_op with register_fake",
+        "write it with torch operators, or as a custom_op of torch with register_fake",
     ),
     (
         ("non-differentiable view input mutations",),
@@ -50,7 +52,7 @@ _ADVICE = (
     (
         ("UnsupportedOperator", "no fake impl", "register_fake", "Meta"),
         "an operator has no fake implementation",
-        "give it one with torch.library.register_fake",
+        "give it one with register_fake of torch",
     ),
     (
         ("UnsupportedInputType", "Unsupported input type"),
@@ -69,14 +71,39 @@ def explain(name: str, error: BaseException) -> str:
         ((what, change) for marks, what, change in _ADVICE if any(mark in text for mark in marks)),
         ("torch cannot trace it", "write it with torch operators on tensors"),
     )
-    return f"{name}{place(error)}: {what} ({_first(error)}); {change}"
+    return f"{subject(name, error)}{place(error)}: {what} ({_first(error)}); {change}"
 
 
 def fails_alone(name: str, error: BaseException) -> CaptureError:
-    """What to raise when the model itself cannot take a call."""
+    """What to raise when the model itself, or a part of it with a name of its own, cannot take a call."""
     return CaptureError(
-        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
+        f"{subject(name, error)} fails on these arguments without autopar too{place(error)}: "
+        f"{type(error).__name__}: {error}"
     )
+
+
+def subject(name: str, error: BaseException) -> str:
+    """What an error was raised in: `name`, or a child of a Module around the user's, by what that calls it.
+
+    Such a Module has `autopar_parts`: for the name of each child what people call it, "" for the model.
+    """
+    parts: dict[int, str] = {}
+    found = name
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if not isinstance(owner, nn.Module):
+            continue
+        if id(owner) in parts:
+            found = parts[id(owner)] or name
+        for child, called in getattr(type(owner), "autopar_parts", {}).items():
+            parts[id(getattr(owner, child))] = called
+    return found
+
+
+def own_attribute(model: nn.Module, path: str) -> str:
+    """An attribute as the author of its module writes it: without the Module around that."""
+    around, _, rest = path.partition(".")
+    return rest if around in getattr(type(model), "autopar_parts", {}) else path
 
 
 def place(error: BaseException) -> str:

@@ -96,6 +96,12 @@ def refuse_hidden(leaf: Any, what: str) -> None:
     if isinstance(leaf, (*_PLAIN, nn.Module)) or callable(leaf):
         return
     if _holds_tensor(leaf):
+        if any(kind.__name__.endswith("Cache") for kind in type(leaf).__mro__):
+            raise CaptureError(
+                f"{what} is a {type(leaf).__name__}, which training and single calls do not need: set "
+                "model.config.use_cache = False, or pass use_cache=False. To have it all the same, register it once, "
+                f"after its class: {registration(type(leaf))}"
+            )
         raise CaptureError(
             f"{what} is a {type(leaf).__name__}, a container with tensors inside that torch cannot open; "
             f"register it once, after its class: {registration(type(leaf))}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
+
+from .generators import generators, restore
 
 _FROZEN = "its numbers are those of the capture at every call; draw with torch.rand instead"
 
@@ -18,14 +18,13 @@ _FROZEN = "its numbers are those of the capture at every call; draw with torch.r
 @contextlib.contextmanager
 def untouched(notes: list[str]) -> Iterator[None]:
     """Leave every random generator as it is found; draws that no graph can repeat are added to `notes`."""
-    states = [(put, get()) for get, put in _generators()]
+    states = generators()
     python, numpy = random.getstate(), sys.modules.get("numpy")
     legacy = numpy.random.get_state(legacy=False) if numpy is not None else None
     try:
         yield
     finally:
-        for put, state in states:
-            put(state)
+        restore(states)
         if random.getstate() != python:
             random.setstate(python)
             notes.append(f"the model draws from Python's `random`: {_FROZEN}")
@@ -34,19 +33,6 @@ def untouched(notes: list[str]) -> Iterator[None]:
             if str(now["state"]) != str(legacy["state"]) or now["state"]["pos"] != legacy["state"]["pos"]:
                 numpy.random.set_state(legacy)
                 notes.append(f"the model draws from `numpy.random`: {_FROZEN}")
-
-
-def _generators() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    found: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
-        (torch.get_rng_state, torch.set_rng_state)
-    ]
-    if torch.accelerator.is_available():
-        module = torch.get_device_module()
-        if module.is_initialized():
-            for index in range(torch.accelerator.device_count()):
-                get = functools.partial(module.get_rng_state, index)
-                found.append((get, functools.partial(module.set_rng_state, device=index)))
-    return found
 
 
 class Attributes:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from .vjp import Tape, replace, tensors, vjp
 
-_LIBRARY = torch.library.Library("autopar", "FRAGMENT")
+_LIBRARY = library.Library("autopar", "FRAGMENT")
 KERNELS: dict[str, Callable[..., Any]] = {}
 """What computes each operator of this package, by the target of its tasks."""
 
@@ -71,10 +71,10 @@ def define(
 
     _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     _LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
-    torch.library.register_fake(forward, fake, lib=_LIBRARY)
-    torch.library.register_fake(backward, fake_gradients, lib=_LIBRARY)
+    library.register_fake(forward, fake, lib=_LIBRARY)
+    library.register_fake(backward, fake_gradients, lib=_LIBRARY)
     keep = functools.partial(_keep, bool(tape))
-    torch.library.register_autograd(forward, _formula(backward), setup_context=keep, lib=_LIBRARY)
+    library.register_autograd(forward, _formula(backward), setup_context=keep, lib=_LIBRARY)
     if cast is not None:
         for kind in ("cpu", "cuda"):
             _LIBRARY.impl(name, _casting(forward, kind, cast), f"Autocast{kind.upper()}")

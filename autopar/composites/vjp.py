@@ -102,7 +102,9 @@ def _gradients(
     if not pairs:
         return [torch.zeros_like(tensor) for tensor in wanted]
     outputs, given = zip(*pairs)
-    found = torch.autograd.grad(outputs, wanted, given, retain_graph=retain, allow_unused=True)
+    # Autograd has one thread for each accelerator, which may be the one that waits for this task to end.
+    with torch.autograd.set_multithreading_enabled(False):
+        found = torch.autograd.grad(outputs, wanted, given, retain_graph=retain, allow_unused=True)
     return _apart([torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found)], given)
 
 

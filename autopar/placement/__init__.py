@@ -1,6 +1,18 @@
 """Who runs what, where and when: `place` a costed graph, `replan` an edited plan."""
 
-from ..simulate import Schedule
-from .search import POLICIES, Policy, place, replan
+from collections.abc import Callable
+from functools import partial
 
-__all__ = ["POLICIES", "Policy", "Schedule", "place", "replan"]
+from ..plans import Plan
+from ..simulate import Schedule
+from .population import STEPS
+from .search import POLICIES, Policy, place, replan
+from .throughput import throughput
+
+OBJECTIVES: dict[str, Callable[..., Plan]] = {
+    "latency": partial(place, steps=STEPS, copies=True),
+    "throughput": throughput,
+}
+"""What a plan is made for, and the function of a costed graph and `budget_s=` that makes it."""
+
+__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan"]

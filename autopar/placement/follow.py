@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..problem import Problem
 from ..simulate import Schedule
-from .room import Room
+from .laid import Laid
 
 
 def follow(problem: Problem, room: float = 1.0) -> Schedule:
@@ -14,36 +14,22 @@ def follow(problem: Problem, room: float = 1.0) -> Schedule:
     What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
     readers of what it makes, which come later, have the rest.
     """
-    space, share = Room(problem, 1.0), room
-    there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
-    lanes: dict[str, list[str]] = {names[0]: [] for names in problem.lane_names}
-    chosen: dict[int, int] = {}
-    current = max(range(len(problem.devices)), key=lambda d: (space.caps[d] - space.used[d], -d))
-    last = current
+    laid = Laid(problem)
+    space, there = laid.space, laid.there
+    last = current = laid.roomiest(range(len(problem.devices)))
     for r in just_in_time(problem):
-        group = problem.group[r]
-        allowed = (chosen[group],) if group in chosen else problem.allowed[r]
-        able = space.fitting(r, allowed, there)
+        able = laid.able(r)
         made = [v for v in problem.reads[r] if problem.maker[v] >= 0]
         near = {d: sum(problem.bytes[v] for v in made if d in there[v]) for d in able}
         nearest = max(able, key=lambda d: (near[d], d == last, -d))
         if not near[nearest]:
-            free = [d for d in able if space.used[d] + space.need(r, d, there) <= share * space.caps[d]]
+            free = [d for d in able if space.used[d] + space.need(r, d, there) <= room * space.caps[d]]
             if current not in free:
-                current = max(free or able, key=lambda d: (space.caps[d] - space.used[d], -d))
+                current = laid.roomiest(free or able)
             nearest = current
         last = nearest
-        if group >= 0:
-            chosen[group] = nearest
-        for v in problem.reads[r]:
-            if nearest not in there[v]:
-                there[v][nearest] = 0.0
-                space.copy(v, nearest)
-        space.settle(r, nearest, there)
-        for v in problem.makes[r]:
-            there[v][nearest] = 0.0
-        lanes[problem.lane_names[nearest][0]].append(problem.names[r])
-    return Schedule("follow", {lane: tuple(names) for lane, names in lanes.items()})
+        laid.lay(r, nearest)
+    return laid.schedule("follow")
 
 
 def just_in_time(problem: Problem) -> list[int]:

@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 
 from ..problem import Hop, Problem
-from ..simulate import Move, Schedule
+from ..simulate import Schedule
+from .orders import in_order
 from .rank import cost_to_go, urgent_first
 from .room import Room
-from .slots import Slots, find_both
+from .slots import Slots, find_both, together
 
 
 def heft(problem: Problem, room: float = 1.0) -> Schedule:
@@ -33,16 +34,18 @@ def list_schedule(
     order: Sequence[int],
     to_go: Sequence[Sequence[float]] | None = None,
     *,
+    ahead: float = 1.0,
+    stay: float = 0.0,
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
 ) -> Schedule:
-    """Place runs in `order` (topological), each on the device of `allowed` where its end plus `to_go` is
-    least.
+    """Place runs in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead` times
+    `to_go` and `stay` times the seconds of the copies it needs there.
 
     Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
     Near linear in runs, reads and devices.
     """
-    work = _Work(problem, room)
+    work = _Work(problem, room, ahead, stay)
     for r in order:
         work.place(r, (allowed or problem.allowed)[r], to_go[r] if to_go else None)
     return work.schedule(policy)
@@ -51,19 +54,25 @@ def list_schedule(
 class _Work:
     """A schedule under way."""
 
-    def __init__(self, problem: Problem, room: float) -> None:
+    def __init__(self, problem: Problem, room: float, ahead: float, stay: float) -> None:
         self.problem = problem
+        self.ahead, self.stay = ahead, stay
         self.queues = [[Slots() for _ in lanes] for lanes in problem.lane_names]
+        # The one queue of each device, where a run needs nothing else.
+        plain = not problem.modes and not any(problem.dispatch)
+        self.only = [own[0] if plain and len(own) == 1 else None for own in self.queues]
         self.copies = [Slots() for _ in problem.copy_lanes]
         self.wires = [Slots() for _ in range(problem.wires)]
         self.host = Slots()
         self.end = [0.0] * problem.runs
-        # When each value is on each device that has it; the device it starts from comes first.
+        # When each value is on each device that has it, and which of these it starts from.
         self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
-        self.placed: list[tuple[float, float, int, int, int, int]] = []
+        self.source = list(problem.home)
+        self.placed: list[tuple[float, float, int, int, int, tuple[int, ...]]] = []
         self.moved: list[tuple[float, float, int, int, Hop]] = []
         self.chosen = [-1] * len(problem.members)
         self.device = [-1] * problem.runs
+        self.carries = any(problem.carry)
         self.room = Room(problem, room) if problem.tight else None
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
@@ -74,32 +83,68 @@ class _Work:
             allowed = (self.chosen[group],)
         if self.room:
             allowed = self.room.fitting(r, allowed, self.there)
-        base = max((self.end[p] for p in problem.before[r]), default=0.0)
-        best: tuple[float, int, int, float] | None = None
-        for d in allowed:
-            ready = self._arrival(r, d, base) if len(allowed) > 1 else 0.0
-            lane, start = self._slot(r, d, ready)
-            rest = max(to_go[d] if to_go else 0.0, self._carrying(r, d))
-            score = start + problem.seconds[r][d] + rest
-            if best is None or score < best[0]:
-                best = (score, d, lane, start)
-        assert best is not None
-        _, d, lane, start = best
-        ready = self._bring(r, d, base)
-        if len(allowed) == 1 or ready > start:
-            lane, start = self._slot(r, d, ready)
-        length = problem.seconds[r][d]
-        self.queues[d][lane].take(start, length)
+        base = 0.0
+        for p in problem.before[r]:
+            if self.end[p] > base:
+                base = self.end[p]
+        if len(allowed) == 1:
+            d = allowed[0]
+            lanes, start, length = self._slot(r, d, self._bring(r, d, base))
+        else:
+            d, lanes, start, length = self._best(r, allowed, to_go, base)
+            ready = self._bring(r, d, base)
+            if ready > start:
+                lanes, start, length = self._slot(r, d, ready)
+        for lane in lanes:
+            self.queues[d][lane].take(start, length)
         self.host.take(start, problem.dispatch[r])
-        self.end[r] = start + length
+        self.end[r] = end = start + length
         self.device[r] = d
-        self.placed.append((start, start + length, len(self.placed), r, d, lane))
+        self.placed.append((start, end, len(self.placed), r, d, lanes))
         if self.room:
             self.room.settle(r, d, self.there)
         for v in problem.makes[r]:
-            self.there[v][d] = self.end[r]
+            self.there[v][d] = end
+            self.source[v] = d
         if group >= 0:
             self.chosen[group] = d
+
+    def _best(
+        self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None, base: float
+    ) -> tuple[int, tuple[int, ...], float, float]:
+        """Where a run's end and what follows come first, and its lanes, start and length there."""
+        # Were all it reads there already: no device is looked at that not even then would be the best.
+        options = []
+        seconds = self.problem.seconds[r]
+        for d in allowed:
+            queue = self.only[d]
+            if queue is None:
+                lanes, start, length = self._slot(r, d, base)
+            else:
+                lanes, length = (0,), seconds[d]
+                start = base if base >= queue.starts[-1] else queue.find(base, length)
+            rest = self.ahead * to_go[d] if to_go else 0.0
+            if self.carries:
+                rest = max(rest, self._carrying(r, d))
+            options.append((start + length + rest, d, lanes, start, length, rest))
+        options.sort()
+        sources = [
+            (self.there[v], self.source[v], self._since(v), self.problem.bytes[v])
+            for v in self.problem.reads[r]
+        ]
+        best = (math.inf, len(self.queues))
+        found = options[0][1:5]
+        for least, d, lanes, start, length, rest in options:
+            if (least, d) > best:
+                break
+            ready, moved = self._arrival(sources, d, base, best[0] - seconds[d] - rest)
+            if ready > start:
+                lanes, start, length = self._slot(r, d, ready)
+            score = start + length + rest + self.stay * moved
+            if (score, d) < best:
+                best = score, d
+                found = d, lanes, start, length
+        return found
 
     def _carrying(self, r: int, d: int) -> float:
         """Seconds that new values of carried state need from a device to their home and to all that read it."""
@@ -110,39 +155,60 @@ class _Work:
                 longest = max(longest, *(problem.travel(v, d, e) for e in wanted))
         return longest
 
-    def _slot(self, r: int, d: int, ready: float) -> tuple[int, float]:
+    def _slot(self, r: int, d: int, ready: float) -> tuple[tuple[int, ...], float, float]:
+        """Where and when a run could be on a device, and how long; of several ways the one that ends first."""
         length, dispatch = self.problem.seconds[r][d], self.problem.dispatch[r]
-        found = (0, math.inf)
         if ready == math.inf:
-            return found
+            return (0,), math.inf, length
+        if (r, d) in self.problem.modes:
+            ways = [
+                (count, s, *together(self.queues[d], count, s, ready))
+                for count, s in self.problem.modes[r, d]
+            ]
+            _, length, start, lanes = min(ways, key=lambda way: (way[2] + way[1], way[0]))
+            return lanes, start, length
+        first, found = math.inf, 0
         for lane, queue in enumerate(self.queues[d]):
-            start = find_both(queue, length, self.host, dispatch, ready)
-            if start < found[1]:
-                found = (lane, start)
-        return found
+            if dispatch:
+                start = find_both(queue, length, self.host, dispatch, ready)
+            else:
+                start = queue.find(ready, length)
+            if start < first:
+                first, found = start, lane
+                if start == ready:
+                    break
+        return (found,), first, length
 
-    def _arrival(self, r: int, d: int, ready: float) -> float:
-        """When all a run reads would be on a device; transfers not yet decided are queued one behind the
-        other."""
+    def _arrival(
+        self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float
+    ) -> tuple[float, float]:
+        """When all that comes from `sources` would be on a device, or any time after `limit` if it is later, and the
+        seconds of the copies; transfers not yet decided are queued one behind the other."""
         last: dict[int, float] = {}
-        for v in self.problem.reads[r]:
-            there = self.there[v]
+        moved = 0.0
+        for there, source, time, nbytes in sources:
             if d in there:
-                ready = max(ready, there[d])
-                continue
-            source, time = self._source(v)
-            hops = self.problem.route[source][d]
-            if hops is None:
-                return math.inf
-            for hop in hops:
-                if hop.dst in there:
-                    time = there[hop.dst]
-                    continue
-                seconds = hop.seconds(self.problem.bytes[v])
-                time = self._copy_slot(hop, seconds, max(time, last.get(hop.lane, 0.0))) + seconds
-                last[hop.lane] = time
-            ready = max(ready, time)
-        return ready
+                time = there[d]
+            else:
+                hops = self.problem.route[source][d]
+                if hops is None:
+                    return math.inf, 0.0
+                for hop in hops:
+                    if hop.dst in there:
+                        time = there[hop.dst]
+                        continue
+                    seconds = hop.latency_s + nbytes * hop.s_per_byte
+                    moved += seconds
+                    if hop.lane < 0:
+                        time += seconds
+                        continue
+                    time = self._copy_slot(hop, seconds, max(time, last.get(hop.lane, 0.0))) + seconds
+                    last[hop.lane] = time
+            if time > ready:
+                ready = time
+                if ready > limit:
+                    break
+        return ready, moved
 
     def _bring(self, r: int, d: int, ready: float) -> float:
         """Reserve the transfers that bring all a run reads to its device; when the last of them ends."""
@@ -155,15 +221,16 @@ class _Work:
         there = self.there[v]
         if d in there:
             return there[d]
-        source, time = self._source(v)
-        hops = self.problem.route[source][d]
+        hops = self.problem.route[self.source[v]][d]
         if hops is None:
             return math.inf
+        time = self._since(v)
         for hop in hops:
             if hop.dst not in there:
-                seconds = hop.seconds(self.problem.bytes[v])
+                seconds = hop.latency_s + self.problem.bytes[v] * hop.s_per_byte
                 start = self._copy_slot(hop, seconds, time)
-                self.copies[hop.lane].take(start, seconds)
+                if hop.lane >= 0:
+                    self.copies[hop.lane].take(start, seconds)
                 if hop.wire >= 0:
                     self.wires[hop.wire].take(start, seconds)
                 there[hop.dst] = start + seconds
@@ -173,14 +240,16 @@ class _Work:
             time = there[hop.dst]
         return time
 
-    def _source(self, v: int) -> tuple[int, float]:
-        """The device a value comes from, and from when on: after all placed runs that change it in place."""
-        source, time = next(iter(self.there[v].items()))
+    def _since(self, v: int) -> float:
+        """From when on a value can be copied: after all placed runs that change it in place."""
+        time = self.there[v][self.source[v]]
         if v in self.problem.changes:
             time = max(time, *(self.end[r] for _, r in self.problem.changes[v]))
-        return source, time
+        return time
 
     def _copy_slot(self, hop: Hop, seconds: float, ready: float) -> float:
+        if hop.lane < 0:
+            return ready
         queue = self.copies[hop.lane]
         if hop.wire < 0:
             return queue.find(ready, seconds)
@@ -192,15 +261,6 @@ class _Work:
         for v, devices in enumerate(problem.deliver):
             for d in dict.fromkeys((*devices, *(self.device[r] for r in problem.carry[v]))):
                 self._send(v, d)
-        lanes: dict[str, list[str]] = {lane: [] for names in problem.lane_names for lane in names}
-        for _, _, _, r, d, lane in sorted(self.placed):
-            lanes[problem.lane_names[d][lane]].append(problem.names[r])
-        copies: dict[str, list[Move]] = {name: [] for name in problem.copy_lanes}
-        for _, _, _, v, hop in sorted(self.moved, key=lambda move: move[:4]):
-            ends = problem.devices[hop.src], problem.devices[hop.dst]
-            copies[problem.copy_lanes[hop.lane]].append((problem.values[v], *ends))
-        return Schedule(
-            policy,
-            {lane: tuple(names) for lane, names in lanes.items()},
-            {lane: tuple(moves) for lane, moves in copies.items()},
-        )
+        runs = (placed[3:] for placed in sorted(self.placed))
+        moves = (moved[3:] for moved in sorted(self.moved, key=lambda move: move[:4]))
+        return in_order(problem, policy, runs, moves)

@@ -13,7 +13,7 @@ from .rank import urgent_first
 STEPS = 20_000
 """Runs placed in all: the search is counted in these, never in seconds, so that it always ends alike."""
 TRIES = 100
-FEWEST = 10
+FEWEST = 20
 """Tries below which it is not worth beginning."""
 CLOSE = 0.01
 """Share above the lower bound at which a plan is left as it is."""

@@ -13,6 +13,8 @@ from ..tables import size
 
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to be preferred."""
+KEPT = 1.02
+"""Times its makespan that a schedule may take whose copies are served by their wires first come, first served."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ class Race:
         except PlanError as error:
             self.errors.append(error)
             return None
+        if schedule.copies and not self.problem.costed.machine.queued:
+            # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that.
+            plain = Schedule(schedule.policy, schedule.lanes)
+            served = Play(self.problem, plain)
+            if not play.makespan <= served.makespan <= play.makespan * KEPT:
+                schedule, play = plain, served
         if not self.problem.tight:
             return Entry(schedule, play, ())
         used = memory(self.problem, play)

@@ -6,7 +6,10 @@ import math
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..problem import Problem
+from .bounds.ways import ways
 
 _ORDERS: weakref.WeakKeyDictionary[Problem, list[int]] = weakref.WeakKeyDictionary()
 
@@ -20,7 +23,7 @@ def upward_rank(problem: Problem, allowed: Sequence[Sequence[int]] | None = None
     devices each run may go to where it is known better than by the problem.
     """
     shares = [_shares(problem, r, (allowed or problem.allowed)[r]) for r in range(problem.runs)]
-    latency, s_per_byte = _typical(problem.latency), _typical(problem.s_per_byte)
+    latency, s_per_byte = (_typical(problem, times) for times in (problem.latency, problem.s_per_byte))
     rank = [0.0] * problem.runs
     for r in reversed(range(problem.runs)):
         own = sum(share * s for share, s in zip(shares[r], problem.seconds[r]) if share)
@@ -50,36 +53,37 @@ def urgent_first(problem: Problem, allowed: Sequence[Sequence[int]] | None = Non
     return _ORDERS[problem]
 
 
+def mean_first(problem: Problem, copies: float) -> list[int]:
+    """Runs by falling upward rank as HEFT has it, all devices alike, a copy counting `copies` times; ties in graph
+    order."""
+    latency, s_per_byte = (
+        copies * _typical(problem, times) for times in (problem.latency, problem.s_per_byte)
+    )
+    rank = [0.0] * problem.runs
+    for r in reversed(range(problem.runs)):
+        longest = 0.0
+        for later in problem.after[r]:
+            if rank[later] > longest:
+                longest = rank[later]
+        for v in problem.makes[r]:
+            travel = latency + problem.bytes[v] * s_per_byte
+            for later in problem.readers[v]:
+                if rank[later] + travel > longest:
+                    longest = rank[later] + travel
+        row = problem.seconds[r]
+        own = [row[d] for d in problem.allowed[r]]
+        rank[r] = longest + sum(own) / len(own)
+    return sorted(range(problem.runs), key=lambda r: (-rank[r], r))
+
+
 def cost_to_go(problem: Problem) -> list[list[float]]:
     """Seconds from the end of each run on each device to the end of the graph, were every later run placed at
-    its best.
+    its best; 0 on devices where it cannot run.
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """
-    count = len(problem.devices)
-    table = [[0.0] * count for _ in range(problem.runs)]
-    rest: list[list[float]] = [[]] * problem.runs
-    for r in reversed(range(problem.runs)):
-        row = table[r]
-        for later in problem.after[r]:
-            best = min(rest[later])
-            for d in range(count):
-                row[d] = max(row[d], best)
-        for v in problem.makes[r]:
-            nbytes = problem.bytes[v]
-            for d in range(count):
-                travel = [
-                    0.0 if e == d else problem.latency[d][e] + nbytes * problem.s_per_byte[d][e]
-                    for e in range(count)
-                ]
-                for target in problem.deliver[v]:
-                    row[d] = max(row[d], travel[target])
-                for later in problem.readers[v]:
-                    row[d] = max(row[d], min(map(float.__add__, rest[later], travel)))
-        rest[r] = [
-            row[d] + problem.seconds[r][d] if d in problem.allowed[r] else math.inf for d in range(count)
-        ]
-    return table
+    tail = ways(problem, once=True).tail
+    return np.where(np.isfinite(tail), tail, 0.0).tolist()
 
 
 def _shares(problem: Problem, run: int, allowed: Sequence[int]) -> list[float]:
@@ -93,6 +97,9 @@ def _shares(problem: Problem, run: int, allowed: Sequence[int]) -> list[float]:
     return [share / total for share in raw]
 
 
-def _typical(matrix: list[list[float]]) -> float:
-    known = [cell for i, row in enumerate(matrix) for j, cell in enumerate(row) if i != j and cell < math.inf]
+def _typical(problem: Problem, matrix: list[list[float]]) -> float:
+    everywhere = range(len(matrix))
+    known = [
+        matrix[s][d] for s in everywhere for d in everywhere if s != d and problem.latency[s][d] < math.inf
+    ]
     return sum(known) / len(known) if known else 0.0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
+from ..cost import CostedGraph
 from ..plans import Choice, Placed, Reason
 from ..problem import Problem
 from ..simulate import Timing
@@ -15,36 +18,59 @@ NEGLIGIBLE = 1e-9
 """Seconds that are no reason for anything."""
 
 
-def reasons(
-    problem: Problem, timing: Timing, policy: str, *, shortest: bool, others: str = ""
-) -> tuple[Reason, ...]:
-    """A reason for each run, in graph order.
+class Reasons(Sequence[Reason]):
+    """A reason for each run, in graph order, worked out when one is first asked for: most plans are never asked.
 
     Each `Choice` holds the rest of the plan as it is: when the run's inputs would be on that device (those
     already brought there when they arrive, others by their own transfer on an idle wire), when a queue of it
     is idle from then on, and the end that follows. `shortest`: nothing that was tried is shorter. `others`
     says what the race found when all runs are on one device.
     """
-    placed = {step.run: step for step in timing.placed}
-    there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
-    for r, name in enumerate(problem.names):
-        for v in problem.makes[r]:
-            there[v][problem.costed.index[placed[name].device]] = placed[name].end
-    for step in timing.transfers:
-        there[problem.value[step.value]][problem.costed.index[step.dst]] = step.end
-    idle = _Idle(problem, timing.placed)
-    used = {step.device for step in timing.placed}
-    found = []
-    for r, name in enumerate(problem.names):
-        choices = tuple(_choice(problem, r, d, placed, there, idle) for d in range(len(problem.devices)))
-        found.append(
-            Reason(
-                name,
-                _sentence(problem, r, placed[name], choices, policy, shortest, others, len(used) == 1),
-                choices,
+
+    def __init__(self, costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> None:
+        self.costed = costed
+        self.placed, self.transfers = timing.placed, timing.transfers
+        self.policy, self.shortest, self.others = policy, shortest, others
+
+    def __len__(self) -> int:
+        return len(self.costed.runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.all[index]
+
+    def __iter__(self) -> Iterator[Reason]:
+        return iter(self.all)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.all == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.all)
+
+    def __repr__(self) -> str:
+        return repr(self.all)
+
+    @cached_property
+    def all(self) -> tuple[Reason, ...]:
+        """The reasons themselves."""
+        problem = Problem(self.costed)
+        placed = {step.run: step for step in self.placed}
+        there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
+        for r, name in enumerate(problem.names):
+            for v in problem.makes[r]:
+                there[v][problem.costed.index[placed[name].device]] = placed[name].end
+        for step in self.transfers:
+            there[problem.value[step.value]][problem.costed.index[step.dst]] = step.end
+        idle = _Idle(problem, self.placed)
+        used = {step.device for step in self.placed}
+        found = []
+        for r, name in enumerate(problem.names):
+            choices = tuple(_choice(problem, r, d, placed, there, idle) for d in range(len(problem.devices)))
+            text = _sentence(
+                problem, r, placed[name], choices, self.policy, self.shortest, self.others, len(used) == 1
             )
-        )
-    return tuple(found)
+            found.append(Reason(name, text, choices))
+        return tuple(found)
 
 
 class _Idle:
@@ -116,7 +142,8 @@ def _sentence(
     if alone and others:
         return f"Everything is on {own.device}: {others}."
     if problem.group[r] >= 0 and len(problem.members[problem.group[r]]) > 1:
-        together = f" It shares {own.device} with the runs it changes values in place with."
+        tied = "the runs it changes values in place with" if problem.changes else "the rest of its group"
+        together = f" It shares {own.device} with {tied}."
     else:
         together = ""
     ends = {choice.device: choice.end for choice in choices if choice.end is not None}

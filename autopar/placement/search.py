@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -11,16 +13,20 @@ from ..plans import Plan
 from ..problem import Problem
 from ..simulate import Move, Schedule, timing
 from ..tables import seconds
-from .bound import lower_bound
+from .bounds import lower_bound
+from .duplicate import duplicate
 from .fill import fill
 from .follow import follow
 from .heft import heft, list_schedule, lookahead
 from .improve import improve
+from .population import evolve
+from .prove import prove
 from .race import SHORTER, Entry, Race
 from .rank import urgent_first
-from .reasons import reasons
+from .reasons import Reasons
 from .round_robin import round_robin
 from .single import is_single, single
+from .variants import LARGE, variants
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 """`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
@@ -42,32 +48,60 @@ for."""
 TIGHTER = (0.9, 0.75, 0.5)
 """Shares of the caps to plan for, in turn, when a schedule does not fit for being quicker than it was
 planned."""
+HOPELESS = 8
+"""Times its cap that a device would need for no tighter plan of a policy to be tried: its order does not go with
+short memory, and less room would not mend that."""
+
+QUICK = 40_000
+"""Steps of `evolve` where a plan is one of many tried, as for a captured model."""
 
 
-def place(costed: CostedGraph, policy: Policy = "auto") -> Plan:
+def place(
+    costed: CostedGraph,
+    policy: Policy = "auto",
+    budget_s: float | None = None,
+    steps: int = QUICK,
+    copies: bool = False,
+) -> Plan:
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
-    `auto` races everything on one device against the policies of `RACE` and then improves the winner; a plan
-    over several devices is chosen only when it is predicted to be shorter than the best on one. Raises
-    PlanError for an unknown policy or name and MemoryCapError when nothing fits.
+    `auto` races everything on one device against the policies of `RACE`, or on a large graph `variants`, and what
+    `evolve` finds in `steps` placed runs, and then improves the winner; a plan over several devices is chosen only
+    when it is predicted to be shorter than the best on one. With `copies` it may compute runs on several devices:
+    the plan is then one of the graph with these copies (`CostedGraph.again`). After `budget_s` seconds nothing more
+    is tried, and the plan says `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when
+    nothing fits.
     """
+    until = math.inf if budget_s is None else time.monotonic() + budget_s
     problem = Problem(costed)
     race = Race(problem)
     bound = lower_bound(problem)
     alone = _singles(race)
+    stopped, once = "", 0.0
     if policy == "auto":
-        for name in RACE:
-            _enter_fitting(race, POLICIES[name])
-        if problem.tight:
-            _enter_fitting(race, fill)
-            _enter_fitting(race, follow)
+        wide = problem.runs > LARGE and not problem.tight
+        tried = [heft, *variants(problem)] if wide else [POLICIES[name] for name in RACE]
+        for own in (*tried, *((fill, follow) if problem.tight else ())):
+            if time.monotonic() > until:
+                stopped = "time"
+                break
+            enter_fitting(race, own)
+        for schedule in evolve(problem, bound, steps, until):
+            race.enter(schedule)
         leader = race.leading()
-        if leader:
+        if leader and time.monotonic() <= until:
             improve(race, leader, bound)
+        if time.monotonic() > until:
+            stopped = "time"
         chosen = race.best()
+        if copies:
+            shortest, once = prove(race, chosen, bound, until)
+            # With copies the longer of two plans without them may become the shorter.
+            starts = (shortest,) if shortest is chosen else (shortest, chosen)
+            chosen = min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)
     else:
         chosen = race.best(_asked(race, policy, alone))
-    return _plan(race, chosen, bound, alone)
+    return _plan(race, chosen, bound, alone, stopped, once)
 
 
 def replan(costed: CostedGraph, edited: Plan) -> Plan:
@@ -87,16 +121,22 @@ def replan(costed: CostedGraph, edited: Plan) -> Plan:
                 f"the plan places run {step.run!r} on lane {step.lane!r} of {step.device}; "
                 f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
             )
-        lanes.setdefault(step.lane, []).append(step.run)
+        for lane in step.lanes:
+            lanes.setdefault(lane, []).append(step.run)
     copies: dict[str, list[Move]] = {}
     for transfer in sorted(edited.transfers, key=lambda step: (step.start, step.end)):
-        copies.setdefault(transfer.lane, []).append((transfer.value, transfer.src, transfer.dst))
+        link = costed.machine.link.get((transfer.src, transfer.dst))
+        queue = costed.machine.queue(link) if link else None
+        if queue is not None:
+            copies.setdefault(queue, []).append((transfer.value, transfer.src, transfer.dst))
     runs = {lane: tuple(names) for lane, names in lanes.items()}
-    as_it_was = race.trial(Schedule("edited", runs, {lane: tuple(moves) for lane, moves in copies.items()}))
+    as_it_was = race.trial(
+        Schedule("the plan given", runs, {lane: tuple(moves) for lane, moves in copies.items()})
+    )
     if as_it_was:
         race.admit(as_it_was)
     # Where runs have moved, other values do: the copy queues then take them as they become ready.
-    entry = as_it_was or race.enter(Schedule("edited", runs))
+    entry = as_it_was or race.enter(Schedule("the plan given", runs))
     if entry is None:
         raise race.errors[-1]
     return _plan(race, race.best([entry]), lower_bound(problem), alone)
@@ -111,12 +151,15 @@ def _singles(race: Race) -> dict[int, list[Entry]]:
     return alone
 
 
-def _enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
+def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
+    """The entry of a policy, planned for less room while it does not fit and that may help."""
     entry = race.enter(policy(race.problem))
     for room in TIGHTER:
-        if entry is None or not entry.over:
+        if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
             break
-        entry = race.enter(policy(race.problem, room=room)) or entry
+        schedule = policy(race.problem, room=room)
+        if (schedule.lanes, schedule.copies) != (entry.schedule.lanes, entry.schedule.copies):
+            entry = race.enter(schedule) or entry
     return entry
 
 
@@ -137,16 +180,17 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
         allowed = _by_name(problem, given)
 
         def rest(problem: Problem, room: float = 1.0) -> Schedule:
-            return list_schedule(problem, "given", urgent_first(problem, allowed), allowed=allowed, room=room)
+            name = getattr(policy, "title", "the policy given")
+            return list_schedule(problem, name, urgent_first(problem, allowed), allowed=allowed, room=room)
 
-        found = _enter_fitting(race, rest)
+        found = enter_fitting(race, rest)
     elif policy == "single":
         strict = [entry for d, entries in alone.items() if is_single(problem, d) for entry in entries]
         return strict or [entry for entries in alone.values() for entry in entries]
     elif policy.startswith("single ") and policy[7:] in problem.devices:
         return alone[problem.devices.index(policy[7:])]
     elif policy in (*RACE, "fill", "follow"):
-        found = _enter_fitting(race, POLICIES[policy])
+        found = enter_fitting(race, POLICIES[policy])
     elif policy in POLICIES:
         found = race.enter(POLICIES[policy](problem))
     else:
@@ -184,12 +228,19 @@ def _by_name(problem: Problem, given: Mapping[str, str]) -> list[tuple[int, ...]
     return allowed
 
 
-def _plan(race: Race, chosen: Entry, bound: float, alone: dict[int, list[Entry]]) -> Plan:
-    problem, found = race.problem, timing(chosen.play)
+def _plan(
+    race: Race,
+    chosen: Entry,
+    bound: float,
+    alone: dict[int, list[Entry]],
+    stopped: str = "",
+    once: float = 0.0,
+) -> Plan:
+    problem, found = chosen.play.problem, timing(chosen.play)
     singles = []
     for d, device in enumerate(problem.devices):
         fitting = [entry.makespan for entry in alone[d] if not entry.over]
-        singles.append((device, min(fitting) if fitting and is_single(problem, d) else None))
+        singles.append((device, min(fitting) if fitting and is_single(race.problem, d) else None))
     several = [entry.makespan for entry in race.entries if not entry.over and len(set(entry.play.device)) > 1]
     shortest = all(entry.over or entry.makespan >= found.makespan * (1 - SHORTER) for entry in race.entries)
     others = ""
@@ -207,5 +258,7 @@ def _plan(race: Race, chosen: Entry, bound: float, alone: dict[int, list[Entry]]
         lower_bound=min(bound, found.makespan),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=reasons(problem, found, chosen.schedule.policy, shortest=shortest, others=others),
+        reasons=Reasons(problem.costed, found, chosen.schedule.policy, shortest, others),
+        stopped=stopped,
+        bound_once=once,
     )

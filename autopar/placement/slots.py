@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
 REMEMBERED = 64
 """Gaps kept; older ones are given up, so that a reservation costs the same however long the schedule
@@ -22,6 +23,8 @@ class Slots:
     def find(self, ready: float, length: float) -> float:
         """The earliest start ≥ `ready` at which `length` seconds are free."""
         starts, ends = self.starts, self.ends
+        if ready >= starts[-1]:
+            return ready
         gap = bisect_right(ends, ready)
         while True:
             start = starts[gap]
@@ -63,3 +66,16 @@ def find_both(first: Slots, first_s: float, second: Slots, second_s: float, read
         start = first.find(later, first_s)
         if start == later:
             return start
+
+
+def together(
+    queues: Sequence[Slots], count: int, length: float, ready: float
+) -> tuple[float, tuple[int, ...]]:
+    """The earliest start ≥ `ready` at which `count` of the queues are free together for `length` seconds, and
+    which."""
+    start = ready
+    while True:
+        first = sorted((queue.find(start, length), index) for index, queue in enumerate(queues))[:count]
+        if first[-1][0] == start:
+            return start, tuple(sorted(index for _, index in first))
+        start = first[-1][0]

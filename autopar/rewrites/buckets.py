@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections import defaultdict, deque
 
-from ..graph import SUM, Argument, Graph, Ref, Task, Value
+from ..graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value
 
 BUCKET_BYTES = 1 << 20
 """What a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
@@ -43,12 +43,14 @@ def _buckets(graph: Graph, nbytes: int) -> list[list[Task]]:
     twins: list[list[Task]] = []
     small = 0
     before: tuple[str, ...] = ()
+    updated = _updated(graph)
     for task in graph.tasks:
         parts, makers = _makers(graph, task, nbytes)
         if parts and task.name in final:
             small += 1
             value = graph.value[task.outputs[0]]
-            key = value.dtype, *parts
+            # A bucket of gradients is one of parameters: no update waits for another's bucket.
+            key = value.dtype, updated.get(value.name, ""), *parts
             number = filling.get(key)
             if number is None or held[number] + value.bytes > nbytes:
                 number = filling[key] = len(found)
@@ -77,6 +79,21 @@ def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tup
     if len(set(summands)) < len(makers) or not all(parts):
         return (), ()
     return parts, (value.dtype, *makers)
+
+
+def _updated(graph: Graph) -> dict[str, str]:
+    """By value the task that updates several parameters and reads it, or views of it, as a gradient."""
+    found = {}
+    for task in graph.tasks:
+        if task.target in UPDATES and len(task.args) > 1:
+            for name in task.inputs:
+                while name not in found:
+                    found[name] = task.name
+                    maker = graph.task.get(graph.producer.get(name, ""))
+                    if maker is None or not maker.free or not maker.inputs:
+                        break
+                    name = maker.inputs[0]
+    return found
 
 
 def _summands(task: Task) -> tuple[str, ...]:

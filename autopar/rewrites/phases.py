@@ -156,13 +156,22 @@ def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
 
 
 def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
-    """For each gradient whether one of the `live` tangents reaches it."""
+    """For each gradient whether one of the `live` tangents reaches it; one that is made of none is always there."""
     found = set(live)
     for task in backward.tasks:
         if not found.isdisjoint(task.inputs):
             found.update(task.outputs)
-    fixed = {*backward.state, *backward.inputs} - {*tangents}
-    return tuple(name in found or name in fixed for name in backward.outputs)
+    made_up = constants(backward, tangents)
+    return tuple(name in found or name in made_up for name in backward.outputs)
+
+
+def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
+    """Gradients that depend on no tangent, as those that a custom backward makes up (of an auxiliary loss, say)."""
+    depends = {*tangents}
+    for task in backward.tasks:
+        if not depends.isdisjoint(task.inputs):
+            depends.update(task.outputs)
+    return {name for name in backward.outputs if name not in depends}
 
 
 def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:

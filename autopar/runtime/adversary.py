@@ -109,7 +109,7 @@ class _Run:
             if at[index] == len(lanes[index].steps):
                 open_lanes.remove(index)
         outputs = [self.read(name) for name in self.program.outputs]
-        updates = [self.read(name) for name, _ in self.program.updates]
+        updates = [self.new(name, target) for name, target in self.program.updates]
         self.kept_right(dict(zip((target for _, target in self.program.updates), updates)))
         return outputs, updates
 
@@ -122,15 +122,25 @@ class _Run:
             elif buffer.kind == "resident":
                 found[buffer.name] = self.held[buffer.name]
         for name, target in self.program.updates:
-            found[target] = self.read(name)
+            found[target] = self.new(name, target)
         for name, state in self.program.keeps:
-            found[f"{state}@{self.program.buffer[name].device}"] = self.read(name)
+            found[f"{state}@{self.program.buffer[name].device}"] = self.new(name, state)
         return found
+
+    def new(self, name: str, target: str) -> Any:
+        """What a buffer holds for an input or state: itself, or a piece of it."""
+        whole = self.read(name)
+        if self.program.buffer[name].value not in self.graph.flat:
+            return whole
+        return whole.narrow(0, *self.graph.pieces[target]).view(self.graph.value[target].shape)
 
     def kept_right(self, updated: Mapping[str, Any]) -> None:
         at_home = {b.value: b.name for b in self.program.buffers if b.kind == "given"}
         for name, state in self.program.keeps:
-            ours, theirs = self.read(name), updated[state] if state in updated else self.read(at_home[state])
+            ours, theirs = (
+                self.new(name, state),
+                updated[state] if state in updated else self.read(at_home[state]),
+            )
             if not _equal(ours, theirs):
                 raise Violation(
                     f"{name}, kept as the copy of {state}, is not what the home of {state} will hold"

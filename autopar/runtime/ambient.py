@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+from ..capture.private import packs_saved
 
 
 class Entered(threading.local):
@@ -23,6 +26,36 @@ class Entered(threading.local):
 
 
 entered = Entered()
+
+_LOCKED = threading.RLock()
+_ALONE = id(_LOCKED)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One thread of the process at a time, for captures and for eager runs that something is held against: while torch
+    traces it replaces `nn.Module.__call__` for all threads. Lanes of a call made inside are inside. To be entered
+    before the lock of any one model: what runs inside may call compiled models.
+    """
+    if _ALONE in entered.stack:
+        yield
+        return
+    with _LOCKED:
+        before = entered.stack
+        entered.stack = (*before, _ALONE)
+        try:
+            yield
+        finally:
+            entered.stack = before
+
+
+def _after_fork() -> None:
+    # The thread that may have held it is not in this process.
+    global _LOCKED
+    _LOCKED = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Ambient(NamedTuple):
@@ -49,7 +82,7 @@ class Ambient(NamedTuple):
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Keep the caller's hooks for saved tensors (a checkpoint around the call, say) from what is saved inside."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    if not packs_saved():
         yield
         return
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):

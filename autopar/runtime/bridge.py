@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..capture.private import raising
+
 
 class Halved(Protocol):
     """What the bridge needs of a model that was taken apart."""
@@ -60,7 +62,11 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
     What shares memory with what was `given`, or as a view with what is `saved`, becomes a copy. Views of one another
     stay views, so that to change one of them raises.
     """
-    fixed, kept = {_memory(item) for item in given}, {_memory(item) for item in saved}
+    ids = set(map(id, given))
+    # What is new needs no look at all the state of a model.
+    alike = any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs)
+    fixed = {_memory(item) for item in given} if alike else set()
+    kept = {_memory(item) for item in saved}
     count = Counter(map(_memory, outputs))
     found: list[Any] = []
     for value in outputs:
@@ -91,8 +97,8 @@ def _not_twice(
     made = [gradient.detach() for gradient in gradients if gradient is not None]
     behind = [source for source in sources if source is not None and source.requires_grad]
     text = (
-        b"a compiled model has no second derivative: differentiate twice through the plain model, fast.module"
+        "a compiled model has no second derivative: differentiate twice through the plain model, fast.module"
     )
     tensors = (*made, *behind)
-    raising = iter(torch._C._functions.DelayedError(text, len(tensors))(*tensors) if tensors else ())
-    return [None if gradient is None else next(raising) for gradient in gradients]
+    found = iter(raising(text, tensors))
+    return [None if gradient is None else next(found) for gradient in gradients]

@@ -1,18 +1,20 @@
-"""Many tensors to one device in few transfers: `bring`; and whether a copy is still equal: `checksum`."""
+"""Many tensors to one device in few transfers: `bring`; several in one: `joined`, `pieces`; and whether a copy is
+still equal: `checksum`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..graph import ALIGNED
+
 LARGEST = 64 << 20
 """Bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
 STAGED = 2
 """Flat buffers under way at once."""
-ALIGNED = 64
-"""Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
 WIDTH = 1024
 """Length of the rows that `checksum` adds up."""
 
@@ -80,6 +82,37 @@ def _together(
         # Not a view to autograd: views of one tensor share a version.
         own = torch.empty(0, dtype=whole.dtype, device=device)
         found[index] = own.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One new flat tensor of several that are not empty, each in row-major order, as `Graph.pieces` says."""
+    return torch.ops.aten.flatten_dense_tensors.default(_padded(tensors)[0])
+
+
+def pieces(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views into what is `joined` of tensors that were shaped like these."""
+    padded, places = _padded(like)
+    views = torch.ops.aten.unflatten_dense_tensors.default(flat, padded)
+    return [views[place] for place in places]
+
+
+def _padded(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+    """Tensors with zeros behind those that end elsewhere than the next begins, and where they are in the list."""
+    padded: list[torch.Tensor] = []
+    places = []
+    for tensor in tensors:
+        places.append(len(padded))
+        padded.append(tensor)
+        over = tensor.nbytes % ALIGNED
+        if over:
+            padded.append(_zeros((ALIGNED - over) // tensor.element_size(), tensor.dtype, tensor.device))
+    return padded, places
+
+
+@functools.cache
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(count, dtype=dtype, device=device)
 
 
 def _aligned(tensor: torch.Tensor) -> int:

@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 
-from ..graph import Const, Graph, Task
+from ..graph import Graph, Task
 from . import bind
-
-_WIDE = {"torch.float32": "torch.float64", "torch.float16": "torch.float64", "torch.bfloat16": "torch.float64",
-         "torch.complex64": "torch.complex128"}  # fmt: skip
 
 
 def interpret(
@@ -19,19 +16,12 @@ def interpret(
     calls: Mapping[str, Callable[..., Any]],
     values: dict[str, Any],
     device: torch.device,
-    *,
-    double: bool = False,
 ) -> Iterator[Task]:
-    """Execute each task into `values`, which holds the inputs and state, and yield it.
-
-    `double` turns every floating dtype the tasks name into float64; the caller gives float64 `values` then.
-    """
+    """Execute each task into `values`, which holds the inputs and state, and yield it."""
     for task in graph.tasks:
         function = bind.target(task.target, calls)
-        args = [bind.argument(_wide(a) if double else a, values.__getitem__, device) for a in task.args]
-        kwargs = {
-            k: bind.argument(_wide(a) if double else a, values.__getitem__, device) for k, a in task.kwargs
-        }
+        args = [bind.argument(a, values.__getitem__, device) for a in task.args]
+        kwargs = {k: bind.argument(a, values.__getitem__, device) for k, a in task.kwargs}
         made = function(*args, **kwargs)
         for name, value in zip(task.outputs, made if task.unpack else (made,)):
             values[name] = value
@@ -45,11 +35,3 @@ def widen(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_complex():
         return value.to(torch.complex128)
     return value
-
-
-def _wide(template: Any) -> Any:
-    if isinstance(template, tuple):
-        return tuple(map(_wide, template))
-    if isinstance(template, Const):
-        return Const(_WIDE.get(template.text, template.text))
-    return template

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .flat import bring, checksum
 
-_steps_taken = 0
-"""Optimizer steps in this process: a fused optimizer writes parameters without a trace in `_version`."""
+_pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
 
 
-def _stepped(*_: Any) -> None:
-    global _steps_taken
-    _steps_taken += 1
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Tell every pool what an optimizer writes: a fused one does so without a trace in `_version`."""
+    pools = tuple(_pools)
+    if pools:
+        written = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        state = (held for held in optimizer.state.values() if isinstance(held, Mapping))
+        written.update(id(item) for held in state for item in held.values())
+        for pool in pools:
+            pool.written(written)
 
 
 register_optimizer_step_post_hook(_stepped)
@@ -76,10 +81,10 @@ class Replicas:
         self._lock = threading.RLock()
         self._masters: weakref.WeakValueDictionary[tuple[int, str], Master] = weakref.WeakValueDictionary()
         self._copies: weakref.WeakValueDictionary[tuple[int, str, str], Copy] = weakref.WeakValueDictionary()
-        self._steps = -1
         # On each accelerator the callers' streams, and how far each was when it last brought copies.
         self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
         self.transfers = 0
+        _pools.add(self)
 
     def master(self, name: str, owner: Mapping[str, Any], key: str) -> Master:
         """The state `name`, which is `owner[key]`."""
@@ -110,7 +115,7 @@ class Replicas:
         What is `replaced` is given up first, so that nothing is there twice. `masters` are those of all of them.
         """
         with self._lock:
-            self._look(masters)
+            _look(masters)
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
@@ -121,7 +126,7 @@ class Replicas:
     def current(self, masters: Iterable[Master], copies: Iterable[Copy]) -> bool:
         """Whether `copies`, all of `masters`, are up to date; nothing is copied."""
         with self._lock:
-            self._look(masters)
+            _look(masters)
             return all(copy.stamp == copy.master.stamp for copy in copies)
 
     def keep(
@@ -158,10 +163,21 @@ class Replicas:
             for master in self._masters.values():
                 master.stamp += 1
 
+    def written(self, tensors: Collection[int]) -> None:
+        """Copy tensors with these ids again before they are next read."""
+        with self._lock:
+            for master in self._masters.values():
+                if id(master.tensor) in tensors:
+                    master.stamp += 1
+
+    def there(self) -> list[tuple[str, torch.Tensor]]:
+        """The copies that are there, read or not, each with its device."""
+        with self._lock:
+            return [(c.device, c.tensor) for c in self._copies.values() if c.tensor is not None]
+
     def verify(self) -> list[str]:
         """Names of the state of which a copy that counts as up to date differs from its master, by checksum."""
         with self._lock:
-            self._look(())
             copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look()]
             masters: dict[Master, torch.Tensor] = {}
             wrong: dict[str, None] = {}
@@ -176,13 +192,6 @@ class Replicas:
     def forked(self) -> None:
         """In a child process the lock may be held by a thread that is not there."""
         self._lock = threading.RLock()
-
-    def _look(self, masters: Iterable[Master]) -> None:
-        if self._steps != _steps_taken:
-            self._steps = _steps_taken
-            self.forget()
-        for master in masters:
-            master.look()
 
     def _refresh(self, stale: Sequence[Copy]) -> None:
         places: dict[str, list[Copy]] = {}
@@ -210,3 +219,8 @@ class Replicas:
             # Lanes of calls whose callers use these streams may be reading it still.
             for stream in self._streams.get(old.device, ()):
                 old.record_stream(stream)
+
+
+def _look(masters: Iterable[Master]) -> None:
+    for master in masters:
+        master.look()

@@ -9,6 +9,7 @@ import torch
 
 from ..graph import Graph
 from ..programs import Program
+from .flat import pieces
 from .layout import Layout
 from .memory import Copy, Master, Replicas
 
@@ -54,10 +55,19 @@ class Residents:
             self._masters[master(buffer.value)] = None
         self._changing: list[tuple[Copy, int]] = []
         self._carried: list[tuple[Copy, int]] = []
+        self._flat: list[tuple[int, list[Master], list[Copy | None]]] = []
+        flat: dict[str, dict[str, Copy]] = {}
         for name, state in program.keeps:
-            kept = self._changing if state in graph.kept else self._carried
-            kept.append((copy(name, state), layout.slots[name]))
+            if state in graph.pieces:
+                flat.setdefault(name, {})[state] = copy(name, state)
+            else:
+                kept = self._changing if state in graph.kept else self._carried
+                kept.append((copy(name, state), layout.slots[name]))
             self._masters[master(state)] = None
+        for name, copies in flat.items():
+            states = [state for made, state in graph.updates if made == program.buffer[name].value]
+            masters = [master(state) for state in states]
+            self._flat.append((layout.slots[name], masters, [copies.get(state) for state in states]))
         self._replaced = [copy for copy, _ in self._changing]
         self._stamps: list[int] = []
 
@@ -72,6 +82,11 @@ class Residents:
 
     def swap(self, slots: Sequence[Any]) -> None:
         """Keep what a call has brought, once everything it updates has been written."""
-        if self._changing or self._carried:
+        if self._changing or self._carried or self._flat:
             changing = [(c, slots[slot], stamp) for (c, slot), stamp in zip(self._changing, self._stamps)]
-            self.pool.keep(changing, [(c, slots[slot]) for c, slot in self._carried])
+            carried = [(c, slots[slot]) for c, slot in self._carried]
+            for slot, masters, copies in self._flat:
+                with torch.no_grad():
+                    views = pieces(slots[slot], [master.owner[master.key] for master in masters])
+                carried += [(c, view) for c, view in zip(copies, views) if c is not None]
+            self.pool.keep(changing, carried)

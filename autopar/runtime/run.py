@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from . import accelerator, ambient
 from .assembly import Assembly
 from .crew import Crew
 from .emulated import TOLERANCE, Clock, LaneClock
+from .flat import pieces
 from .lanes import stop_all
 from .memory import Replicas
 from .record import LaneRecorder, Recording
@@ -126,10 +127,14 @@ class Executor:
             (layout.slots[name], program.buffer[storage[name]].kind == "resident" or storage[name] in kept)
             for name in program.outputs
         ]
-        self._updates = [
-            (layout.slots[name], inputs.get(target), captured.state.get(target))
-            for name, target in program.updates
-        ]
+        self._updates: list[tuple[int, int | None, tuple[Mapping[str, Any], str] | None]] = []
+        self._pieces: dict[int, list[tuple[Mapping[str, Any], str]]] = {}
+        for name, target in program.updates:
+            slot = layout.slots[name]
+            if target in self._graph.pieces:
+                self._pieces.setdefault(slot, []).append(captured.state[target])
+            else:
+                self._updates.append((slot, inputs.get(target), captured.state.get(target)))
         self._blank = [None] * (layout.size - len(inputs) - len(layout.fed))
 
     def _enter(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
@@ -165,6 +170,8 @@ class Executor:
             for buffer in self._program.buffers:
                 if buffer.kind in ("given", "resident"):
                     recording.accounts[buffer.device].hold(slots[assembly.layout.slots[buffer.name]])
+            for name, copy in self._pool.there():
+                recording.accounts[name].hold(copy)
             recording.restart()
         if assembly.declared:
             slow_down = assembly.machine.slow_down
@@ -175,13 +182,13 @@ class Executor:
         crew.call(slots, call, current, recording is not None)
         results = [slots[slot] for slot, _ in self._outputs]
         if assembly.streamed:
-            updates = [slots[slot] for slot, _, _ in self._updates]
+            updates = [slots[slot] for slot in (*(slot for slot, _, _ in self._updates), *self._pieces)]
             accelerator.leave(call.ended, [*results, *updates], assembly.devices)
         timeline = None if recording is None else self._measured(recording, clock)
         for position, (_, stays) in enumerate(self._outputs):
             if stays:
                 results[position] = results[position].clone()
-        if self._updates:
+        if self._updates or self._pieces:
             self._write_back(slots, inputs)
         self._residents.swap(slots)
         return results, timeline
@@ -204,6 +211,9 @@ class Executor:
                     target = state[0][state[1]]
                 if target is not slots[slot]:
                     target.copy_(slots[slot])
+            for slot, states in self._pieces.items():
+                targets = [owner[key] for owner, key in states]
+                torch._foreach_copy_(targets, pieces(slots[slot], targets))
 
     def _forked(self) -> None:
         self._lock = threading.Lock()

@@ -12,21 +12,14 @@ from ..machine import Machine
 from ..options import Options
 from ..plans import Plan
 from ..rewrites.phases import closed
-from ..runtime.memory import Replicas
 from ..stages import homes_of, plan_captured, timed
-from .dropin import Recorder, Training
+from .apart import Apart
 
 
-def prepare_training(
-    captured: Captured,
-    machine: Machine,
-    options: Options,
-    tensors: list[torch.Tensor],
-    given: Plan | None,
-    pool: Replicas,
-    recorder: Recorder,
-) -> Training:
-    """Plan a joint graph and take the plan apart. Raises what planning and lowering raise.
+def plan_training(
+    captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None
+) -> tuple[Captured, Apart]:
+    """A joint graph as it is planned, and its plan, taken apart. Raises what planning and lowering raise.
 
     What autograd saves between the halves is not freed while it is read, so that they may need more than the whole:
     where they are then above a cap, the whole is planned again for so much less.
@@ -37,18 +30,23 @@ def prepare_training(
         try:
             plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), machine)
         except MemoryCapError as error:
-            raise refusal or error from None
+            if refusal is None or given is not None:
+                raise refusal or error from None
+            # What is tried is greedy: for a little less it may find what it did not for a little more.
+            room = room.with_memory(
+                {d.name: int(LESS * d.memory_bytes) for d in room.devices if d.memory_bytes}
+            )
+            continue
         homes = homes_of(joint, plan.costed.machine, tensors)
-        training = Training(joint, plan, homes, options, pool, recorder)
-        if not training.tight:
-            return training
+        apart = Apart(plan, joint.gradients, homes, options.outputs)
+        if not apart.tight:
+            return joint, apart
         try:
-            training.bind()
-            return training
+            _ = apart.forward, apart.again, apart.behind
+            return joint, apart
         except MemoryCapError as error:
-            training.close()
             refusal = refusal or error
-        left = training.room()
+        left = apart.room()
         if given is not None or min(left.values(), default=0) <= 0:
             break
         caps = {name: min(left[name], room.device[name].memory_bytes or left[name]) for name in left}
@@ -66,6 +64,9 @@ def whole(captured: Captured) -> Captured:
 
 TIGHTENED = 6
 """Plans that are made of a joint graph, each for tighter caps, until both its halves hold the real ones."""
+
+LESS = 0.97
+"""Share of the caps that is left when a plan for tighter ones is not found."""
 
 
 def capped(plan: Plan, machine: Machine) -> Plan:

@@ -19,20 +19,14 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..cost import CostedGraph
-from ..errors import MemoryCapError
-from ..graph import Graph
-from ..options import Options
-from ..placement import place
 from ..plans import Plan
 from ..programs import Program
-from ..rewrites.phases import Halves, alive, divide, reached
-from ..roofline import cost
 from ..runtime import Executor
 from ..runtime.bridge import Bridge, own
 from ..runtime.memory import Replicas
-from ..stages import Prepared, bind, deliveries
+from ..stages import Prepared
 from ..timeline import Timeline
+from .apart import STANDING, Apart, Half
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Where the timelines of calls go at the moment; None: they are not measured."""
@@ -45,121 +39,47 @@ class Training:
     their first use, one for each set of outputs that had a gradient.
     """
 
-    def __init__(
-        self,
-        captured: Captured,
-        plan: Plan,
-        homes: Mapping[str, str],
-        options: Options,
-        pool: Replicas,
-        recorder: Recorder,
-    ) -> None:
-        self.captured, self.plan, self.options, self.pool = captured, plan, options, pool
-        self.recorder = recorder
-        self.homes = dict(homes)
-        graph = plan.costed.graph
-        self.halves: Halves = divide(graph, len(captured.gradients))
-        self.where = {task: plan.place[run].device for task, run in plan.costed.run_of.items()}
-        self._names = list(dict.fromkeys(graph.outputs[: self.halves.forward_outputs]))
+    def __init__(self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder) -> None:
+        self.captured, self.apart, self.pool, self.recorder = captured, apart, pool, recorder
+        self.halves = apart.halves
         self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
 
     @cached_property
-    def saved_at(self) -> dict[str, str]:
-        """The device on which each saved value waits for the backward: where it is read first, or was made."""
-        halves = self.halves
-        producer, readers = halves.forward.producer, halves.backward.readers
-        found = {}
-        for name in halves.saved:
-            wanted = [self.where[task] for task in readers[name] if task in self.where]
-            made = self.where.get(producer.get(name, ""), self.homes.get(name, ""))
-            found[name] = made if made in wanted or not wanted else wanted[0]
-        return found
-
-    @property
-    def tight(self) -> bool:
-        """Whether a half may need more than a cap: the whole with all that is saved does."""
-        value, kept = self.halves.backward.value, dict.fromkeys(self.plan.costed.machine.device, 0)
-        for name, device in self.saved_at.items():
-            kept[device] += value[name].bytes
-        return any(m.cap is not None and m.peak + kept[m.device] > m.cap for m in self.plan.memory)
-
-    def bind(self) -> None:
-        """Make the programs of both halves now. Raises MemoryCapError."""
-        self.forward, self.backward(self.halves.tangents)
-
-    def room(self) -> dict[str, int]:
-        """What is left of each device's cap, in bytes, without what a half needs there above the whole."""
-        whole = {memory.device: memory.peak for memory in self.plan.memory}
-        left = {memory.device: memory.cap for memory in self.plan.memory if memory.cap is not None}
-        for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)[0]):
-            free = tuple(replace(device, memory_bytes=None) for device in costed.machine.devices)
-            lifted = replace(costed, machine=replace(costed.machine, devices=free))
-            for memory in place(lifted, "follow").memory:
-                cap = costed.machine.device[memory.device].memory_bytes
-                if cap is not None:
-                    more = max(0, memory.peak - whole.get(memory.device, 0))
-                    left[memory.device] = min(left.get(memory.device, cap), cap - more)
-        return left
+    def plan(self) -> Plan:
+        """The plan of forward and backward together, with the memory that the two hold as they run."""
+        return self.apart.plan
 
     @cached_property
     def forward(self) -> Prepared:
         """The forward that brings changed weights to the devices that read them."""
-        return self._forward(self.halves.forward)
+        return self._bound(self.apart.forward)
 
     @cached_property
     def again(self) -> Prepared:
         """The forward for weights that are where they are needed."""
-        return self._forward(replace(self.halves.forward, changing=()))
-
-    def _forward(self, graph: Graph) -> Prepared:
-        return self._bound(self._ahead(graph))
-
-    def _ahead(self, graph: Graph) -> CostedGraph:
-        machine = self.plan.costed.machine
-        count = self.halves.forward_outputs
-        known = deliveries(graph, machine, self.homes, self.options.outputs)
-        saved = tuple((name, self.saved_at[name]) for name in self.halves.saved)
-        return self._costed(graph, self.homes, (*known[:count], *saved, *known[count + len(saved) :]))
+        return self._bound(self.apart.again)
 
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """The backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
             if live not in self._backward:
-                costed, wanted = self._behind(live)
-                self._backward[live] = self._bound(costed), wanted
+                half, wanted = self.apart.backward(live)
+                self._backward[live] = self._bound(half), wanted
             return self._backward[live]
 
-    def _behind(self, live: tuple[str, ...]) -> tuple[CostedGraph, tuple[bool, ...]]:
-        halves, machine = self.halves, self.plan.costed.machine
-        whole = halves.backward
-        graph = alive(whole, halves.tangents, live)
-        homes = {**self.homes, **self.saved_at, **dict.fromkeys(halves.tangents, self._arrives())}
-        wanted = reached(whole, halves.tangents, live)
-        targets = [target for (target, _), has in zip(self.captured.gradients, wanted) if has]
-        deliver = tuple(
-            (name, self.homes.get(target, machine.host)) for name, target in zip(graph.outputs, targets)
+    def _bound(self, half: Half) -> Prepared:
+        machine, state = half.plan.costed.machine, dict(self.captured.state)
+        for name in half.plan.costed.graph.state:
+            if name.startswith(STANDING):
+                device = name.removeprefix(STANDING)
+                emulated = machine.device[device].kind == "emulated"
+                state[name] = {"": torch.empty(0, device="cpu" if emulated else device)}, ""
+        captured = replace(self.captured, state=state)
+        return Prepared(
+            captured, half.plan, half.program, Executor(captured, half.plan, half.program, self.pool)
         )
-        return self._costed(graph, homes, deliver), wanted
-
-    def _arrives(self) -> str:
-        """The device on which tangents arrive: that of the outputs."""
-        delivered = dict(self.plan.costed.deliver)
-        return next(
-            (delivered[name] for name in self._names if delivered.get(name)), self.plan.costed.machine.host
-        )
-
-    def _bound(self, costed: CostedGraph) -> Prepared:
-        return bind(self.captured, _placed(costed), self.pool)
-
-    def _costed(
-        self, graph: Graph, homes: Mapping[str, str], deliver: tuple[tuple[str, str], ...]
-    ) -> CostedGraph:
-        """A half with every task where the plan of the whole has it."""
-        machine = self.plan.costed.machine
-        pins = {task.name: self.where[task.name] for task in graph.tasks if task.name in self.where}
-        return cost(graph, machine, homes=homes, deliver=deliver, pins=pins)
 
     @property
     def program(self) -> Program:
@@ -194,14 +114,14 @@ class Training:
 
     def outputs(self, inputs: Sequence[Any]) -> list[Any]:
         """One call, as a function of the leaves to autograd; outputs in the order of the graph."""
-        found = dict(zip(self._names, Bridge.apply(self, inputs, *self.leaves(inputs))))
+        found = dict(zip(self.apart.names, Bridge.apply(self, inputs, *self.leaves(inputs))))
         return [found[name] for name in self.captured.graph.outputs[: self.halves.forward_outputs]]
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Outputs and gradients of one call for given tangents, by name, without autograd."""
         outputs, saved, _ = self.ahead(inputs)
-        given = [tangents.get(self._first.get(name, "")) for name in self._names]
-        found = dict(zip(self._names, outputs))
+        given = [tangents.get(self._first.get(name, "")) for name in self.apart.names]
+        found = dict(zip(self.apart.names, outputs))
         names = self.captured.graph.outputs[: self.halves.forward_outputs]
         return [found[name] for name in names], self.back(saved, given)
 
@@ -215,18 +135,20 @@ class Training:
         state = self.captured.state
         watched = [state[name][0][state[name][1]] for name in self.halves.backward.state]
         saved = results[count:]
-        outputs = own([values[name] for name in self._names], (*inputs, *watched), saved)
+        # A view of a weight must not be the way to overwrite it behind autograd's back.
+        given = (*inputs, *(owner[key] for owner, key in state.values()))
+        outputs = own([values[name] for name in self.apart.names], given, saved)
         return outputs, saved, watched
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""
-        return [value for name, value in zip(self._names, outputs) if name in self._first]
+        return [value for name, value in zip(self.apart.names, outputs) if name in self._first]
 
     def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""
         given = {
             self._first[name]: tangent
-            for name, tangent in zip(self._names, tangents)
+            for name, tangent in zip(self.apart.names, tangents)
             if tangent is not None and name in self._first
         }
         live = tuple(name for name in self.halves.tangents if name in given)
@@ -256,12 +178,3 @@ class Training:
     def _made(self) -> list[Prepared]:
         made = [self.__dict__[name] for name in ("forward", "again") if name in self.__dict__]
         return [*made, *(prepared for prepared, _ in self._backward.values())]
-
-
-def _placed(costed: CostedGraph) -> Plan:
-    """The plan of a half whose devices are given: its order by urgency, else, where that needs too much memory, as in
-    the graph."""
-    try:
-        return place(costed, "heft")
-    except MemoryCapError:
-        return place(costed, "follow")

@@ -13,11 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
-from ..checking import generators, restore
+from ..capture.generators import generators, restore
 from ..equal import LIMIT, error, limit
 from ..errors import DifferenceError
 from ..graph import Graph
 from ..runtime.interpret import widen
+from ..snapshot import Snapshot, apart
 
 log = logging.getLogger("autopar")
 
@@ -32,7 +33,7 @@ SHAKEN = 64
 differs by rounding alone."""
 
 
-class Eager:
+class Eager(Snapshot):
     """What eager answers for one call and gives as gradients; afterwards nothing of the caller's has changed.
 
     `tangents` are random unless given, by name of the graph's input; `gradients` by the path of the parameter, or of
@@ -48,14 +49,9 @@ class Eager:
         weights: Mapping[str, Any],
         tangents: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.captured, self.model, self.arguments = captured, model, (args, kwargs)
-        self.given = tangents or {}
-        self.tensors = captured.flatten(args, kwargs)
+        super().__init__(captured, args, kwargs)
+        self.model, self.arguments, self.given = model, (args, kwargs), tangents or {}
         graph = captured.graph
-        self.before = {
-            name: tensor.detach().clone() for name, tensor in self.live().items() if name in graph.mutated
-        }
-        self.random = generators()
         given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
         # A weight that is an argument too is one leaf, and has one gradient.
         own = {graph.value[name].path for name, _ in captured.gradients}
@@ -64,7 +60,7 @@ class Eager:
         self.leaves = {p: t for p, t in found if t.requires_grad and once[id(t)] == p}
         with self.restored():
             outputs, self.gradients = self._run(model, args, kwargs, self.leaves)
-            self.outputs = [_apart(leaf) for leaf in outputs]
+            self.outputs = [apart(leaf) for leaf in outputs]
             live = self.live()
             self.updates = {target: live[target].detach().clone() for _, target in graph.updates}
 
@@ -88,28 +84,11 @@ class Eager:
                 )
             drawn = torch.randn(root.shape, generator=random, dtype=torch.float64)
             self.tangents[name] = self.given.get(name, drawn).to(root)
-        found = torch.autograd.grad(
-            roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
-        )
+        with _unhooked(leaves.values()):
+            found = torch.autograd.grad(
+                roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
+            )
         return outputs, dict(zip(leaves, found))
-
-    def live(self) -> dict[str, torch.Tensor]:
-        """The caller's own inputs and state, by value name."""
-        found = dict(zip(self.captured.graph.inputs, self.tensors))
-        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
-        return found
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put back buffers, mutated inputs and generator states at the end."""
-        try:
-            yield
-        finally:
-            live = self.live()
-            with torch.no_grad():
-                for name, saved in self.before.items():
-                    live[name].copy_(saved)
-            restore(self.random)
 
     def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> None:
         """Compare a run (outputs of the graph, gradients in the order of `Captured.gradients`, and the updates it
@@ -184,7 +163,7 @@ class Eager:
                         weight.addcmul_(weight, noise, value=4 * torch.finfo(weight.dtype).eps)
             return twin
 
-        return self._twin("of its rounding", shake, _apart)
+        return self._twin("of its rounding", shake, apart)
 
     def _twin(
         self, what: str, make: Callable[[nn.Module], nn.Module], leaf: Callable[[Any], Any]
@@ -213,12 +192,21 @@ class Eager:
         return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
 
+@contextmanager
+def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Without the user's hooks of leaves, which are for the gradients of his own calls, not for those of a check."""
+    held = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    try:
+        for hooks, _ in held:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, own in held:
+            hooks.update(own)
+
+
 def _leaf(item: Any) -> Any:
     return widen(item.detach()) if isinstance(item, torch.Tensor) else item
-
-
-def _apart(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:

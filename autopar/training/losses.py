@@ -39,7 +39,10 @@ class Loss(nn.Module):
     ) -> None:
         super().__init__()
         # Messages and pictures name what was trained.
-        self.__class__ = type(type(model).__name__, (type(self),), {"forward": _form(step_fn is None)})
+        name = type(model).__name__
+        parts = {"rule": _called(criterion, step_fn, name), "model": ""}
+        members = {"forward": _form(step_fn is None), "autopar_parts": parts}
+        self.__class__ = type(name, (type(self),), members)
         self.model = model
         self.rule = _module(criterion if step_fn is None else step_fn)
 
@@ -52,8 +55,8 @@ class Loss(nn.Module):
             found = output[0] if output else None
         if not isinstance(found, torch.Tensor):
             raise CaptureError(
-                f"{type(self).__name__}: no loss came back, but {type(found).__name__} "
-                f'(in {type(output).__name__}); return the loss, (loss, more, …) or {{"loss": loss, …}}'
+                f"{type(self).__name__}: no loss came back, but {_described(output)}; return the loss, a tensor, or "
+                '(loss, more, …) or {"loss": loss, …}'
             )
         if found.numel() != 1:
             raise CaptureError(
@@ -65,6 +68,20 @@ class Loss(nn.Module):
             return leaf.detach() if isinstance(leaf, torch.Tensor) and leaf is not found else leaf
 
         return pytree.tree_map(detached, output)
+
+
+def _described(output: Any) -> str:
+    """What came back in place of a loss, in words."""
+    if isinstance(output, Mapping):
+        if "loss" not in output:
+            return f'a {type(output).__name__} without "loss", of {", ".join(map(repr, output)) or "nothing"}'
+        return f'a {type(output).__name__} with {type(output["loss"]).__name__} for "loss"'
+    if isinstance(output, (tuple, list)):
+        first = f"that begins with {type(output[0]).__name__}" if output else "of nothing"
+        return f"a {type(output).__name__} {first}"
+    if isinstance(output, (torch.SymFloat, torch.SymInt)):
+        return "a Python number, which has no gradient"
+    return type(output).__name__
 
 
 def _form(of_criterion: bool) -> Callable[..., Any]:
@@ -82,7 +99,17 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
     def of_batch(self: Loss, *batch: Any) -> Any:
         return self.apart(self.rule(self.model, *batch))
 
-    return of_targets if of_criterion else of_batch
+    form = of_targets if of_criterion else of_batch
+    # Python names it where arguments are missing.
+    form.__qualname__ = "step"
+    return form
+
+
+def _called(criterion: Any, step_fn: Any, model: str) -> str:
+    """What messages call a user's function beside the model."""
+    function, role = (criterion, "criterion") if step_fn is None else (step_fn, "step_fn")
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"the {role}{'' if name == '<lambda>' else f' {name}'} of {model}"
 
 
 def _module(function: Any) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from ..capture.functions import Function
 from ..capture.signature import Arguments, take_apart
 from ..errors import CaptureError
-from ..keys import KEPT, call_key, visible
+from ..keys import KEPT, Parameters, call_key, visible
 from ..machine import Machine
 from ..options import Options
 from ..runtime.memory import Replicas
@@ -35,6 +35,7 @@ class Signatures:
         self.kept: OrderedDict[Hashable, Signature] = OrderedDict()
         self.latest: Signature | None = None
         self.pool = Replicas()
+        self._shapes = Parameters()
         self._evicted = False
         self._kinds = tuple(dict.fromkeys("cpu" if d.kind == "emulated" else d.kind for d in machine.devices))
         self._require_known()
@@ -66,6 +67,11 @@ class Signatures:
                 del self.kept[key]
         signature.close()
 
+    def refresh(self) -> None:
+        """Look at the parameters' shapes and copy them to their devices again at the next call."""
+        self._shapes.forget()
+        self.pool.forget()
+
     def close(self) -> None:
         """Stop the threads of all."""
         for signature in tuple(self.kept.values()):
@@ -91,7 +97,7 @@ class Signatures:
         modules = tuple(self.loss.modules())
         parameters = tuple([id(item) for module in modules for item in module._parameters.values()])
         seen = visible(self.loss.rule.function[0]) if isinstance(self.loss.rule, Function) else ()
-        return call_key(modules, arguments, self._kinds), parameters, groups, seen
+        return call_key(modules, arguments, self._kinds, self._shapes), parameters, groups, seen
 
     def _require_known(self) -> None:
         known = {id(parameter) for parameter in self.loss.parameters()}

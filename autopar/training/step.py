@@ -19,7 +19,7 @@ from ..machine import Machine
 from ..options import Options
 from ..plans import Plan
 from ..programs import Program
-from ..recording import Recording
+from ..recording import Recorded
 from ..stages import Prepared
 from .losses import Loss
 from .signatures import Signatures
@@ -28,12 +28,13 @@ from .updates import Signature
 log = logging.getLogger("autopar")
 
 
-class TrainStep:
+class TrainStep(Recorded):
     """`loss = step(inputs, *targets)`: forward, backward, the sum of gradients, clipping and the optimizer's update.
 
     It does what the plain loop does, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`, and leaves
     what that leaves: parameters, buffers and optimizer state in the user's own objects. A step that raises leaves
-    them, and each `.grad`, as they were.
+    them, and each `.grad`, as they were; where the optimizer's own `step()` is what raises, it alone has parameters
+    and state, and may have updated some.
 
     inputs: what the model is called with; a tuple is spread over its arguments, a dict over its keywords.
     targets: what the criterion is called with after the model's output.
@@ -66,7 +67,6 @@ class TrainStep:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = Signatures(loss, optimizer, machine, options)
-        self.recording: Recording | None = None
         self.timeline: Any = None
         self._lock = threading.RLock()
         self._adding = False
@@ -79,7 +79,8 @@ class TrainStep:
             self._verify()
             signature = self._signatures.serving(args)
             if accumulate or self._adding:
-                return self._added(signature, args)
+                with signature.undone(args):
+                    return self._added(signature, args)
             return self._stepped(signature, args)
 
     def _added(self, signature: Signature, args: tuple[Any, ...]) -> Any:
@@ -102,8 +103,15 @@ class TrainStep:
         whole = self._whole(signature) if signature.checked and not waits else None
         if whole is not None:
             return signature.taken(args, self._run, whole, self.optimizer)
+        with signature.undone(args):
+            result = self._by_itself(signature, args, stale=not waits)
+        self.optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _by_itself(self, signature: Signature, args: tuple[Any, ...], *, stale: bool) -> Any:
+        """A step of the optimizer's own; when it raises each `.grad` is what it was."""
         self._scale(signature)
-        result, gradients = self._differentiated(signature, args, stale=not waits)
+        result, gradients = self._differentiated(signature, args, stale=stale)
         before = [(parameter, parameter.grad) for parameter in self._parameters()]
         try:
             with torch.no_grad():
@@ -119,7 +127,6 @@ class TrainStep:
             if self.scaler is not None:
                 forget_unscaled(self.scaler, self.optimizer)
             raise
-        self.optimizer.zero_grad(set_to_none=True)
         return result
 
     def _whole(self, signature: Signature) -> Prepared | None:
@@ -256,15 +263,6 @@ class TrainStep:
         with self._lock:
             return self._whole(ready) or ready.overlapped
 
-    @contextmanager
-    def record(self) -> Iterator[Recording]:
-        """Measure every call inside the block: `with step.record() as timeline: step(x, y)`."""
-        outer, self.recording = self.recording, Recording()
-        try:
-            yield self.recording
-        finally:
-            self.recording = outer
-
     def explain(self) -> str:
         """As of a compiled model, and how the weights are updated and why."""
         from ..view import explain
@@ -284,6 +282,8 @@ class TrainStep:
         when = "as soon as its gradient is whole"
         if self.clip_norm is not None:
             when = "once all gradients are whole, since their norm clips them"
+        if self.plan.costed.graph.flat:
+            when += " (small ones in buckets)"
         return f"updates: part of the program, each weight {when}, into second buffers that take its place at the end"
 
     def draw(self, path: str | PathLike[str]) -> None:
@@ -295,7 +295,7 @@ class TrainStep:
     def refresh(self) -> None:
         """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
         tensor, through `.data` or a numpy view."""
-        self._signatures.pool.forget()
+        self._signatures.refresh()
 
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""
@@ -303,8 +303,8 @@ class TrainStep:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a training step cannot be pickled: it holds threads and streams. Save step.module.state_dict(), "
-            "optimizer.state_dict() and torch.get_rng_state(), then build the step again"
+            "a training step can be neither pickled nor copied: it holds threads and streams. Save "
+            "step.module.state_dict(), optimizer.state_dict() and torch.get_rng_state(), then build the step again"
         )
 
     def __repr__(self) -> str:
@@ -314,7 +314,8 @@ class TrainStep:
 
 
 def _accumulated(parameters: Sequence[torch.Tensor]) -> None:
-    """Call the hooks that want a parameter once its gradient is in `.grad`."""
-    for parameter in parameters:
-        for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
-            hook(parameter)
+    """Call the hooks that want a parameter once its gradient is in `.grad`, without gradients as autograd does."""
+    with torch.no_grad():
+        for parameter in parameters:
+            for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+                hook(parameter)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,9 @@ from ..checking import unwanted
 from ..errors import DifferenceError, MemoryCapError
 from ..machine import Machine
 from ..options import Options
+from ..runtime.ambient import alone
 from ..runtime.memory import Replicas
+from ..snapshot import Snapshot
 from ..stages import Prepared, bind, plan_captured, rewritten, timed
 from . import optimizers
 from .gradcheck import Eager
@@ -46,7 +49,8 @@ class Signature:
         pool: Replicas,
     ) -> None:
         self.loss, self.machine, self.options, self.pool = loss, machine, options, pool
-        self.raw: Captured = rewritten(timed("capture", joint, loss, args, {}), options)
+        with alone():
+            self.raw: Captured = rewritten(timed("capture", joint, loss, args, {}), options)
         self.start: dict[str, Any] = {}
         self.own = {id(parameter) for parameter in parameters}
         self.captured = trained(own_paths(resident_tangent(self.raw, self.start)), self.own)
@@ -90,7 +94,7 @@ class Signature:
         """One whole step: what the loss's Module returns."""
         found = run(whole, self.captured.flatten(args, {}))
         optimizers.committed(optimizer, self._trained.values())
-        return self.captured.rebuild(found)
+        return self._result(found)
 
     def _placed(self, captured: Captured) -> Prepared:
         plan = timed("plan", plan_captured, captured, self.machine, self.options, self.devices)
@@ -117,16 +121,35 @@ class Signature:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
             try:
-                eager.judge(outputs, [made.get(own_path(target)) for target, _ in self.raw.gradients])
+                targets = [own_path(target) for target, _ in self.raw.gradients]
+                with alone():
+                    eager.judge(outputs, [made.get(target) for target in targets])
             except DifferenceError:
                 with eager.restored():
                     raise
         self.checked = self.options.check != "always"
-        gradients = [
-            _hooked(parameter, _own(gradient, parameter, shared))
-            for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
-        ]
-        return self.captured.rebuild(found[: self.count]), gradients
+        with torch.no_grad():
+            gradients = [
+                _hooked(parameter, _own(gradient, parameter, shared))
+                for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
+            ]
+        return self._result(found[: self.count]), gradients
+
+    def _result(self, outputs: Sequence[Any]) -> Any:
+        """What the loss's Module returns, detached: a parameter may be among it."""
+        return self.captured.rebuild(
+            [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
+        )
+
+    @contextmanager
+    def undone(self, args: tuple[Any, ...]) -> Iterator[None]:
+        """Put back the buffers and arguments that a call has changed when what comes after it raises."""
+        kept = Snapshot(self.captured, args, {}) if self.captured.graph.mutated else None
+        try:
+            yield
+        except BaseException:
+            with kept.restored() if kept is not None else nullcontext():
+                raise
 
     def _eager(self, args: tuple[Any, ...]) -> Eager | None:
         """Eager's answer to this call, None where it would be another one by the user's wish."""
@@ -147,7 +170,8 @@ class Signature:
         weights.update((n, p) for n, p in self.loss.named_parameters() if id(p) not in named)
         ((tangent, _),) = self.raw.tangents
         mine = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
-        return Eager(self.raw, self.loss, args, {}, mine, {tangent: self.start["tangent"]})
+        with alone():
+            return Eager(self.raw, self.loss, args, {}, mine, {tangent: self.start["tangent"]})
 
     @cached_property
     def _shared(self) -> list[bool]:

@@ -105,9 +105,10 @@ def _waits(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
                 if link.wire in on_wire:
                     names.setdefault(on_wire[link.wire], "wire")
                 on_wire[link.wire] = index
-        if step.lane in in_lane:
-            names.setdefault(in_lane[step.lane], "lane")
-        in_lane[step.lane] = index
+        for lane in step.lanes if isinstance(step, Placed) else (step.lane,) if machine.queued else ():
+            if lane in in_lane:
+                names.setdefault(in_lane[lane], "lane")
+            in_lane[lane] = index
         names.pop(index, None)
         found.append(tuple(Wait(number, kind) for number, kind in names.items()))
     return found

@@ -68,7 +68,7 @@ def device_busy(timeline: Timeline) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for lane in timeline.lanes:
         device, queue = lane.rsplit("/", 1)
-        if queue not in ("in", "out"):
+        if queue.isdigit():
             found.setdefault(device, []).append(shares[lane])
     return {device: sum(values) / (sum(map(bool, values)) or 1) for device, values in found.items()}
 
@@ -77,7 +77,7 @@ def overlaps(timeline: Timeline) -> dict[str, float | None]:
     """Share of each lane's busy time during which another lane computes; None for a lane that never works."""
     tops = top_spans(timeline)
     busy = {lane: union((s.start, s.end) for s in spans if s.end > s.start) for lane, spans in tops.items()}
-    compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1] not in ("in", "out")]
+    compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1].isdigit()]
     everything = _levels(busy, compute)
     found: dict[str, float | None] = {}
     for lane in timeline.lanes:

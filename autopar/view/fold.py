@@ -67,7 +67,7 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     """The cards of each lane that computes, in order; at most `budget` of them, or one for each such lane."""
     lanes: dict[str, list[Card]] = {}
     for lane, steps in plan.orders.items():
-        cards = [_card(plan, step) for step in steps if isinstance(step, Placed)]
+        cards = [_card(plan, step, lane) for step in steps if isinstance(step, Placed)]
         if cards:
             lanes[lane] = cards
     if sum(map(len, lanes.values())) > min(_PLAIN, budget):
@@ -81,12 +81,12 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     return {lane: tuple(cards) for lane, cards in lanes.items()}
 
 
-def _card(plan: Plan, placed: Placed) -> Card:
+def _card(plan: Plan, placed: Placed, lane: str) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.run[placed.run].tasks]
     # A run may reach into the next block: it counts as of the block most of its tasks are in.
     blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
     return Card(
-        placed.lane,
+        lane,
         placed.device,
         plan.words.run(placed.run),
         module_of(plan, placed.run),

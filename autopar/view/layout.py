@@ -190,9 +190,10 @@ def _bundles(numbered: list[tuple[int, Transfer]], window: float) -> list[list[t
 
 def _gaps(layout: Layout) -> None:
     numbers = {
-        (step.lane, step.start, step.run): i
+        (lane, step.start, step.run): i
         for i, step in enumerate(layout.found.steps)
         if isinstance(step, Placed)
+        for lane in step.lanes
     }
     for column in layout.columns.values():
         for lane, x, w in column.lanes:

@@ -71,6 +71,28 @@ def alternative(plan: Plan) -> Candidate | None:
     return min(others, key=lambda c: (c.makespan, c.policy), default=None)
 
 
+def baseline(plan: Plan) -> tuple[str, float] | None:
+    """What a plan is held against: the shortest on one device, and its seconds. A device that some runs cannot be
+    on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no device can run all."""
+    best = plan.best_single
+    for candidate in plan.candidates if best else ():
+        device = candidate.policy.removeprefix("single ")
+        if candidate.makespan is None or candidate.split or device == candidate.policy:
+            continue
+        if best is None or candidate.makespan < best[1]:
+            all_there = dict(plan.singles).get(device) is not None
+            best = (device if all_there else f"mostly {device}", candidate.makespan)
+    return best
+
+
+def chosen(plan: Plan) -> Candidate | None:
+    """The candidate that became the plan, None when it is none of them."""
+    split = plan.costed.graph.split
+    mine = [c for c in plan.candidates if c.policy == plan.policy and c.makespan is not None]
+    alike = [c for c in mine if c.split == split] or mine
+    return min(alike, key=lambda c: abs((c.makespan or 0.0) - plan.makespan), default=None)
+
+
 def faster(gain: float) -> str:
     """How a plan compares with one device whose time is `gain` times as long."""
     if gain >= 1.005:

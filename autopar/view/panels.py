@@ -8,7 +8,7 @@ from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from . import fonts
 from .layout import MARGIN, Layout, tick_text, ticks
-from .names import slow_down
+from .names import baseline, slow_down
 from .palette import BAR, BAR_PALE, BRACKET, INK, LANE, QUIET, WAIT, WAIT_FILL, fill_of, strips
 from .reduction import hidden
 from .svg import Svg
@@ -58,7 +58,7 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
         x = figure(svg, x, *split_unit(seconds(timeline.makespan)), what)
     if plan.lower_bound:
         x = figure(svg, x, *split_unit(seconds(plan.lower_bound)), f"lower bound (gap {percent(plan.gap)})")
-    single = plan.best_single
+    single = baseline(plan)
     if single:
         x = figure(svg, x, *split_unit(seconds(single[1])), f"best single device ({single[0]})")
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
@@ -84,21 +84,24 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
 
 
 def _race(svg: Svg, plan: Plan, x: float, wide: float) -> None:
-    """Predicted in dark over the single device in grey, the bound as a tick, on one scale."""
-    single = plan.best_single
+    """Predicted in dark and the single device in grey, the shorter over the longer, the bound as a tick, on one
+    scale."""
+    single = baseline(plan)
     most = max(plan.makespan, single[1] if single else 0.0, plan.lower_bound)
     if not most:
         return
     scale = wide / most
+    bars = [(plan.makespan, "predicted", BAR, "#FFFFFF", True)]
     if single:
-        svg.rect(x, 108, single[1] * scale, 16, fill=BAR_PALE)
-        text = "one device"
-        room = (single[1] - plan.makespan) * scale
-        if room > fonts.width(text, 11) + 12:
-            svg.text(x + single[1] * scale - 6, 120, text, 11, anchor="end")
-    svg.rect(x, 108, plan.makespan * scale, 16, fill=BAR)
-    if plan.makespan * scale > fonts.width("predicted", 11, True) + 14:
-        svg.text(x + 7, 120, "predicted", 11, "#FFFFFF", bold=True)
+        bars.append((single[1], "one device", BAR_PALE, INK, False))
+    bars.sort(key=lambda bar: -bar[0])
+    for index, (time, text, fill, ink, bold) in enumerate(bars):
+        svg.rect(x, 108, time * scale, 16, fill=fill)
+        last = index == len(bars) - 1
+        room = time * scale if last else (time - bars[index + 1][0]) * scale
+        if room > fonts.width(text, 11, bold) + 14:
+            at = x + 7 if last else x + time * scale - 7
+            svg.text(at, 120, text, 11, ink, anchor="start" if last else "end", bold=bold)
     if plan.lower_bound:
         at = x + plan.lower_bound * scale
         svg.line((at, 102), (at, 128), stroke="#FFFFFF", stroke_width="5")

@@ -4,7 +4,7 @@ is critical."""
 from __future__ import annotations
 
 from ..plans import Plan
-from ..tables import percent, seconds, size
+from ..tables import counted, percent, seconds, size
 from ..timeline import Timeline
 from . import fonts, panels, sidebar
 from .facts import device_busy
@@ -57,7 +57,8 @@ def placed_pieces(layout: Layout, timeline: Timeline | None = None) -> tuple[Svg
 def _head(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
     plan = layout.plan
     split = plan.costed.graph.split
-    under = f"{len(plan.costed.graph.tasks)} tasks in {len(plan.placed)} runs, placed by {plan.policy}"
+    tasks, runs = counted(len(plan.costed.graph.tasks), "task"), counted(len(plan.placed), "run")
+    under = f"{tasks} in {runs}, placed by {plan.policy}"
     under += f", batch in {split}. " if split else ". "
     panels.title(
         svg,

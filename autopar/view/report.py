@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ..plans import Placed, Plan, Reason
 from ..reduction import PHASES
-from ..tables import percent, seconds, size, table
+from ..tables import counted, percent, seconds, size, table
 from ..timeline import Timeline
 from .critical import Critical, critical
 from .facts import device_busy
-from .names import alternative, change, faster, slow_down, stretches
+from .names import alternative, baseline, change, faster, slow_down, stretches
 from .reduction import hidden, phases
 
 _MOST_REASONS = 12
@@ -33,8 +33,8 @@ def explain(
     costed, machine = plan.costed, plan.costed.machine
     found = critical(plan)
     split = costed.graph.split or "batch not split"
-    count = f"{len(costed.graph.tasks)} tasks in {len(plan.placed)} runs"
-    head = f"{costed.graph.name}: {count}, policy {plan.policy}, {split}"
+    count = f"{counted(len(costed.graph.tasks), 'task')} in {counted(len(plan.placed), 'run')}"
+    head = f"{costed.graph.name}: {count}, placed by {plan.policy}, {split}"
     blocks = [
         "\n".join([head, *([f"[{machine.label}]"] if machine.label else []), *notes]),
         _numbers(plan, timeline, measured_single),
@@ -50,17 +50,21 @@ def explain(
 
 def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | None) -> str:
     rows: list[tuple[str, str, str]] = []
-    single = plan.best_single
+    single = baseline(plan)
     if single:
-        note = f"measured {seconds(measured_single)}" if measured_single else ""
-        rows.append(
-            ("best single device", seconds(single[1]), "; ".join(filter(None, (f"all on {single[0]}", note))))
-        )
+        strict = single == plan.best_single
+        note = f"measured {seconds(measured_single)}" if measured_single and strict else ""
+        where = f"all on {single[0]}" if strict else f"{single[0]}: the rest is what cannot run there"
+        rows.append(("best single device", seconds(single[1]), "; ".join(filter(None, (where, note)))))
     else:
         rows.append(("best single device", "-", "no device can run it all alone"))
     if plan.lower_bound:
         rows.append(
             ("lower bound", seconds(plan.lower_bound), "no plan of this graph on this machine is shorter")
+        )
+    if plan.bound_once > plan.lower_bound:
+        rows.append(
+            ("each task once", seconds(plan.bound_once), "no plan that computes each task once is shorter")
         )
     gap = f"gap to the bound {percent(plan.gap)}" if plan.lower_bound else ""
     gain = faster(single[1] / plan.makespan) if single and plan.makespan else ""
@@ -127,7 +131,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
                 size(peak),
                 size(memory[name]) if name in memory else "-",
                 "none" if cap is None else size(cap),
-                "-" if cap is None else percent(1 - most / cap) if cap else "0 %",
+                "-" if cap is None else _free(1 - most / cap) if cap else "0 %",
             )
         )
     drop = () if timeline else (2, 7)
@@ -154,17 +158,24 @@ def _phases(plan: Plan, timeline: Timeline | None) -> str:
             times = [seconds(when) for when in (phase.start, phase.end, phase.span, phase.adds)]
             row += [*times, percent(phase.adds / total[side])]
         rows.append(tuple(row))
-    shares = [f"{percent(hidden(plan, each))}{' as measured' if side else ''}" for side, each in sides]
+    shares = [
+        f"{percent(hidden(plan, each))} as {'measured' if side else 'predicted'}" for side, each in sides
+    ]
     lines = [
         "how the time divides; under way: its runs or copies, adds: while none of a phase above are",
         table(rows, right=range(1, len(rows[0]))),
     ]
     if any("reduction" in held for held in found.values()):
         lines.append(
-            f"hidden behind the backward: {', '.join(shares)} of the reduction (gradients copied to their sums, "
-            "and summed), in which some device works on the backward"
+            f"hidden behind the backward: {', '.join(shares)}: the share of the reduction (gradients copied to their "
+            "sums, and summed) during which some device works on the backward"
         )
     return "\n".join(lines)
+
+
+def _free(share: float) -> str:
+    """A share that is free, which is all of it where nothing is held alone."""
+    return "> 99 %" if 0.995 <= share < 1 else percent(share)
 
 
 def _candidates(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from . import fonts
 from .facts import device_busy
 from .fold import Card
 from .layout import Layout
-from .names import alternative, module_of
+from .names import alternative, chosen, module_of
 from .palette import BAR, BAR_PALE, GRID, QUIET, WAIT
 from .svg import Svg
 
@@ -58,7 +58,11 @@ def candidates(svg: Svg, plan: Plan, x: float, y: float, w: float) -> float:
     order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0, c.policy, c.split))
     if len(order) < 2:
         return y
+    mine = chosen(plan)
     shown = order[:6]
+    if mine is not None and mine not in shown:
+        shown[-1] = mine
+    marked = shown.index(mine) if mine is not None else None
     height = 46.0 + 30 * len(shown) + (18 if len(shown) < len(order) else 0)
     panel(svg, x, y, w, height)
     svg.text(x + 18, y + 27, "Plans compared", 13, bold=True)
@@ -66,10 +70,11 @@ def candidates(svg: Svg, plan: Plan, x: float, y: float, w: float) -> float:
     most = max((c.makespan or 0.0 for c in shown), default=0.0) or 1.0
     top = y + 40
     for index, candidate in enumerate(shown):
+        bold = index == marked
         name = ", ".join(filter(None, (candidate.policy, candidate.split)))
-        if fonts.width(name, 12, not index) > 158:
+        if fonts.width(name, 12, bold) > 158:
             name = ", ".join(filter(None, (candidate.policy, candidate.split.partition(":")[0])))
-        svg.text(x + 18, top + 17, fonts.fit(name, 158, 12, not index), 12, bold=not index)
+        svg.text(x + 18, top + 17, fonts.fit(name, 158, 12, bold), 12, bold=bold)
         bar, long = x + 184, w - 184 - 18 - 72
         if candidate.makespan is None:
             svg.text(
@@ -82,9 +87,9 @@ def candidates(svg: Svg, plan: Plan, x: float, y: float, w: float) -> float:
                 long * candidate.makespan / most,
                 11,
                 rx="2",
-                fill=BAR if not index else BAR_PALE,
+                fill=BAR if bold else BAR_PALE,
             )
-            svg.text(x + w - 18, top + 17, seconds(candidate.makespan), 12, anchor="end", bold=not index)
+            svg.text(x + w - 18, top + 17, seconds(candidate.makespan), 12, anchor="end", bold=bold)
         top += 30
     if len(shown) < len(order):
         svg.text(x + 18, top + 12, f"and {len(order) - len(shown)} more", 11.5, QUIET)

@@ -120,13 +120,17 @@ def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
         shade = look[device]
         for index, lane in enumerate(lanes):
             queue = lane.rsplit("/", 1)[1]
-            copies = queue in _NAMES
+            copies = not queue.isdigit()
             above = (12.0 if copies else 18.0) if predicted else 0.0
             below = 20.0 if copies else 30.0
             tall = above + below + 14 + (2 if predicted else 0)
             middle = y + tall / 2
             svg.rect(LEFT, y, RIGHT - LEFT, tall, fill=LANE)
-            name = _NAMES.get(queue, "compute" if queue == "0" else f"compute {queue}")
+            name = (
+                "compute"
+                if queue == "0"
+                else _NAMES.get(queue, f"copy {queue}" if copies else f"compute {queue}")
+            )
             name_wide = fonts.width(name, 12)
             if not index:
                 svg.swatch(shade, MARGIN, middle - 12, 24, 22)

@@ -61,7 +61,8 @@ def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> No
         device, queue = lane.rsplit("/", 1)
         for track, spans in enumerate(_tracks(by_lane[lane])):
             tid = position * 16 + track + 1
-            name = _LANES.get(queue, f"compute {queue}") + (f" ({track + 1})" if track else "")
+            kind = "compute" if queue.isdigit() else "copy"
+            name = _LANES.get(queue, f"{kind} {queue}") + (f" ({track + 1})" if track else "")
             events.append(_meta("thread_name", pid[device], {"name": name}, tid))
             events.append(_meta("thread_sort_index", pid[device], {"sort_index": tid}, tid))
             for start, end, span in spans:

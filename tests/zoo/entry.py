@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library as operators
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A module or plain function, and the positional and keyword arguments it is called with."""
@@ -67,12 +68,9 @@ def library(name: str) -> ModuleType:
     except RuntimeError:
         for stale in [module for module in sys.modules if module.split(".")[0] == "torchvision"]:
             del sys.modules[stale]
-        torch.library.define(
-            "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
-        torch.library.define(
-            "torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
+        for operator in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            operators.define(f"torchvision::{operator}", schema)
     return pytest.importorskip(name)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -45,16 +44,6 @@ REFUSED = {
     "switch transformers": r"self\.classifier\.to",
 }
 """Models that are trained as written, not placed: they drop layers by a random number, or move a module in forward."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.set_num_threads(threads)
 
 
 class Subject:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from autopar.errors import AutoparError, CaptureError, PlanError
 
@@ -22,17 +20,6 @@ from .traps import TRAPS
 ALL = (*MODELS, *TRAPS)
 ROWS: dict[str, Row] = {}
 SEEDS = (0, 1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Bits depend on the number of threads: eager and every lane have one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

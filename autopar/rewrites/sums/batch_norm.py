@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ...graph import OWN, SUMMED, Argument, Cut, Ref, Value
+from ...graph import OWN, SUMMED, Argument, Cut, Graph, Ref, Task, Value
 from .moments import centred_squares
 from .steps import Steps, wide
 
@@ -124,6 +124,19 @@ def per_part(steps: Steps) -> bool:
     cut = Cut(tuple(axes.get(name) for name in task.inputs), outputs)
     steps.tasks.append(dataclasses.replace(task, cuts=(cut,)))
     return True
+
+
+def single_valued(graph: Graph) -> Task | None:
+    """The first part of a BatchNorm in training that has one value for each channel, which has no variance."""
+    values = dict(graph.value)
+    for task in graph.tasks:
+        if task.part and "native_batch_norm" in task.target and "backward" not in task.target:
+            steps = Steps(graph, task, values)
+            given = _forward(steps)
+            shape = steps.shape(given["input"])
+            if given.get("training", False) and math.prod(shape) == shape[1]:
+                return task
+    return None
 
 
 def _forward(steps: Steps) -> dict[str, str]:

@@ -143,7 +143,6 @@ class Steps:
         step: str,
         *,
         keep: bool = False,
-        make: str = "",
         dtype: str = "",
     ) -> str:
         """The sum over some axes: parts of these are summands, of the others parts of the sum."""
@@ -157,7 +156,7 @@ class Steps:
         ]
         kwargs = {} if dtype == self.dtype(name) else {"dtype": typed(dtype)}
         args = (Ref(name), tuple(axes), keep)
-        return self.put(step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts, make=make)
+        return self.put(step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts)
 
     def divided(self, name: str, by: float, step: str, make: str) -> str:
         """A value ÷ a number, in the type that `make` has; by the name of `make`."""

@@ -1,4 +1,4 @@
-"""An optimizer's step as tasks of a graph, one for each parameter, with torch's own formulas."""
+"""An optimizer's step as tasks of a graph, with torch's own formulas; planning groups those of small parameters."""
 
 from .obstacles import obstacle
 from .updates import committed, trained, updated

@@ -1,31 +1,18 @@
-"""The step of one parameter as a function of tensors, computed by torch's own code on copies.
-
-SGD with momentum: Sutskever et al. ("On the importance of initialization and momentum in deep learning", ICML
-2013) as torch modifies it; Adam: Kingma and Ba (ICLR 2015); AMSGrad: Reddi et al. (ICLR 2018); AdamW: Loshchilov and
-Hutter ("Decoupled weight decay regularization", ICLR 2019).
-"""
+"""The step of parameters as a function of tensors, computed by torch's own code on copies."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 from ...capture.private import norm_of
 from ...errors import RunError
-
-
-def entries(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the state tensors, of the parameter's shape, that a step with this param group reads and makes."""
-    if "betas" in group:
-        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
-    return ("momentum_buffer",) if group["momentum"] != 0 else ()
-
+from ...runtime.flat import joined, pieces
+from .kernels import Column, alike, entries, step
 
 _Made = TypeVar("_Made")
 _Given = ParamSpec("_Given")
@@ -48,104 +35,80 @@ def _apart(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
 
 class Formula:
-    """New parameter and new state from parameter, gradient and state: `formula(path, parameter, gradient,
-    coefficient, *state)`.
+    """New parameters and new state from parameters, gradients and state: `formula(*items)`, each item `(path, number,
+    parameter, gradient, coefficient, *state)`; all are of the param group `number`.
 
-    `places` has the parameter of each path as the optimizer holds it and the number of its group. Hyperparameters
-    and Adam's step count are read from the live optimizer at each call; nothing that is given is changed. The
-    gradient is multiplied by `coefficient` unless that is None. The results are those of `optimizer.step()` bit for
-    bit where they are computed on the same device. RunError when the group now asks for other state.
+    One parameter gives itself and its state, each a tensor; several give the same, each as one flat tensor of all of
+    them (`runtime.flat.joined`), and share the coefficient. Hyperparameters and Adam's step counts are read from
+    the live optimizer at each call, the counts by the parameters it holds, which `parameters` has by path; nothing
+    that is given is changed. Gradients are multiplied by the coefficient unless that is None. The results are those
+    of `optimizer.step()` bit for bit where they are computed on the same device. RunError when the group now asks
+    for other state.
     """
 
-    def __init__(self, optimizer: Optimizer, places: Mapping[str, tuple[torch.Tensor, int]]) -> None:
-        self.optimizer, self.places = optimizer, dict(places)
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> None:
+        self.optimizer, self.parameters = optimizer, dict(parameters)
 
-    def __call__(
-        self,
-        path: str,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        coefficient: torch.Tensor | None,
-        *state: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """The new parameter, then the new state in the order of `entries`."""
-        tensor, number = self.places[path]
-        group = self.optimizer.param_groups[number]
+    def __call__(self, *items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """The new parameters, then the new state in the order of `entries`."""
+        paths, numbers, parameters, gradients, coefficients, *state = (list(column) for column in zip(*items))
+        group = self.optimizer.param_groups[numbers[0]]
         wanted = entries(group)
         if len(wanted) != len(state):
             raise RunError(
-                f"param group {number} now needs {', '.join(wanted) or 'no state'} of {path}, which the planned step "
-                "does not read; plan the step again after changing momentum or amsgrad"
+                f"param group {numbers[0]} now needs {', '.join(wanted) or 'no state'} of {paths[0]}, which the "
+                "planned step does not read; plan the step again after changing momentum or amsgrad"
             )
-        return self._made(parameter, tensor, group, gradient, coefficient, state)
-
-    @_apart
-    def _made(
-        self,
-        parameter: torch.Tensor,
-        tensor: torch.Tensor,
-        group: Mapping[str, Any],
-        gradient: torch.Tensor,
-        coefficient: torch.Tensor | None,
-        state: tuple[torch.Tensor, ...],
-    ) -> tuple[torch.Tensor, ...]:
-        own = gradient.stride() != parameter.stride() or coefficient is not None
-        if coefficient is not None:
-            gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
-        elif own:
-            # Kernels over lists of tensors want one order in memory, which autograd gives `.grad` too.
-            gradient = torch.empty_like(parameter).copy_(gradient)
-        made = parameter.clone()
-        held = [entry.clone() for entry in state]
-        device = made.device
-        common: dict[str, Any] = {
-            "lr": _near(group["lr"], device),
-            "weight_decay": _near(group["weight_decay"], device),
-            "maximize": group["maximize"],
-            # What torch comes to for tensors of the host, told so that it need not ask of each.
-            "foreach": False if group["foreach"] is None and device.type == "cpu" else group["foreach"],
-            "fused": group["fused"],
-        }
-        if "betas" in group:
-            count = self.optimizer.state[tensor]["step"]
-            # The fused kernel reads the count from its own device, the others from the host.
-            count = count.to(device, copy=True) if group["fused"] else count.clone()
-            first, second = group["betas"]
-            adam(
-                [made],
-                [gradient],
-                held[:1],
-                held[1:2],
-                held[2:],
-                [count],
-                amsgrad=group["amsgrad"],
-                beta1=_near(first, device),
-                beta2=_near(second, device),
-                eps=group["eps"],
-                decoupled_weight_decay=group["decoupled_weight_decay"],
-                **common,
-            )
-            return made, *held
-        if group["nesterov"] and not own and (group["foreach"] or device.type != "cpu"):
-            # torch's SGD over lists adds the momentum to the gradient itself.
-            gradient = gradient.clone()
-        sgd(
-            [made],
-            [gradient],
-            [*held] if held else [None],
-            momentum=group["momentum"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            **common,
-        )
-        return made, *held
+        held = [self.optimizer.state[self.parameters[path]] for path in paths] if "betas" in group else []
+        counts = [entry["step"] for entry in held]
+        stepped = _one if len(items) == 1 else _several
+        return stepped(parameters, gradients, coefficients[0], state, group, counts)
 
 
-def _near(value: Any, device: torch.device) -> Any:
-    """A hyperparameter where the kernels of `device` can read it: numbers and host tensors they can anyway."""
-    if isinstance(value, torch.Tensor) and value.device != device and value.device.type != "cpu":
-        return value.to(device)
-    return value
+@_apart
+def _one(
+    parameters: Column,
+    gradients: Column,
+    coefficient: torch.Tensor | None,
+    state: Sequence[Column],
+    group: Mapping[str, Any],
+    counts: Column,
+) -> tuple[torch.Tensor, ...]:
+    (parameter,), (gradient,) = parameters, gradients
+    own = gradient.stride() != parameter.stride() or coefficient is not None
+    if coefficient is not None:
+        gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
+    elif own:
+        # Kernels over lists of tensors want one order in memory, which autograd gives `.grad` too.
+        gradient = torch.empty_like(parameter).copy_(gradient)
+    made, held = parameter.clone(), [entry.clone() for (entry,) in state]
+    step(group, [made], [gradient], [[entry] for entry in held], counts, own)
+    return made, *held
+
+
+@_apart
+def _several(
+    parameters: Column,
+    gradients: Column,
+    coefficient: torch.Tensor | None,
+    state: Sequence[Column],
+    group: Mapping[str, Any],
+    counts: Column,
+) -> tuple[torch.Tensor, ...]:
+    made, gradient, *held = map(joined, (parameters, gradients, *state))
+    if coefficient is not None:
+        gradient.mul_(coefficient)
+    if alike(group, made.dtype, made.device) and _equal(counts):
+        step(group, [made], [gradient], [[entry] for entry in held], counts[:1], own=True)
+    else:
+        new, grads, *rest = (pieces(flat, parameters) for flat in (made, gradient, *held))
+        step(group, new, grads, rest, counts, own=True)
+    return made, *held
+
+
+def _equal(counts: Column) -> bool:
+    """Whether step counts are the same, as far as the host can tell."""
+    return all(count.device.type == "cpu" for count in counts) and len({count.item() for count in counts}) < 2
 
 
 @_apart

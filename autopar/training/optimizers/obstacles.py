@@ -9,7 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from ...capture.private import step_hooks
-from .formulas import FORMULAS, entries
+from .formulas import FORMULAS
+from .kernels import entries
 
 
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from ...capture import Captured
 from ...errors import PlanError
 from ...graph import Graph, Ref, Task, Value
-from .formulas import FORMULAS, Formula, clip, entries, norm
+from .formulas import FORMULAS, Formula, clip, norm
+from .kernels import entries
 
 NORM = "autopar.norm"
 """Target of the norm of one gradient."""
@@ -113,7 +114,7 @@ class _Step:
         self.values: dict[str, Value] = {}
         self.state: dict[str, tuple[Any, str]] = {}
         self.updates: list[tuple[str, str]] = []
-        self.places: dict[str, tuple[torch.Tensor, int]] = {}
+        self.parameters: dict[str, torch.Tensor] = {}
         pairs = [(name, gradient) for name, gradient in captured.gradients if name in captured.state]
         self.tasks: dict[str | None, list[Task]] = {}
         """By the task they come after; None: before all."""
@@ -142,7 +143,7 @@ class _Step:
         )
         calls: dict[str, Callable[..., Any]] = {
             **base.calls,
-            self.kind: Formula(self.optimizer, self.places),
+            self.kind: Formula(self.optimizer, self.parameters),
             NORM: norm,
             CLIP: clip,
         }
@@ -164,7 +165,7 @@ class _Step:
                 f"{path} has a gradient but is in no param group of this {type(self.optimizer).__name__}; "
                 "add it, or set its requires_grad to False"
             )
-        self.places[path] = parameter, number
+        self.parameters[path] = parameter
         held = held_by(self.optimizer, parameter)
         read = [(name, parameter)]
         for entry in entries(self.optimizer.param_groups[number]):
@@ -179,7 +180,7 @@ class _Step:
         return Task(
             f"update {path}",
             self.kind,
-            (path, Ref(name), Ref(gradient), factor, *(Ref(state) for state, _ in read[1:])),
+            ((path, number, Ref(name), Ref(gradient), factor, *(Ref(state) for state, _ in read[1:])),),
             outputs=made,
             unpack=True,
             flops=self.work * parameter.numel(),

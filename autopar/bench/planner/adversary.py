@@ -1,0 +1,159 @@
+"""Instances of 10 tasks annealed to be bad for the planner, beside each policy, each device alone, and SAGA.
+
+Coleman and Krishnamachari, "Comparing Task Graph Scheduling Algorithms: An Adversarial Approach" (PISA), 2024.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...errors import PlanError
+from ...formats import read
+from ...placement import POLICIES
+from ...tables import table
+from . import rivals
+from .judging import Asked, Data, Goal, by_policy, planned, verdict
+from .related import Instance
+
+TASKS, NODES = 10, 4
+REDUCED = 4
+STEPS = 12
+"""Changes tried in a restart in the reduced size."""
+FULL = 100
+LEAST, MOST, STEP = 0.1, 1.0, 0.1
+"""Of all weights, and how much one change may move one."""
+HOT, COOLING = 0.1, 0.95
+
+
+def run(asked: Asked) -> Data:
+    """So many restarts, 100 being full size; odd ones seek what is bad beside policies and single devices, even ones
+    beside SAGA's schedulers."""
+    outside = rivals.installed()
+    if not outside:
+        print(rivals.MISSING)
+    kinds = {"policies and single devices": _inside, **({"SAGA": _outside} if outside else {})}
+    each: dict[str, Data] = {}
+    for kind, rival in kinds.items():
+        for restart in range(asked.seeds or REDUCED):
+            own = anneal(rival, random.Random(f"{kind} {restart}"), FULL if asked.seeds else STEPS)
+            each[f"{kind} {restart}"] = {"kind": kind, **own}
+    rows = [
+        ("beside", "restarts", "worst ours ÷ best of them", "by", "instances tried", "ours not judged valid")
+    ]
+    for kind in kinds:
+        of_kind = [o for o in each.values() if o["kind"] == kind]
+        top = max(of_kind, key=lambda o: o["ratio"])
+        counts = str(sum(o["tried"] for o in of_kind)), str(sum(o["wrong"] for o in of_kind))
+        rows.append((kind, str(len(of_kind)), f"{top['ratio']:.4f}", top["by"], *counts))
+    print(table(rows, right=(1, 2, 4, 5)))
+    worst, own = max(each.items(), key=lambda item: item[1]["ratio"])
+    print(f"worst: {own['ratio']:.4f}, {worst}, by {own['by']}: {own['instance']}")
+
+    def most(kind: str) -> float | None:
+        return max((own["ratio"] for own in each.values() if own["kind"] == kind), default=None)
+
+    goals = [
+        Goal("÷ the best policy or single device, worst", most("policies and single devices"), 1 + 1e-9, form=".4f"),
+        Goal("÷ the best of SAGA, worst", most("SAGA"), 1.1, form=".4f"),
+        Goal("plans that cannot be carried out", sum(own["wrong"] for own in each.values()), 0, form=".0f"),
+    ]  # fmt: skip
+    return {"instances": each, "goals": verdict(goals)}
+
+
+def anneal(rival: Callable[[Instance], tuple[float, str]], draw: random.Random, steps: int) -> Data:
+    """The worst instance met in so many changes of a random one: our makespan ÷ the rival's, and what it looks like."""
+    current = start(draw)
+    energy, by, wrong = _energy(current, rival)
+    top, top_by, shown, heat = energy, by, current, HOT
+    for _ in range(steps):
+        other = changed(current, draw)
+        found, by, invalid = _energy(other, rival)
+        wrong += invalid
+        if found > top:
+            top, top_by, shown = found, by, other
+        if found >= energy or draw.random() < math.exp((found - energy) / heat):
+            current, energy = other, found
+        heat *= COOLING
+    return {"ratio": top, "by": top_by, "tried": steps + 1, "wrong": wrong, "instance": _described(shown)}
+
+
+def _energy(instance: Instance, rival: Callable[[Instance], tuple[float, str]]) -> tuple[float, str, int]:
+    ours = planned(instance.graph())
+    makespan, by = rival(instance)
+    return ours.makespan / makespan, by, bool(ours.wrong)
+
+
+def _inside(instance: Instance) -> tuple[float, str]:
+    """The shortest plan of any one policy, and of any one device."""
+    graph = instance.graph()
+    costed = read(graph)
+    found = [(by_policy(graph, name, costed).makespan, name) for name in POLICIES]
+    for node in instance.speed:
+        try:
+            found.append((by_policy(graph, f"single {node}", costed).makespan, node))
+        except PlanError:
+            continue
+    return min(found)
+
+
+def _outside(instance: Instance) -> tuple[float, str]:
+    """The shortest valid schedule of SAGA's."""
+    network, graph = rivals.given(instance)
+    each = [
+        (rivals.scheduled(name, instance, network, graph), name) for name in rivals.names(len(instance.work))
+    ]
+    return min((found.makespan, name) for found, name in each if not found.wrong)
+
+
+def start(draw: random.Random) -> Instance:
+    """Tasks that read one or two of those before them, with random weights, on random nodes.
+
+    The chains that PISA starts from are at a ratio of 1, where small changes gain nothing.
+    """
+    tasks, nodes = [f"t{t}" for t in range(TASKS)], [f"n{n}" for n in range(draw.randint(2, NODES))]
+
+    def weight() -> float:
+        return draw.uniform(LEAST, MOST)
+
+    reads = [draw.sample(range(t), min(t, draw.randint(1, 2))) for t in range(TASKS)]
+    return Instance(
+        "annealed",
+        {task: weight() for task in tasks},
+        {(tasks[p], tasks[t]): weight() for t, own in enumerate(reads) for p in sorted(own)},
+        {node: weight() for node in nodes},
+        {(a, b): weight() for a in nodes for b in nodes if a < b},
+    )
+
+
+def changed(instance: Instance, draw: random.Random) -> Instance:
+    """One of PISA's changes: an edge less, an edge more, or one weight moved."""
+
+    def moved(weights: Any) -> Any:
+        key = draw.choice([*weights])
+        near = weights[key] + draw.uniform(-STEP, STEP)
+        return {**weights, key: min(MOST, max(LEAST, near))}
+
+    tasks = [*instance.work]
+    what = draw.choice(("work", "size", "speed", "rate", "less", "more"))
+    if what == "less" and len(instance.size) > 1:
+        gone = draw.choice([*instance.size])
+        return replace(instance, size={pair: own for pair, own in instance.size.items() if pair != gone})
+    if what == "more":
+        # Tasks are numbered in an order that edges keep, so that there is no way round.
+        first, second = sorted(draw.sample(range(len(tasks)), 2))
+        pair = tasks[first], tasks[second]
+        return replace(instance, size={pair: draw.uniform(LEAST, MOST), **instance.size})
+    name = "size" if what == "less" else what
+    return replace(instance, **{name: moved(getattr(instance, name))})
+
+
+def _described(instance: Instance) -> str:
+    parts = (instance.work, instance.size, instance.speed, instance.rate)
+    shown = [
+        {" ".join(k) if isinstance(k, tuple) else k: round(v, 4) for k, v in part.items()} for part in parts
+    ]
+    return " ".join(map(str, shown))

@@ -1,0 +1,138 @@
+"""What all parts share: our plan, judged by `verify`, its figures, and the verdict against a goal."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ...cost import CostedGraph
+from ...formats import described, read
+from ...placement import place
+from ...plans import Plan
+from ...scheduling import schedule
+from ...verify import infeasibilities
+
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks of a part: a folder of graphs (None: none given), and how many instances or seeds
+    (0: the part's own reduced number)."""
+
+    graphs: Path | None = None
+    seeds: int = 0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plan as JSON, in seconds of the graph's clock; `cost` is the CPU seconds that planning took, and `wrong`
+    what the judge has to say, a sentence each."""
+
+    data: Data
+    cost: float
+    wrong: tuple[str, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds it takes."""
+        return self.data["makespan_s"]
+
+    @property
+    def bound(self) -> float:
+        """Seconds that any plan takes, as proven by the planner."""
+        return self.data["lower_bound_s"]
+
+
+def planned(graph: Data, **asked: Any) -> Judged:
+    """The default plan of a graph file's data, reading it included in `cost`; `asked` goes to `schedule`."""
+    start = time.process_time()
+    plan = schedule(graph, **asked)
+    return judged(graph, plan, time.process_time() - start)
+
+
+@contextmanager
+def without_solver() -> Iterator[None]:
+    """The planner as it is where OR-tools is not installed."""
+    with mock.patch("autopar.placement.prove.find_spec", lambda name: None):
+        yield
+
+
+def judged(graph: Data, plan: Plan, cost: float) -> Judged:
+    """A plan that was made in `cost` CPU seconds."""
+    data = described(plan)
+    return Judged(data, cost, tuple(infeasibilities(graph, data)))
+
+
+def by_policy(graph: Data, policy: str, costed: CostedGraph | None = None) -> Judged:
+    """The plan that one policy makes by itself; `costed` spares reading the graph again."""
+    start = time.process_time()
+    plan = place(costed or read(graph), policy)
+    return judged(graph, plan, time.process_time() - start)
+
+
+def unwired(graph: Data, wire: Any = None) -> Data:
+    """The graph with every link on the wire `wire`; None: links carry any number of transfers at once."""
+    return {**graph, "links": [{**link, "wire": wire} for link in graph["links"]]}
+
+
+def by_direction(graph: Data) -> Data:
+    """The graph with a wire for each direction of each link."""
+    links = [{key: own for key, own in link.items() if key != "wire"} for link in graph["links"]]
+    return {**graph, "links": links}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that must be shown: `found` at most (or at least) `limit`. Met also where `found` is None, when nothing
+    could be measured, which is then said."""
+
+    what: str
+    found: float | None
+    limit: float
+    least: bool = False
+    form: str = ".2%"
+
+    @property
+    def met(self) -> bool | None:
+        """None when nothing was measured."""
+        if self.found is None:
+            return None
+        return self.found >= self.limit if self.least else self.found <= self.limit
+
+    def __str__(self) -> str:
+        asked = f"{self.what}, goal {'≥' if self.least else '≤'} {self.limit:{self.form}}"
+        if self.found is None:
+            return f"{asked}: not measured"
+        return f"{asked}: {self.found:{self.form}}, {'met' if self.met else 'NOT MET'}"
+
+
+def verdict(goals: Iterable[Goal]) -> list[Data]:
+    """Print a line for each goal; the same as data."""
+    shown = []
+    for goal in goals:
+        print(goal)
+        shown.append({"what": goal.what, "found": goal.found, "limit": goal.limit, "met": goal.met})
+    return shown
+
+
+def worst(found: Mapping[str, float], count: int = 5) -> list[tuple[str, float]]:
+    """The instances with the largest figures, the largest first, printed nowhere."""
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:count]
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The median; None of nothing."""
+    return statistics.median(values) if values else None
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The least value that `share` of all are not above; None of nothing."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-round(share * 1000) * len(ordered) // 1000) - 1)] if ordered else None

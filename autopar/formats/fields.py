@@ -1,0 +1,108 @@
+"""Fields of a graph file, read one at a time, each with the sentence that says what is wrong with it.
+
+What a field is called comes as a template and what fills it, so that nothing is put together for files without fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, cast
+
+from ..errors import PlanError
+
+LARGEST = 1e30
+"""What no number of a file may exceed, so that sums of them stay finite."""
+
+
+def row(data: Any, what: str, *of: Any) -> Mapping[str, Any]:
+    """An object of the file."""
+    if type(data) is dict or isinstance(data, Mapping):
+        return cast(Mapping[str, Any], data)
+    raise PlanError(f"{what.format(*of)} is {_short(data)}; it must be an object such as {{…}}")
+
+
+def rows(data: Mapping[str, Any], key: str, lists: Sequence[str]) -> Sequence[Any]:
+    """A list of the file, by its key; `lists` are those it must have."""
+    if key not in data:
+        needed = " and ".join((", ".join(f'"{name}"' for name in lists[:-1]), f'"{lists[-1]}"'))
+        raise PlanError(f'the graph has no "{key}"; it needs the lists {needed}')
+    return items(data[key], '"{}"', key)
+
+
+def items(value: Any, what: str, *of: Any) -> Sequence[Any]:
+    """A list."""
+    if not isinstance(value, (list, tuple)):
+        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a list")
+    return value
+
+
+def need(data: Mapping[str, Any], key: str, where: str, *of: Any) -> Any:
+    """What an object has under `key`, or PlanError."""
+    if key in data:
+        return data[key]
+    near = get_close_matches(key, data, 1)
+    meant = f"is {near[0]!r} meant to be it?" if near else f"add {key!r} to it"
+    raise PlanError(f"{where.format(*of)} has no {key!r}; {meant}")
+
+
+def text(value: Any, what: str, *of: Any) -> str:
+    """A name."""
+    if not isinstance(value, str) or not value:
+        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a name in quotes")
+    return value
+
+
+def seconds(value: Any, what: str, *of: Any) -> float:
+    """A finite number of seconds from 0 on."""
+    if type(value) is float and 0.0 <= value <= LARGEST:
+        return value
+    return float(number(value, "seconds", what, *of))
+
+
+def nbytes(value: Any, what: str, *of: Any) -> int:
+    """A finite number of bytes from 0 on. Fractions are kept as they are: graphs made of random weights have them."""
+    if type(value) is int and 0 <= value <= LARGEST:
+        return value
+    found = number(value, "bytes", what, *of)
+    return int(found) if found == int(found) else cast(int, found)
+
+
+def count(value: Any, what: str, *of: Any) -> int:
+    """A whole number from 1 on."""
+    found = number(value, "how many", what, *of)
+    if found < 1 or found != int(found):
+        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a whole number from 1 on")
+    return int(found)
+
+
+def number(value: Any, unit: str, what: str, *of: Any) -> float:
+    """A finite number from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a number ({unit})")
+    if value != value or value in (math.inf, -math.inf):
+        raise PlanError(f"{what.format(*of)} is {value}; it must be a finite number ({unit})")
+    if value < 0:
+        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must not be negative")
+    if value > LARGEST:
+        raise PlanError(
+            f"{what.format(*of)} is {_short(value)}; {LARGEST:g} is the most there may be ({unit})"
+        )
+    return value
+
+
+def known(name: Any, names: Mapping[str, int], kind: str, what: str, *of: Any) -> int:
+    """The number that `names` gives a name, which must be among them."""
+    if isinstance(name, str) and name in names:
+        return names[name]
+    text(name, what, *of)
+    near = get_close_matches(name, names, 1)
+    listed = ", ".join([*names][:8]) + (", …" if len(names) > 8 else "")
+    meant = f"did you mean {near[0]!r}?" if near else f"there are {listed or 'none'}"
+    raise PlanError(f"{what.format(*of)} is {name!r}, which is no {kind} of this graph; {meant}")
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "…"

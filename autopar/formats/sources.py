@@ -1,0 +1,108 @@
+"""A task graph from wherever it is: a file, parsed JSON, a networkx graph, a costed graph."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, Union
+
+import networkx
+
+from ..cost import CostedGraph
+from ..errors import DeviceError, PlanError
+from ..machine import Machine
+from . import msr, networks, own, stg
+
+Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
+"""What a task graph is read from."""
+
+
+def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
+    """The task graph of a source, on `machine` if one is given instead of the one that the source brings.
+
+    Raises PlanError or DeviceError with one sentence.
+    """
+    if isinstance(source, CostedGraph):
+        on = _machine(machine)
+        return _on(source, on) if on else source
+    name, data = plain(source, machine)
+    return own.costed(data, name, machine if isinstance(machine, Machine) else None)
+
+
+def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, Any]:
+    """A name for the graph of a source that is not costed yet, and the graph as parsed JSON of autopar's format.
+
+    A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
+    processors; JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
+    """
+    name: str = "graph"
+    data: Any = source
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        name = path.stem
+        if path.suffix == ".stg":
+            return name, stg.described(_text(path), _processors(machine, path))
+        data = load(path)
+    on = _machine(machine)
+    if isinstance(data, networkx.Graph):
+        return data.name or name, networks.described(data, on)
+    if msr.is_partitioning(data):
+        data = msr.described(msr.partitioning(data))
+    return name, data
+
+
+def partitioned(source: Source) -> tuple[str, msr.Partitioning | None]:
+    """A name for a source, and its graph in the numbers of the dnn-partitioning set: None where it is not of it."""
+    name: str = "graph"
+    data: Any = source
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        name, data = path.stem, None if path.suffix == ".stg" else load(path)
+    return name, msr.partitioning(data) if msr.is_partitioning(data) else None
+
+
+def _on(costed: CostedGraph, machine: Machine) -> CostedGraph:
+    had, given = ([device.name for device in m.devices] for m in (costed.machine, machine))
+    if had != given:
+        raise DeviceError(
+            f"the graph was costed for {', '.join(had)} and the machine has {', '.join(given)}; cost it again, or give "
+            "a machine with these devices in this order"
+        )
+    return replace(costed, machine=machine.check())
+
+
+def _machine(machine: Machine | int | None) -> Machine | None:
+    if machine is None or isinstance(machine, Machine):
+        return machine
+    raise DeviceError(f"machine={machine!r} is no Machine; a number of processors goes with .stg files only")
+
+
+def _processors(machine: Machine | int | None, path: Path) -> int:
+    if isinstance(machine, int) and not isinstance(machine, bool) and machine > 0:
+        return machine
+    raise DeviceError(
+        f"{path.name} is for any number of identical processors and machine={machine!r} is no number of them; give "
+        "one, such as 4"
+    )
+
+
+def load(path: Path) -> Any:
+    """The JSON in a file; PlanError when it is none."""
+    try:
+        return json.loads(_text(path))
+    except RecursionError:
+        raise PlanError(f"{path} is nested too deeply to be a graph; it has four lists of objects") from None
+    except ValueError as error:
+        raise PlanError(f"{path} is not JSON ({error}); write a graph as a JSON object") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read ({error.strerror}); give the path of a graph file") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is not text; write a graph as a JSON object") from None

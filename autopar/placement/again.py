@@ -1,0 +1,102 @@
+"""Runs computed once more on a second device: costed graph → costed graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ..cost import CostedGraph, Run, TaskCost
+from ..graph import Task, Value, replace_refs
+
+
+def repeatable(costed: CostedGraph, run: Run) -> bool:
+    """Whether a run may be computed twice: it draws nothing, changes nothing, waits for values alone, is bound to
+    no other run and is no copy itself."""
+    tasks = [costed.graph.task[name] for name in run.tasks]
+    free = not run.after and run.colocate is None and run.name not in dict(costed.again)
+    return free and all(
+        not (task.writes or task.random or task.after or task.home or task.colocate) for task in tasks
+    )
+
+
+def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple[str, str]]) -> CostedGraph:
+    """The graph with each (run, device) of `more`, all `repeatable`, as a run of its own that is bound to its device.
+
+    `device` is where all runs are: those on a device with a copy read what the copy makes, other copies there
+    included, and what must be delivered there is the copy's. Linear in the graph.
+    """
+    taken = {*costed.graph.value, *costed.graph.task, *costed.run}
+    names: dict[str, dict[str, str]] = {where: {} for _, where in more}
+    copies: dict[str, list[str]] = {}
+    for name, where in more:
+        copies.setdefault(name, []).append(where)
+        originals = [name, *costed.run[name].tasks]
+        originals += [value for task in costed.run[name].tasks for value in costed.graph.task[task].outputs]
+        for original in dict.fromkeys(originals):
+            copy = f"{original} again on {where}"
+            while copy in taken:
+                copy += "'"
+            taken.add(copy)
+            names[where][original] = copy
+    values = {value.name: value for value in costed.graph.values}
+    tasks: list[Task] = []
+    costs: list[TaskCost] = []
+    runs: list[Run] = []
+    for run in costed.runs:
+        here = {value: names.get(device[run.name], {}).get(value, value) for value in run.reads}
+        tasks += [_task(costed.graph.task[task], here, {}) for task in run.tasks]
+        costs += [costed.cost[task] for task in run.tasks]
+        runs.append(replace(run, reads=tuple(here.values())))
+        for where in copies.get(run.name, ()):
+            there = names[where]
+            reads = {value: there.get(value, value) for value in run.reads}
+            made = [value for task in run.tasks for value in costed.graph.task[task].outputs]
+            inside = {**{value: there[value] for value in made}, **reads}
+            tasks += [_task(costed.graph.task[task], inside, there) for task in run.tasks]
+            costs += [replace(costed.cost[task], task=there[task]) for task in run.tasks]
+            runs.append(_run(run, there, reads, costed.index[where]))
+            for value in made:
+                values[there[value]] = _value(values[value], there)
+    delivered = {pair: names.get(pair[1], {}).get(pair[0], pair[0]) for pair in costed.deliver}
+    count = len(costed.graph.outputs)
+    graph = replace(
+        costed.graph,
+        values=tuple(values.values()),
+        tasks=tuple(tasks),
+        outputs=tuple(delivered[pair] for pair in costed.deliver[:count]),
+    )
+    return replace(
+        costed,
+        graph=graph,
+        costs=tuple(costs),
+        runs=tuple(runs),
+        deliver=(*((delivered[pair], pair[1]) for pair in costed.deliver[:count]), *costed.deliver[count:]),
+        again=(*costed.again, *((copy, name) for found in names.values() for name, copy in found.items())),
+    )
+
+
+def _task(task: Task, reads: Mapping[str, str], made: Mapping[str, str]) -> Task:
+    changed = {old: new for old, new in reads.items() if old != new}
+    if not changed and not made:
+        return task
+    args = tuple(replace_refs(argument, changed) for argument in task.args)
+    kwargs = tuple((key, replace_refs(argument, changed)) for key, argument in task.kwargs)
+    outputs = tuple(made.get(value, value) for value in task.outputs)
+    return replace(task, name=made.get(task.name, task.name), args=args, kwargs=kwargs, outputs=outputs)
+
+
+def _run(run: Run, there: Mapping[str, str], reads: Mapping[str, str], device: int) -> Run:
+    seconds = tuple(s if d == device else None for d, s in enumerate(run.seconds))
+    return replace(
+        run,
+        name=there[run.name],
+        tasks=tuple(there[task] for task in run.tasks),
+        seconds=seconds,
+        reads=tuple(reads.values()),
+        makes=tuple(there[value] for value in run.makes),
+        modes=tuple(mode for mode in run.modes if mode[0] == device),
+    )
+
+
+def _value(value: Value, there: Mapping[str, str]) -> Value:
+    return replace(value, name=there[value.name], storage=there.get(value.storage, value.storage))

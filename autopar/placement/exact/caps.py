@@ -1,0 +1,111 @@
+"""The caps of a model: what is in use on each device over time, as `liveness` counts it.
+
+Views and changes in place are left out, so that the model never forbids what fits; `simulate` and `liveness` have the
+last word on what it finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from .literals import Literal
+from .model import Model
+from .transfers import Transfers
+
+
+def cap(model: Model, transfers: Transfers) -> None:
+    """Keep every device that could hold more than its cap to it."""
+    problem = model.problem
+    for d, limit in enumerate(problem.caps):
+        if limit is None:
+            continue
+        held = _Held(model, transfers, d)
+        held.state()
+        held.scratch()
+        for v in range(len(problem.values)):
+            held.value(v)
+        free = limit - (0 if problem.costed.consumed else sum(problem.given[d].values()))
+        if sum(held.sizes) > free:
+            model.cp.add_cumulative(held.intervals, held.sizes, max(0, math.ceil(free)))
+
+
+class _Held:
+    """What takes memory of one device: `intervals` and their `sizes` in bytes."""
+
+    def __init__(self, model: Model, transfers: Transfers, device: int) -> None:
+        self.model, self.transfers, self.device = model, transfers, device
+        self.intervals: list[Any] = []
+        self.sizes: list[int] = []
+
+    def state(self) -> None:
+        """Resident state, wherever it is read, from the first moment to the last."""
+        problem, d = self.model.problem, self.device
+        keepers: dict[str, list[tuple[int, Literal]]] = {}
+        for r, kept in enumerate(problem.kept):
+            for storage, nbytes in kept:
+                if storage not in problem.given[d] and d in self.model.on[r]:
+                    keepers.setdefault(storage, []).append((nbytes, self.model.on[r][d]))
+        for storage, some in keepers.items():
+            here = self.model.literals.any([literal for _, literal in some], f"{storage} on {d}")
+            self._add(0, self.model.horizon, self.model.horizon, here, min(nbytes for nbytes, _ in some))
+
+    def scratch(self) -> None:
+        """Workspace of each run while it lasts."""
+        model = self.model
+        for r, nbytes in enumerate(model.problem.workspace):
+            if nbytes and self.device in model.on[r]:
+                for _, size, when in model.modes[r, self.device]:
+                    self._add(model.start[r], size, model.start[r] + size, when, nbytes)
+
+    def value(self, v: int) -> None:
+        """A value from when it is made, or sets out, to its last use here."""
+        model, problem, d = self.model, self.model.problem, self.device
+        name, nbytes, maker = problem.values[v], problem.bytes[v], problem.maker[v]
+        if not nbytes or problem.costed.graph.value[name].storage != name:
+            return
+        delivered = any(value == name and not device for value, device in problem.costed.deliver)
+        if maker >= 0 and d in model.on[maker]:
+            start, first, here = model.start[maker], model.end[maker], model.on[maker][d]
+            self._alive(v, start, here, [(first, True)], d in problem.deliver[v] or delivered)
+        if maker < 0 and problem.home[v] == d and problem.costed.consumed:
+            self._alive(v, 0, True, [], d in problem.deliver[v] or delivered)
+        for when, _, _, size in self.transfers.brings.get((v, d), ()):
+            start = self.transfers.start[v, d]
+            forever = d in problem.deliver[v] or problem.stays[v]
+            self._alive(v, start, when, [(start + size, True)], forever)
+
+    def _alive(
+        self, v: int, start: Any, here: Literal, ends: Iterable[tuple[Any, Literal]], forever: bool
+    ) -> None:
+        model, problem, d = self.model, self.model.problem, self.device
+        if here is False:
+            return
+        end = model.cp.new_int_var(0, model.horizon, f"last use of {v} on {d}")
+        size = model.cp.new_int_var(0, model.horizon, f"{v} in use on {d}")
+        uses = [*ends, *((model.end[r], model.on[r][d]) for r in problem.readers[v] if d in model.on[r])]
+        for (value, target), brings in self.transfers.brings.items():
+            if value == v and target != d:
+                sent = self.transfers.start[v, target]
+                maker = problem.maker[v]
+                for when, via, _, taken in brings:
+                    # Straight from its source, or by way of this device.
+                    if via == d or (via < 0 and (maker < 0 or d in model.on[maker])):
+                        origin = True if via == d or maker < 0 else model.on[maker][d]
+                        uses.append((sent + taken, model.literals.all([when, origin])))
+        for use, when in uses:
+            if when is True:
+                model.cp.add(end >= use)
+            elif when is not False:
+                model.cp.add(end >= use).only_enforce_if(when)
+        if forever:
+            model.cp.add(end == model.horizon)
+        self._add(start, size, end, here, problem.bytes[v])
+
+    def _add(self, start: Any, size: Any, end: Any, here: Literal, nbytes: int) -> None:
+        if here is not False:
+            cp = self.model.cp
+            self.intervals.append(cp.new_optional_interval_var(start, size, end, here, ""))
+            # Graph files may have fractions of bytes and the solver has not.
+            self.sizes.append(math.floor(nbytes))

@@ -1,0 +1,146 @@
+"""The transfers of a model: each value comes to a device at most once, over the way from where it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .literals import Literal
+from .model import Model, Use
+
+Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
+"""The hops that can bring a value to a device: (units, copy queue, wire, device it passes or -1) and the pairs of
+(source, device where it is wanted) for which each is used."""
+
+
+class Transfers:
+    """`start[v, d]` is when value v sets out on its last hop to device d, if it does: one of `brings[v, d]` (literal,
+    source of the hop or -1, queue, units) holds."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.start: dict[tuple[int, int], Any] = {}
+        self.brings: dict[tuple[int, int], list[tuple[Literal, int, int, int]]] = {}
+        first = model.problem.runs
+        self.played = {(v, hop.dst): step for step, (v, hop) in enumerate(model.best.moves, first)}
+        for v in range(len(model.problem.values)):
+            self._value(v)
+
+    def _value(self, v: int) -> None:
+        model, problem = self.model, self.model.problem
+        maker = problem.maker[v]
+        sources: Mapping[int, Literal] = model.on[maker] if maker >= 0 else {problem.home[v]: True}
+        wanted = self._wanted(v)
+        hops: dict[int, Hops] = {}
+        for source, there in sources.items():
+            for target, wish in wanted.items():
+                if target == source:
+                    continue
+                route = problem.route[source][target]
+                if route is None:
+                    model.cp.add_bool_or(model.literals.no(there), model.literals.no(wish))
+                    continue
+                for hop in route:
+                    via = -1 if hop.src == source else hop.src
+                    size = model.units.floor(hop.seconds(problem.bytes[v]))
+                    ways = hops.setdefault(hop.dst, {})
+                    ways.setdefault((size, hop.lane, hop.wire, via), []).append((source, target))
+        for target, ways in hops.items():
+            self._bring(v, target, ways, sources, wanted)
+        for target in hops:
+            for when, via, _, _ in self.brings[v, target]:
+                for first, _, _, size in self.brings[v, via] if via >= 0 else ():
+                    later = self.start[v, target] >= self.start[v, via] + size
+                    self._enforce(later, when, first)
+
+    def _wanted(self, v: int) -> dict[int, Literal]:
+        """Where a value must come, unless it is there."""
+        model, problem = self.model, self.model.problem
+        found: dict[int, list[Literal]] = {}
+        for r in (*problem.readers[v], *problem.carry[v]):
+            for d, here in model.on[r].items():
+                found.setdefault(d, []).append(here)
+        for d in problem.deliver[v]:
+            found.setdefault(d, []).append(True)
+        holders = [model.on[r] for r in problem.holders.get(problem.values[v], ())]
+        wanted = {}
+        for d, wishes in found.items():
+            held = model.literals.any([row[d] for row in holders if d in row])
+            wanted[d] = model.literals.all(
+                [model.literals.any(wishes, f"want {v} {d}"), model.literals.no(held)]
+            )
+        return {d: wish for d, wish in wanted.items() if wish is not False}
+
+    def _bring(
+        self, v: int, target: int, ways: Hops, sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
+    ) -> None:
+        model, problem, units = self.model, self.model.problem, self.model.units
+        maker, step = problem.maker[v], self.played.get((v, target))
+        start = model.cp.new_int_var(0, model.horizon, f"send {v} {target}")
+        if step is not None:
+            model.cp.add_hint(start, units.floor(model.best.start[step]))
+        elif maker >= 0:
+            model.cp.add_hint(start, units.floor(model.best.end[maker]))
+        if maker >= 0:
+            model.cp.add(start >= model.end[maker])
+        self.start[v, target] = start
+        self.brings[v, target] = found = []
+        readers = [r for r in problem.readers[v] if target in model.on[r]]
+        last = target in problem.deliver[v] or bool(problem.carry[v])
+        head, tail = self._around(v, target, sources, readers, last)
+        for (size, lane, wire, via), pairs in ways.items():
+            when = self._when(pairs, sources, wanted)
+            found.append((when, via, lane, size))
+            for kind, number in (("queue", lane), ("wire", wire)):
+                if number >= 0:
+                    model.use((kind, number), Use(start, size, when, 1, head, tail))
+            for r in readers:
+                self._enforce(model.start[r] >= start + size, when, model.on[r][target])
+            if last:
+                self._enforce(model.makespan >= start + size, when)
+            for position, run in problem.changes.get(v, ()):
+                early = [r for r in readers if problem.first_read[v, r] <= position]
+                none = [model.literals.no(model.on[r][target]) for r in early]
+                self._enforce(start >= model.end[run], when, *none)
+
+    def _around(
+        self, v: int, target: int, sources: Mapping[int, Literal], readers: list[int], last: bool
+    ) -> tuple[int, int]:
+        """Units there must be before and after a transfer, wherever it comes from and whoever reads it."""
+        model, ways, maker = self.model, self.model.ways, self.model.problem.maker[v]
+        head = 0.0
+        if maker >= 0:
+            head = min(ways.head[maker][e] + model.problem.seconds[maker][e] for e in sources if e != target)
+        tail = 0.0
+        if readers and not last:
+            tail = min(model.problem.seconds[r][target] + ways.tail[r][target] for r in readers)
+        passes = any(hop.src == target for row in model.problem.route for hops in row for hop in hops or ())
+        indirect = any(len(hops or ()) > 1 for row in model.problem.route for hops in row)
+        return model.units.floor(head), 0 if passes and indirect else model.units.floor(tail)
+
+    def _when(
+        self, pairs: list[tuple[int, int]], sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
+    ) -> Literal:
+        """Whether a value is on one of the sources and wanted on the device paired with it."""
+        literals = self.model.literals
+        wishes: dict[int, list[int]] = {}
+        for source, target in pairs:
+            wishes.setdefault(source, []).append(target)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for source, targets in wishes.items():
+            alike.setdefault(tuple(targets), []).append(source)
+        found = []
+        for paired, some in alike.items():
+            rest = [there for e, there in sources.items() if e not in some]
+            # The negation of the other sources makes no new variable where there is one other.
+            here = literals.no(rest[0]) if len(rest) == 1 else literals.any([sources[e] for e in some])
+            if not rest:
+                here = True
+            found.append(literals.all([here, literals.any([wanted[d] for d in paired])]))
+        return literals.any(found)
+
+    def _enforce(self, constraint: Any, *literals: Literal) -> None:
+        if False not in [literal for literal in literals if isinstance(literal, bool)]:
+            self.model.cp.add(constraint).only_enforce_if(
+                [literal for literal in literals if not isinstance(literal, bool)]
+            )

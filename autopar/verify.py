@@ -1,0 +1,251 @@
+"""Whether a plan of a graph file can be carried out as it says: judged from the format's definitions alone.
+
+Plain JSON data in, sentences out. Nothing here knows how plans are made, or imports what makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+TOLERANCE = 1e-9
+"""Share of the makespan by which two moments may differ and still be one."""
+
+Data = Mapping[str, Any]
+
+
+def infeasibilities(graph: Data, plan: Data) -> list[str]:
+    """Everything that is wrong with a plan, a sentence each; empty when it can be carried out as it says.
+
+    `graph` is a graph file and `plan` what was written for it, both as parsed JSON; the graph is taken to be well
+    formed. O(n log n) in tasks, transfers and reads.
+    """
+    return _Check(graph, plan).sentences
+
+
+class _Check:
+    def __init__(self, graph: Data, plan: Data) -> None:
+        self.task = {task["id"]: task for task in graph["tasks"]}
+        self.value = {value["id"]: value for value in graph["values"]}
+        self.device = {device["name"]: device for device in graph["devices"]}
+        self.link = {(link["src"], link["dst"]): link for link in graph.get("links", ())}
+        self.reads: dict[str, list[str]] = {name: [] for name in self.task}
+        self.makes: dict[str, list[str]] = {name: [] for name in self.task}
+        for name, value in self.value.items():
+            if value.get("producer") is not None:
+                self.makes[value["producer"]].append(name)
+            for reader in dict.fromkeys(value["consumers"]):
+                self.reads[reader].append(name)
+        self.sentences: list[str] = []
+        known = self._known(plan)
+        self.placed: list[Data] = known[0]
+        self.transfers: list[Data] = known[1]
+        self.last = max((step["end_s"] for step in (*self.placed, *self.transfers)), default=0.0)
+        self.slack = TOLERANCE * max(self.last, 1e-9)
+        self.since = self._since()
+        self._tasks()
+        self._together()
+        self._transfers()
+        self._reads()
+        self._busy(plan.get("period_s"))
+        self._memory()
+        self._ends(plan)
+
+    def say(self, text: str) -> None:
+        self.sentences.append(text)
+
+    def _known(self, plan: Data) -> tuple[list[Data], list[Data]]:
+        """The entries that name what there is; the others are complained of here."""
+        placed, transfers = [], []
+        for step in plan["tasks"]:
+            if step["id"] not in self.task:
+                self.say(f"the plan places {step['id']!r}, which is no task")
+            elif step["device"] not in self.device:
+                self.say(f"task {step['id']!r} is placed on {step['device']!r}, which is no device")
+            else:
+                placed.append(step)
+        for step in plan["transfers"]:
+            if step["value"] not in self.value:
+                self.say(f"the plan moves {step['value']!r}, which is no value")
+            elif (step["src"], step["dst"]) not in self.link:
+                self.say(
+                    f"value {step['value']!r} goes from {step['src']!r} to {step['dst']!r}, which no link joins"
+                )
+            else:
+                transfers.append(step)
+        return placed, transfers
+
+    def _since(self) -> dict[tuple[str, str], float]:
+        """From when on each value is on each device where it ever is."""
+        since: dict[tuple[str, str], float] = {}
+
+        def there(value: str, device: str, time: float) -> None:
+            since[value, device] = min(time, since.get((value, device), time))
+
+        for name, value in self.value.items():
+            if value.get("producer") is None:
+                there(name, value["home"], 0.0)
+        for step in self.placed:
+            for name in self.makes[step["id"]]:
+                there(name, step["device"], step["end_s"])
+        for step in self.transfers:
+            there(step["value"], step["dst"], step["end_s"])
+        return since
+
+    def _tasks(self) -> None:
+        """Every task once, or once for each device it is on, where it may be, for as long as it takes."""
+        where: dict[str, list[str]] = {name: [] for name in self.task}
+        for step in self.placed:
+            name, device = step["id"], step["device"]
+            if device in where[name]:
+                self.say(f"task {name!r} is placed twice on {device}")
+            where[name].append(device)
+            task = self.task[name]
+            if task.get("pin") not in (None, device):
+                self.say(f"task {name!r} is on {device} but pinned to {task['pin']}")
+            lanes = _lanes(step)
+            if len(set(lanes)) != len(lanes) or not all(0 <= n < self._width(device) for n in lanes):
+                self.say(
+                    f"task {name!r} is on the lanes {lanes} of {device}, which has {self._width(device)}"
+                )
+            cost = task["seconds"].get(device)
+            if isinstance(cost, Mapping):
+                cost = {int(taken): s for taken, s in cost.items()}.get(len(lanes))
+            elif len(lanes) != 1:
+                cost = None
+            if cost is None:
+                self.say(f"task {name!r} cannot run on {len(lanes)} lanes of {device}")
+            elif abs(step["end_s"] - step["start_s"] - cost) > self.slack:
+                self.say(f"task {name!r} takes {step['end_s'] - step['start_s']} s on {device}, not {cost}")
+            if step["start_s"] < -self.slack:
+                self.say(f"task {name!r} starts before the beginning")
+        for name, devices in where.items():
+            if not devices:
+                self.say(f"task {name!r} is not placed")
+
+    def _width(self, device: str) -> int:
+        return int(self.device[device].get("lanes", 1))
+
+    def _together(self) -> None:
+        groups: dict[str, set[str]] = {}
+        for step in self.placed:
+            group = self.task[step["id"]].get("colocate")
+            if group is not None:
+                groups.setdefault(group, set()).add(step["device"])
+        for group, devices in groups.items():
+            if len(devices) > 1:
+                self.say(f"the group {group!r} is on {', '.join(sorted(devices))} and must be on one device")
+
+    def _transfers(self) -> None:
+        seen = set()
+        for step in self.transfers:
+            name, src, dst = step["value"], step["src"], step["dst"]
+            link = self.link[src, dst]
+            cost = link["latency_s"] + self.value[name]["bytes"] / link["bytes_per_s"]
+            if abs(step["end_s"] - step["start_s"] - cost) > self.slack:
+                self.say(
+                    f"value {name!r} takes {step['end_s'] - step['start_s']} s from {src} to {dst}, not {cost}"
+                )
+            if (
+                self.since.get((name, src), float("inf")) > step["start_s"] + self.slack
+                or step["start_s"] < -self.slack
+            ):
+                self.say(f"value {name!r} leaves {src} for {dst} before it is there")
+            if (name, dst) in seen:
+                self.say(f"value {name!r} comes to {dst} twice")
+            seen.add((name, dst))
+
+    def _reads(self) -> None:
+        for step in self.placed:
+            for name in self.reads[step["id"]]:
+                if self.since.get((name, step["device"]), float("inf")) > step["start_s"] + self.slack:
+                    self.say(f"task {step['id']!r} reads {name!r} on {step['device']} before it is there")
+        for name, value in self.value.items():
+            if value.get("deliver_to") is not None and (name, value["deliver_to"]) not in self.since:
+                self.say(f"value {name!r} never comes to {value['deliver_to']}, where it must be delivered")
+
+    def _busy(self, period: float | None) -> None:
+        """Lanes and wires do one thing at a time, and no more in a call than a period has room for."""
+        used: dict[str, list[tuple[float, float, str]]] = {}
+        for step in self.placed:
+            for lane in _lanes(step):
+                key = f"lane {lane} of {step['device']}"
+                used.setdefault(key, []).append((step["start_s"], step["end_s"], f"task {step['id']!r}"))
+        for step in self.transfers:
+            link = self.link[step["src"], step["dst"]]
+            wire = (
+                f"the wire {link['wire']!r}" if "wire" in link else f"the link {step['src']} → {step['dst']}"
+            )
+            if "wire" not in link or link["wire"] is not None:
+                used.setdefault(wire, []).append((step["start_s"], step["end_s"], f"value {step['value']!r}"))
+        for what, spans in used.items():
+            busy = sorted(span for span in spans if span[1] - span[0] > self.slack)
+            for (_, end, one), (start, _, other) in pairwise(busy):
+                if start < end - self.slack:
+                    self.say(f"{what} has {one} and {other} at {start} s")
+            work = sum(end - start for start, end, _ in busy)
+            if period is not None and work > period + self.slack:
+                self.say(f"{what} is busy for {work} s in each call, longer than the period of {period} s")
+
+    def _memory(self) -> None:
+        """State for ever, scratch while it is used, values from their beginning to their last local use."""
+        begins: dict[tuple[str, str], float] = {}
+        ends: dict[tuple[str, str], float] = {}
+
+        def use(value: str, device: str, start: float, end: float) -> None:
+            key = value, device
+            begins[key] = min(start, begins.get(key, start))
+            ends[key] = max(end, ends.get(key, end))
+
+        held: list[tuple[str, float, float, float]] = []
+        for name, value in self.value.items():
+            if value.get("producer") is None:
+                use(name, value["home"], 0.0, 0.0)
+        for step in self.placed:
+            task, device, start, end = self.task[step["id"]], step["device"], step["start_s"], step["end_s"]
+            held.append((device, 0.0, float("inf"), task.get("state_bytes", 0)))
+            held.append((device, start, end, task.get("workspace_bytes", 0)))
+            for name in self.makes[step["id"]]:
+                use(name, device, start, end)
+        for step in self.transfers:
+            use(step["value"], step["dst"], step["start_s"], step["end_s"])
+        for step in self.placed:
+            for name in self.reads[step["id"]]:
+                if (name, step["device"]) in begins:
+                    use(name, step["device"], step["end_s"], step["end_s"])
+        for step in self.transfers:
+            if (step["value"], step["src"]) in begins:
+                use(step["value"], step["src"], step["end_s"], step["end_s"])
+        held += [(key[1], begins[key], ends[key], self.value[key[0]]["bytes"]) for key in begins]
+        for device, peak, time in self._peaks(held):
+            cap = self.device[device].get("memory_bytes")
+            if cap is not None and peak > cap * (1 + TOLERANCE):
+                self.say(f"{device} holds {peak} bytes at {time} s and has {cap}")
+
+    def _peaks(self, held: Iterable[tuple[str, float, float, float]]) -> Iterable[tuple[str, float, float]]:
+        changes: dict[str, list[tuple[float, float]]] = {device: [] for device in self.device}
+        for device, start, end, nbytes in held:
+            if nbytes:
+                changes[device] += [(start, nbytes), (max(start, end - self.slack), -nbytes)]
+        for device, steps in changes.items():
+            level, peak, when = 0.0, 0.0, 0.0
+            for time, change in sorted(steps):
+                level += change
+                if level > peak:
+                    peak, when = level, time
+            yield device, peak, when
+
+    def _ends(self, plan: Data) -> None:
+        if abs(plan["makespan_s"] - self.last) > self.slack:
+            self.say(
+                f"the makespan is said to be {plan['makespan_s']} s, but the last step ends at {self.last} s"
+            )
+        if plan["lower_bound_s"] > plan["makespan_s"] + self.slack:
+            self.say(
+                f"the lower bound {plan['lower_bound_s']} s is above the makespan {plan['makespan_s']} s"
+            )
+
+
+def _lanes(step: Data) -> list[int]:
+    return list(step.get("lanes", [step["lane"]]))

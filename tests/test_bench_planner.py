@@ -1,0 +1,225 @@
+"""The planner's bench: what its parts compare is comparable, and what they judge is judged."""
+
+import json
+import random
+
+import pytest
+
+from autopar.bench import instances
+from autopar.bench.planner import (
+    PARTS,
+    adversary,
+    families,
+    feasible,
+    planted,
+    rivals,
+    robust,
+    run,
+    scale,
+    small,
+    stg,
+)
+from autopar.bench.planner.judging import Asked, Goal, by_direction, by_policy, percentile, planned, unwired
+from autopar.bench.planner.related import Instance
+from autopar.bench.planner.varied import varied
+from autopar.errors import PlanError
+from autopar.formats import read
+from autopar.placement import place
+from autopar.problem import Problem
+from autopar.simulate import Play
+from autopar.verify import infeasibilities
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two task graphs of the Standard Task Graph set's form with their optima: a chain beside a task, and a fork."""
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "a.stg").write_text("3\n0 0 0\n1 4 1 0\n2 3 1 1\n3 5 1 0\n4 0 2 2 3\n# remarks\n")
+    (tmp_path / "3" / "b.stg").write_text("3\n1 2 0\n2 2 1 1\n3 2 1 1\n")
+    (tmp_path / "optima3.csv").write_text("3/a.stg,2,7\n3/b.stg,1,6\n3/b.stg,2,4\n")
+    return tmp_path
+
+
+def test_every_graph_of_the_set_is_planned_and_both_are_held_against_its_optimum(folder, capsys):
+    found = stg.run(Asked(folder, 3))
+    assert sorted(found["instances"]) == ["a.stg on 2", "b.stg on 1", "b.stg on 2"]
+    for own in found["instances"].values():
+        assert own["gap"] == pytest.approx(0, abs=1e-9)
+        assert own["bound"] <= 1e-9
+        assert own["list"] >= -1e-9
+        assert not own["wrong"]
+    assert "at the optimum, goal ≥ 97.00%: 100.00%, met" in capsys.readouterr().out
+
+
+def test_rows_are_drawn_evenly():
+    rows = [("", n, 0.0) for n in range(10)]
+    assert [row[1] for row in stg.evenly(rows, 5)] == [0, 2, 4, 6, 8]
+    assert stg.evenly(rows, 20) == rows
+
+
+def test_a_folder_without_optima_is_refused(tmp_path):
+    with pytest.raises(PlanError, match=r"optima"):
+        stg.run(Asked(tmp_path, 1))
+
+
+def test_a_goal_says_whether_it_is_met():
+    assert str(Goal("share", 0.5, 0.7, least=True)) == "share, goal ≥ 70.00%: 50.00%, NOT MET"
+    assert str(Goal("gap", 0.01, 0.01)).endswith("met")
+    assert Goal("gap", None, 0.01).met is None
+    assert percentile([3, 1, 2, 4, 5, 6, 7, 8, 9, 10], 0.9) == 9
+    assert percentile([1.0], 0.9) == 1.0
+
+
+def test_what_cannot_be_carried_out_is_found_out():
+    instance = Instance(
+        "pair", {"a": 1.0, "b": 1.0}, {("a", "b"): 1.0}, {"p": 1.0, "q": 2.0}, {("p", "q"): 1.0}
+    )
+    graph = instance.graph()
+    good = instance.plan([("a", "p", 0.0, 1.0), ("b", "q", 2.0, 2.5)])
+    assert infeasibilities(graph, good) == []
+    assert good["makespan_s"] == 2.5
+    for placed in (
+        [("a", "p", 0.0, 1.0)],
+        [("a", "p", 0.0, 1.0), ("b", "q", 1.5, 2.0)],
+        [("a", "p", 0.0, 1.0), ("b", "p", 0.5, 1.5)],
+        [("a", "p", 0.0, 0.5), ("b", "p", 1.0, 2.0)],
+    ):
+        assert infeasibilities(graph, instance.plan(placed))
+    ours = planned(graph)
+    assert not ours.wrong
+    assert ours.makespan == pytest.approx(1.0)
+
+
+def test_policies_and_wires():
+    graph = varied(3)
+    assert {link["wire"] for link in unwired(graph)["links"]} <= {None}
+    assert not any("wire" in link for link in by_direction(graph)["links"])
+    plain = {**graph, "devices": [{**device, "memory_bytes": None} for device in graph["devices"]]}
+    assert by_policy(plain, "heft", read(plain)).wrong == ()
+
+
+def test_misjudged_costs_stay_within_their_error():
+    graph = varied(5)
+    guess = robust.misjudged(graph, 1)
+    assert guess == robust.misjudged(graph, 1) != robust.misjudged(graph, 2)
+    for task, other in zip(graph["tasks"], guess["tasks"]):
+        for name, seconds in task["seconds"].items():
+            ways = seconds if isinstance(seconds, dict) else {"": seconds}
+            off = other["seconds"][name] if isinstance(seconds, dict) else {"": other["seconds"][name]}
+            for key, own in ways.items():
+                assert 0.7 * own <= off[key] <= 1.3 * own
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_varied_graphs_are_graphs_and_the_same_each_time(seed):
+    graph = json.loads(json.dumps(varied(seed)))
+    assert graph == varied(seed)
+    read(graph)
+
+
+def test_changes_keep_instances_without_cycles_and_within_bounds():
+    draw = random.Random(0)
+    instance, edges = adversary.start(draw), set()
+    for _ in range(300):
+        instance = adversary.changed(instance, draw)
+        edges.add(len(instance.size))
+        assert instance.size
+        for weights in (instance.work, instance.size, instance.speed, instance.rate):
+            assert all(adversary.LEAST <= weight <= adversary.MOST for weight in weights.values())
+    read(instance.graph())
+    assert len(edges) > 3
+
+
+def test_annealing_keeps_the_worst_it_has_met():
+    seen = []
+
+    def rival(instance):
+        seen.append(sum(instance.work.values()))
+        return 1 / seen[-1], "work"
+
+    found = adversary.anneal(rival, random.Random(1), 2)
+    assert found["tried"] == len(seen) == 3
+    assert found["ratio"] > 0
+    assert found["wrong"] == 0
+
+
+def test_every_policy_and_device_is_beside_us():
+    makespan, by = adversary._inside(adversary.start(random.Random(2)))
+    assert makespan > 0
+    assert by
+
+
+@pytest.mark.parametrize("shape", scale.SHAPES)
+def test_shapes_have_the_tasks_asked_for(shape):
+    graph = scale.SHAPES[shape](300)
+    assert len(graph["tasks"]) == 300
+    assert len(graph["devices"]) == scale.DEVICES
+    read(graph)
+
+
+def test_a_process_measures_one_graph():
+    own = scale._measured("chains", 64)
+    assert own["peak"] >= own["before"] > 0
+    assert own["cost"] > 0
+    assert own["wrong"] == 0
+
+
+def test_a_run_of_random_graphs_counts_every_outcome(capsys):
+    found = feasible.run(Asked(seeds=6))
+    assert sum(found["kinds"].values()) == 6 * len(feasible.OBJECTIVES)
+    assert not any("latency" in said for said in found["bad"])
+    assert "met" in capsys.readouterr().out
+
+
+def test_planted_figures_are_above_the_optimum(monkeypatch):
+    monkeypatch.setattr(planted, "REDUCED", ((12, 2),))
+    found = planted.run(Asked())
+    assert len(found["instances"]) == 6
+    for own in found["instances"].values():
+        assert own["bound"] <= 1e-9
+        assert all(own[name] >= -1e-9 for name in ("autopar", *planted.RIVALS))
+
+
+def test_parts_are_found_by_name(capsys):
+    found = run(["stg"])
+    assert list(found) == ["stg"]
+    assert "--graphs FOLDER" in capsys.readouterr().out
+    assert len(PARTS) == len(set(PARTS))
+
+
+def test_saga_is_asked_and_judged():
+    pytest.importorskip("saga")
+    for family in ("out trees", "parallel chains"):
+        instance = families.made(family, 1, 20)
+        assert families.made(family, 1, 20) == instance
+        network, graph = rivals.given(instance)
+        ours = planned(instance.graph())
+        assert not ours.wrong
+        heft = rivals.scheduled("HeftScheduler", instance, network, graph)
+        assert not heft.wrong
+        with rivals.looked_up():
+            quick = rivals.scheduled("HeftScheduler", instance, network, graph)
+        assert quick.makespan == pytest.approx(heft.makespan)
+        assert ours.makespan <= heft.makespan * (1 + 1e-9)
+
+
+def test_an_unknown_part_is_refused():
+    with pytest.raises(PlanError, match=r"--part sgt is not known; give one of small"):
+        run(["sgt"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_orders_of_a_plan_make_the_plan_again(seed):
+    costed = read(instances.small(seed, tasks=12))
+    plan = place(costed)
+    assert Play(Problem(costed), small.orders(plan)).makespan == pytest.approx(plan.makespan)
+
+
+def test_without_the_solver_gaps_are_to_the_bound(monkeypatch, capsys):
+    monkeypatch.setattr(small, "installed", lambda: False)
+    monkeypatch.setattr(small, "REDUCED", 1)
+    found = small.run(Asked())
+    (own,) = found["instances"].values()
+    assert own["gap"] == pytest.approx(own["makespan"] / own["bound"] - 1)
+    assert [goal["met"] for goal in found["goals"][:3]] == [None, None, None]
+    assert "pip install 'autopar[exact]'" in capsys.readouterr().out

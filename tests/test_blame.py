@@ -1,0 +1,163 @@
+"""Errors of what the user wrote say whose it is: the model's, the criterion's, a number kept, a cache, a BatchNorm."""
+
+import pytest
+import torch
+from torch import nn
+from training_models import machine
+
+import autopar
+from autopar.errors import AutoparError, CaptureError, PlanError, RunError
+
+
+def model():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def stepping(net, criterion, **options):
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    return autopar.train_step(net, criterion, optimizer, machine(), **options)
+
+
+def data(rows=8):
+    return torch.randn(rows, 6), torch.randint(0, 3, (rows,))
+
+
+def mismatched(outputs, targets):
+    return (outputs @ targets).sum()
+
+
+def undecided(outputs, targets):
+    return outputs.sum() if outputs.sum() > 0 else -outputs.sum()
+
+
+class Lacking(nn.Module):
+    def forward(self, outputs, targets):
+        return outputs.nothing(targets)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "line"),
+    [
+        (mismatched, "return (outputs @ targets).sum()"),
+        (Lacking(), "return outputs.nothing(targets)"),
+        (undecided, "return outputs.sum() if outputs.sum() > 0"),
+    ],
+)
+def test_what_the_criterion_raises_is_said_of_it(criterion, line):
+    step = stepping(model(), criterion)
+    with pytest.raises(CaptureError) as caught:
+        step(*data())
+    text = str(caught.value)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    assert text.startswith(f"the criterion {name} of Sequential")
+    assert line in text
+    assert "test_blame.py:" in text
+
+
+def test_a_criterion_of_torch_is_named():
+    step, (x, y) = stepping(model(), nn.CrossEntropyLoss()), data()
+    with pytest.raises(CaptureError, match=r"^the criterion CrossEntropyLoss of Sequential fails on these"):
+        step(x, y.float())
+
+
+def test_what_the_model_raises_is_still_said_of_it():
+    step, (x, y) = stepping(model(), nn.CrossEntropyLoss()), data()
+    with pytest.raises(CaptureError, match=r"^Sequential fails on these arguments"):
+        step(x[:, :5], y)
+
+
+def test_of_a_step_function_the_model_within_is_told_apart():
+    def narrow(net, x, y):
+        return net(x[:, :5]).sum()
+
+    def wrong(net, x, y):
+        return net(x) @ y
+
+    for function, blamed in ((narrow, "Sequential fails"), (wrong, "the step_fn wrong of Sequential fails")):
+        step = stepping(model(), None, step_fn=function)
+        with pytest.raises(CaptureError, match=rf"^{blamed}"):
+            step(*data())
+
+
+def test_a_criterion_that_fails_in_a_later_run_is_named():
+    step, (x, y) = stepping(model(), nn.CrossEntropyLoss()), data()
+    step(x, y)
+    step(x, y)
+    with pytest.raises(RunError, match=r" in criterion"):
+        step(x, y + 7)
+
+
+class Notes(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.layer, self.number = nn.Linear(6, 3), number
+
+    def forward(self, x):
+        h = self.layer(x)
+        self.last = h.sum().item() if self.number else h
+        return h
+
+
+def test_a_number_kept_in_an_attribute_is_called_one():
+    with pytest.raises(CaptureError) as caught:
+        stepping(Notes(True), nn.CrossEntropyLoss())(*data())
+    text = str(caught.value)
+    assert "a Python number of a tensor (.item()" in text
+    assert "keeps it in self.last," in text
+    assert "self.last = h.sum().item()" in text
+    assert "test_blame.py:" in text
+
+
+def test_a_tensor_kept_in_an_attribute_is_called_one():
+    with pytest.raises(CaptureError, match=r"stores a tensor of the call in self\.last[ ,].*register_buffer"):
+        stepping(Notes(False), nn.CrossEntropyLoss())(*data())
+
+
+class DynamicCache:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return {"loss": h.sum(), "past_key_values": DynamicCache(h)}
+
+
+def test_a_cache_in_the_output_says_how_to_go_without():
+    for call in (stepping(Cached(), lambda out: out), autopar.compile(Cached(), machine())):
+        with pytest.raises(AutoparError, match=r"DynamicCache.*model\.config\.use_cache = False"):
+            call(data()[0])
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(3, 2), (3, 3)])
+def test_one_value_per_channel_in_a_part_is_refused_as_torch_does(rows, parts):
+    step = stepping(Normed(), nn.CrossEntropyLoss(), split=parts, batch_norm="per_part")
+    expected = r" in norm at .*Expected more than 1 value per channel when training.*batch_norm=\"full\""
+    with pytest.raises(PlanError, match=expected):
+        step(*data(rows))
+
+
+def test_two_values_are_enough_as_is_the_whole_batch():
+    for rows, options in ((4, {"split": 2, "batch_norm": "per_part"}), (3, {"split": 3})):
+        assert stepping(Normed(), nn.CrossEntropyLoss(), **options)(*data(rows)).isfinite()
+
+
+def test_auto_passes_over_parts_that_torch_refuses():
+    step = stepping(Normed(), nn.CrossEntropyLoss(), batch_norm="per_part")
+    assert step(*data(3)).isfinite()
+    notes = [candidate.note for candidate in step.plan.candidates]
+    assert any("Expected more than 1 value" in note for note in notes)

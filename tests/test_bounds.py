@@ -1,0 +1,121 @@
+"""Lower bounds: never above a schedule that can be carried out, and tight where that is known."""
+
+import random
+
+import graphs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.bench.instances import planted, small
+from autopar.formats import read
+from autopar.placement.bounds import lower_bound
+from autopar.problem import Problem
+from autopar.simulate import Play, Schedule
+
+
+def random_schedule(problem, draw):
+    """Runs in a random topological order, each on a random lane of a random device it may go to."""
+    lanes = {lane: [] for names in problem.lane_names for lane in names}
+    missing = [len(before) for before in problem.before]
+    ready = [r for r in range(problem.runs) if not missing[r]]
+    chosen = {}
+    few = draw.sample(range(len(problem.devices)), draw.randint(1, len(problem.devices)))
+    while ready:
+        r = ready.pop(draw.randrange(len(ready)))
+        d = draw.choice([d for d in problem.allowed[r] if d in few] or problem.allowed[r])
+        if problem.group[r] >= 0:
+            d = chosen.setdefault(problem.group[r], d)
+        lanes[draw.choice(problem.lane_names[d])].append(problem.names[r])
+        for later in problem.after[r]:
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
+    return Schedule("random", {lane: tuple(names) for lane, names in lanes.items()})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.integers(1, 4))
+def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
+    problem = Problem(graphs.random_dag(seed, tasks, devices, ccr=ratio))
+    bound = lower_bound(problem)
+    for number in range(5):
+        play = Play(problem, random_schedule(problem, random.Random(number)))
+        assert bound <= play.makespan * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 25), st.sampled_from([0.3, 3.0]), st.booleans())
+def test_no_schedule_of_a_graph_with_copies_is_below_the_bound(seed, tasks, ratio, even):
+    draw = random.Random(seed)
+    graph = small(seed, tasks=tasks, ratio=ratio)
+    if even:
+        for task in graph["tasks"]:
+            task["seconds"] = {device["name"]: 1e-3 for device in graph["devices"]}
+    bound = lower_bound(Problem(read(graph)))
+    for _ in range(5):
+        problem = Problem(read(copied(graph, draw)))
+        play = Play(problem, random_schedule(problem, draw))
+        assert bound <= play.makespan * (1 + 1e-9)
+
+
+def copied(graph, draw):
+    """The graph with some tasks twice, on devices of their own; each reader reads of either, as it happens."""
+    tasks, values = [], []
+    twice = {task["id"] for task in graph["tasks"] if draw.random() < 0.4 and len(task["seconds"]) > 1}
+    for task in graph["tasks"]:
+        if task["id"] in twice:
+            one, other = draw.sample(sorted(task["seconds"]), 2)
+            tasks += [task | {"pin": one}, task | {"id": task["id"] + "'", "pin": other}]
+        else:
+            tasks.append(task)
+    names = {task["id"] for task in tasks}
+    for value in graph["values"]:
+        readers = [c for name in value["consumers"] for c in (name, name + "'") if c in names]
+        if value["producer"] in twice:
+            there = [draw.random() < 0.5 for _ in readers]
+            own = [r for r, second in zip(readers, there) if not second]
+            rest = [r for r, second in zip(readers, there) if second]
+            values.append(value | {"consumers": own})
+            more = {"id": value["id"] + "'", "producer": value["producer"] + "'", "consumers": rest}
+            values.append(value | more)
+        else:
+            values.append(value | {"consumers": readers})
+    return graph | {"tasks": tasks, "values": [value for value in values if value["consumers"]]}
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("speeds", [None, (1.0, 2.0, 4.0)])
+def test_a_planted_optimum_is_the_bound(ratio, speeds):
+    for seed in range(3):
+        graph, length = planted(seed, 60, 3, ratio, speeds=speeds)
+        assert lower_bound(Problem(read(graph))) == pytest.approx(length, rel=1e-3)
+        assert lower_bound(Problem(read(graph))) <= length * (1 + 1e-9)
+
+
+def test_what_must_cross_a_wire_bounds_the_schedule():
+    inputs = [
+        {"id": f"x{k}", "producer": None, "home": "cpu", "consumers": [f"t{k}"], "bytes": 100}
+        for k in range(8)
+    ]
+    graph = {
+        "tasks": [{"id": f"t{k}", "seconds": {"gpu": 0.1}} for k in range(8)],
+        "values": inputs,
+        "devices": [{"name": "cpu", "lanes": 1}, {"name": "gpu", "lanes": 4}],
+        "links": [{"src": "cpu", "dst": "gpu", "latency_s": 0.0, "bytes_per_s": 100.0, "wire": "bus"}],
+    }
+    assert 8.0 * 0.999 <= lower_bound(Problem(read(graph))) <= 8.1
+
+
+def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
+    tasks = [{"id": f"t{k}", "seconds": {"a": 1.0, "b": 5.0}, "state_bytes": 10} for k in range(10)]
+    graph = {"tasks": tasks, "values": [], "links": []}
+    graph["devices"] = [{"name": "a", "lanes": 1, "memory_bytes": 50}, {"name": "b", "lanes": 1}]
+    # Five tasks fit on a; the other five take 25 s on b.
+    assert 20.0 < lower_bound(Problem(read(graph))) <= 25.0
+
+
+def test_whole_times_make_whole_bounds():
+    tasks = [{"id": f"t{k}", "seconds": {"a": 3.0}} for k in range(3)]
+    graph = {"tasks": tasks, "values": [], "links": [], "devices": [{"name": "a", "lanes": 2}]}
+    assert lower_bound(Problem(read(graph))) == 6.0

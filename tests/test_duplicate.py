@@ -1,0 +1,103 @@
+"""Runs computed once more where their result is wanted: sooner, still one plan of the same graph."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from taskfiles import link, randomly
+
+from autopar.formats import described, read
+from autopar.placement.again import again, repeatable
+from autopar.placement.duplicate import duplicate
+from autopar.placement.heft import heft
+from autopar.placement.race import Race
+from autopar.problem import Problem
+from autopar.replay import replay
+from autopar.scheduling import schedule
+from autopar.simulate import timing
+from autopar.verify import infeasibilities
+
+
+def fan(**change: Any) -> dict[str, Any]:
+    """A cheap task with a large result that one task on each of three devices reads."""
+    names = "pqr"
+    first = {"id": "a", "seconds": dict.fromkeys(names, 0.1), "state_bytes": 1000, **change}
+    return {
+        "tasks": [first, *({"id": f"on {d}", "seconds": {d: 1.0}} for d in names)],
+        "values": [{"id": "v", "producer": "a", "consumers": [f"on {d}" for d in names], "bytes": 10**6}],
+        "devices": [{"name": d, "memory_bytes": 2 * 10**6} for d in names],
+        "links": [link(a, b) for a in names for b in names if a != b],
+    }
+
+
+def devices_of(plan: dict[str, Any], task: str) -> list[str]:
+    """Where a task of a written plan is."""
+    return sorted(step["device"] for step in plan["tasks"] if step["id"] == task)
+
+
+def test_a_cheap_task_is_computed_where_its_result_is_wanted():
+    plan = described(schedule(fan()))
+    assert plan["makespan_s"] == pytest.approx(1.1)
+    assert devices_of(plan, "a") == ["p", "q", "r"]
+    assert plan["transfers"] == []
+    assert infeasibilities(fan(), plan) == []
+    assert replay(fan(), plan)["makespan_s"] == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"pin": "p"}, {"seconds": {"p": 0.1}}, {"colocate": "g"}, {"state_bytes": 10**6}]
+)
+def test_a_task_that_may_not_be_elsewhere_or_does_not_fit_there_is_computed_once(change):
+    graph = fan(**change)
+    for device in graph["devices"][1:]:
+        device["memory_bytes"] = 1_900_000
+    plan = described(schedule(graph))
+    assert devices_of(plan, "a") == ["p"] or "colocate" in change
+    assert len(devices_of(plan, "a")) == 1
+    assert infeasibilities(graph, plan) == []
+
+
+def test_chains_are_computed_again_together():
+    graph = fan()
+    graph["tasks"].insert(1, {"id": "b", "seconds": dict.fromkeys("pqr", 0.1)})
+    graph["values"][0]["producer"] = "b"
+    graph["values"].append({"id": "u", "producer": "a", "consumers": ["b"], "bytes": 0})
+    plan = described(schedule(graph))
+    assert infeasibilities(graph, plan) == []
+    assert plan["makespan_s"] < 2.0
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 10**9))
+def test_copies_make_a_plan_shorter_or_are_not_made(seed):
+    graph = randomly(random.Random(seed))
+    problem = Problem(read(graph))
+    entry = Race(problem).trial(heft(problem))
+    assert entry is not None
+    found = duplicate(entry, 0.0)
+    assert found is entry or found.makespan < entry.makespan
+    costed = found.play.problem.costed
+    costed.graph.check()
+    assert found is entry or costed.again
+    plan = described(replace(schedule(read(graph)), costed=costed, **shown(found)))
+    assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
+
+
+def shown(entry: Any) -> dict[str, Any]:
+    """What a plan says of an entry."""
+    found = timing(entry.play)
+    return {"placed": found.placed, "transfers": found.transfers, "makespan": found.makespan}
+
+
+def test_names_that_are_taken_are_given_to_nothing_else():
+    graph = fan()
+    graph["tasks"].append({"id": "a again on q", "seconds": {"p": 1.0}})
+    costed = read(graph)
+    where = {"a": "p", "on p": "p", "on q": "q", "on r": "r", "a again on q": "p"}
+    found = again(costed, where, [("a", "q")]).graph.check()
+    assert len({task.name for task in found.tasks}) == len(costed.graph.tasks) + 1
+    assert not repeatable(costed, replace(costed.run["a"], colocate="g"))

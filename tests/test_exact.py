@@ -1,0 +1,147 @@
+"""The exact planner: what it proves is what `simulate` says, and no schedule is shorter."""
+
+import builtins
+import random
+
+import graphs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_bounds import random_schedule
+
+from autopar.bench.instances import planted, small
+from autopar.errors import PlanError
+from autopar.formats import read
+from autopar.liveness import memory
+from autopar.placement.bounds import lower_bound
+from autopar.placement.exact import TOLERANCE, exact
+from autopar.problem import Problem
+from autopar.simulate import Play
+
+pytest.importorskip("ortools")
+
+
+def solved(costed, **more):
+    problem = Problem(costed)
+    return problem, exact(problem, random_schedule(problem, random.Random(0)), **more)
+
+
+def hold(problem, found, tries=20):
+    """It is optimal, unless the order in which the host or a wire serves several queues is not the plan's to choose."""
+    queues = {}
+    for hop in {hop for row in problem.route for hops in row for hop in hops or ()}:
+        queues.setdefault(hop.wire, set()).add(hop.lane)
+    chosen = not any(problem.dispatch) and all(len(own) == 1 for wire, own in queues.items() if wire >= 0)
+    assert found.optimal or not chosen
+    assert Play(problem, found.schedule).makespan == found.makespan
+    assert found.optimal == (found.makespan <= found.lower_bound * (1 + TOLERANCE))
+    assert found.lower_bound <= found.makespan
+    assert lower_bound(problem) <= found.makespan * (1 + 1e-9)
+    for number in range(tries):
+        play = Play(problem, random_schedule(problem, random.Random(number)))
+        assert found.lower_bound <= play.makespan * (1 + 1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([0.1, 1.0, 10.0]))
+def test_no_random_schedule_is_shorter(seed, tasks, ratio):
+    hold(*solved(graphs.random_dag(seed, tasks, ccr=ratio)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_graph_of_the_bench_is_solved(seed):
+    hold(*solved(read(small(seed, tasks=12, devices=3))))
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_it_finds_a_planted_optimum(groups):
+    graph, length = planted(1, 10, 2, 1.0, groups=groups)
+    problem, found = solved(read(graph))
+    hold(problem, found)
+    assert found.makespan == pytest.approx(length, rel=TOLERANCE)
+
+
+def test_what_does_not_fit_together_is_parted():
+    tasks = [{"id": f"t{t}", "seconds": {"a": 1.0, "b": 3.0}, "state_bytes": 6} for t in range(4)]
+    devices = [{"name": "a", "lanes": 1, "memory_bytes": 12}, {"name": "b", "lanes": 1, "memory_bytes": 100}]
+    graph = {"tasks": tasks, "values": [], "devices": devices, "links": []}
+    problem = Problem(read(graph))
+    on_b = random_schedule(problem, random.Random(0))
+    on_b = type(on_b)("b", {"b/0": problem.names})
+    found = exact(problem, on_b)
+    hold(problem, found, 0)
+    assert found.makespan == pytest.approx(6.0)
+    assert all(one.peak <= one.cap for one in memory(problem, Play(problem, found.schedule)))
+    assert lower_bound(problem) > 3.0 * 0.9
+
+
+def test_a_value_leaves_room_when_it_has_been_read():
+    # Two chains of two: with room for one value at a time their tasks cannot be mixed.
+    tasks = [{"id": n, "seconds": {"a": 1.0}} for n in ("p", "q", "r", "s")]
+    values = [
+        {"id": "pq", "producer": "p", "consumers": ["q"], "bytes": 10},
+        {"id": "rs", "producer": "r", "consumers": ["s"], "bytes": 10},
+    ]
+    for lanes, cap, length in ((2, 20, 2.0), (2, 19, 4.0)):
+        devices = [{"name": "a", "lanes": lanes, "memory_bytes": cap}]
+        problem = Problem(read({"tasks": tasks, "values": values, "devices": devices, "links": []}))
+        start = type(random_schedule(problem, random.Random(0)))("one lane", {"a/0": ("p", "q", "r", "s")})
+        found = exact(problem, start)
+        assert (found.makespan, found.optimal) == (pytest.approx(length), True)
+
+
+def test_a_task_takes_as_many_lanes_as_pay():
+    tasks = [
+        {"id": "wide", "seconds": {"a": {"1": 3.0, "2": 1.6}}},
+        {"id": "narrow", "seconds": {"a": {"1": 1.0, "2": 0.9}}},
+    ]
+    graph = {"tasks": tasks, "values": [], "devices": [{"name": "a", "lanes": 2}], "links": []}
+    _, found = solved(read(graph))
+    assert found.optimal
+    assert found.makespan == pytest.approx(2.5)
+
+
+def test_a_task_that_needs_two_lanes_gets_them():
+    tasks = [
+        {"id": "wide", "seconds": {"a": {"2": 1.0}}},
+        *({"id": f"n{n}", "seconds": {"a": 1.0}} for n in range(2)),
+    ]
+    graph = {"tasks": tasks, "values": [], "devices": [{"name": "a", "lanes": 2}], "links": []}
+    problem = Problem(read(graph))
+    lanes = {"a/0": ("n0", "n1", "wide"), "a/1": ("wide",)}
+    found = exact(problem, type(random_schedule(problem, random.Random(0)))("a row", lanes))
+    assert (found.makespan, found.optimal) == (pytest.approx(2.0), True)
+
+
+def test_scratch_counts_while_a_task_runs():
+    # Each device has lanes for all tasks and scratch for one at a time.
+    seconds = {"a": 1.0, "b": 2.0, "c": 3.0}
+    tasks = [{"id": f"t{t}", "seconds": seconds, "workspace_bytes": 6} for t in range(4)]
+    devices = [{"name": name, "lanes": 4, "memory_bytes": 10} for name in seconds]
+    problem = Problem(read({"tasks": tasks, "values": [], "devices": devices, "links": []}))
+    one = type(random_schedule(problem, random.Random(0)))("one lane", {"a/0": problem.names})
+    found = exact(problem, one)
+    assert (found.makespan, found.optimal) == (pytest.approx(3.0), True)
+
+
+def test_equal_input_gives_an_equal_schedule():
+    costed = read(small(5, tasks=14, devices=3))
+    assert solved(costed, effort=0.05)[1] == solved(costed, effort=0.05)[1]
+
+
+def test_little_effort_gives_a_bound_all_the_same():
+    _, found = solved(read(small(1, tasks=40, devices=4, ratio=1.0)), effort=0.01)
+    assert 0 < found.lower_bound <= found.makespan
+
+
+def test_without_the_solver_it_says_what_to_type(monkeypatch):
+    load = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith("ortools"):
+            raise ImportError(name)
+        return load(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PlanError, match=r"pip install 'autopar\[exact\]'"):
+        solved(graphs.diamond())

@@ -1,0 +1,376 @@
+"""Graph files and other sources as costed graphs: what they mean, and one sentence for what is wrong."""
+
+import copy
+import json
+import random
+from typing import Any
+
+import networkx
+import pytest
+from taskfiles import link, randomly, small
+
+from autopar import Machine
+from autopar.errors import AutoparError, DeviceError, MemoryCapError, PlanError
+from autopar.formats import described, plain, read, text
+from autopar.machine import Device, Link
+from autopar.problem import Problem
+from autopar.scheduling import schedule
+from autopar.verify import infeasibilities
+
+
+def test_a_file_means_what_it_says():
+    costed = read(small())
+    assert [run.name for run in costed.runs] == ["a", "b", "c"]
+    assert costed.run["a"].seconds == (1.0, 0.2)
+    assert costed.run["b"].seconds == (0.6, None)
+    assert costed.run["b"].modes == ((0, 1, 1.0), (0, 2, 0.6))
+    assert costed.run["c"].seconds == (None, 0.5)
+    assert costed.before == {"a": (), "b": ("a",), "c": ("a", "b")}
+    assert costed.home["x"] == "cpu"
+    assert costed.deliver == (("y", "cpu"),)
+    assert [(d.name, d.lanes, d.memory_bytes) for d in costed.machine.devices] == [
+        ("cpu", 2, None),
+        ("gpu", 1, 100_000),
+    ]
+
+
+def test_wires_are_as_the_file_says():
+    graph = small()
+    graph["devices"].append({"name": "tpu"})
+    graph["links"] += [link("cpu", "tpu"), link("tpu", "cpu"), link("gpu", "tpu", wire=None)]
+    problem = Problem(read(graph))
+    hop = {(s, d): problem.route[s][d] for s in range(3) for d in range(3)}
+    bus = hop[0, 1][0].lane
+    assert bus == hop[1, 0][0].lane >= 0
+    assert len({bus, hop[0, 2][0].lane, hop[2, 0][0].lane}) == 3
+    assert hop[1, 2][0].lane == -1
+    assert [(h.src, h.dst) for h in hop[2, 1]] == [(2, 0), (0, 1)]
+    assert problem.wires == 0
+
+
+def test_transfers_without_a_wire_run_side_by_side_and_others_do_not():
+    def last_end(**wire: Any) -> float:
+        graph = {
+            "tasks": [{"id": "a", "seconds": {"p": 1.0}}, {"id": "b", "seconds": {"q": 1.0}}],
+            "values": [
+                {"id": f"v{n}", "producer": "a", "consumers": ["b"], "bytes": 999_000} for n in range(5)
+            ],
+            "devices": [{"name": "p"}, {"name": "q"}],
+            "links": [link("p", "q", **wire)],
+        }
+        return schedule(graph).makespan
+
+    assert last_end(wire=None) == pytest.approx(3.0)
+    assert last_end() == last_end(wire="w") == pytest.approx(7.0)
+
+
+def test_values_go_through_a_third_device_as_two_transfers():
+    graph = {
+        "tasks": [{"id": "a", "seconds": {"p": 1.0}}, {"id": "b", "seconds": {"q": 1.0}}],
+        "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": 1000}],
+        "devices": [{"name": "p"}, {"name": "q"}, {"name": "r"}],
+        "links": [link("p", "r"), link("r", "q")],
+    }
+    plan = schedule(graph)
+    assert [(t.src, t.dst) for t in plan.transfers] == [("p", "r"), ("r", "q")]
+    assert infeasibilities(graph, described(plan)) == []
+
+
+def test_tasks_may_come_in_any_order():
+    graph = small()
+    graph["tasks"].reverse()
+    assert [run.name for run in read(graph).runs] == ["a", "b", "c"]
+
+
+def test_a_file_and_its_data_give_the_same_plan(tmp_path):
+    graph = randomly(random.Random(3))
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph))
+    assert text(schedule(path)) == text(schedule(str(path))) == text(schedule(graph))
+
+
+def test_what_the_format_does_not_have_is_not_looked_at():
+    graph = small()
+    graph["comment"] = graph["tasks"][0]["comment"] = "for people"
+    assert text(schedule(graph)) == text(schedule(small()))
+
+
+def test_nothing_to_do_takes_no_time():
+    graph = {**small(), "tasks": [], "values": []}
+    plan = described(schedule(graph))
+    assert plan == {"makespan_s": 0.0, "lower_bound_s": 0.0, "tasks": [], "transfers": []}
+
+
+def test_written_text_is_the_plan():
+    plan = schedule(small())
+    assert json.loads(text(plan)) == json.loads(json.dumps(described(plan)))
+
+
+def broken(**change: Any) -> dict[str, Any]:
+    """The small graph with one field of one entry changed: `tasks_0_id="b"`; `...` takes it out."""
+    graph = copy.deepcopy(small())
+    for path, value in change.items():
+        *way, last = [int(step) if step.isdigit() else step for step in path.split("__")]
+        at: Any = graph
+        for step in way:
+            at = at[step]
+        if value is ...:
+            del at[last]
+        else:
+            at[last] = value
+    return graph
+
+
+NAN, INFINITE = float("nan"), float("inf")
+WRONG = [
+    (broken(values__0__consumers=["a"], values__0__producer="c"), r"in a circle: .*'a'.*'c'"),
+    (broken(values__1__consumers=["a"]), r"in a circle: 'a' → 'a'"),
+    (broken(tasks__1__id="a"), r"two tasks have the id 'a'"),
+    (broken(values__1__id="x"), r"two values have the id 'x'"),
+    (broken(devices__1__name="cpu"), r"two devices are called 'cpu'"),
+    (broken(values__1__consumers=["b", "z"]), r"a consumer of value 'v' is 'z', which is no task"),
+    (broken(values__1__consumers=[3]), r"a consumer of value 'v' is 3"),
+    (broken(values__1__consumers="b"), r"'consumers' of value 'v' is 'b'; it must be a list"),
+    (broken(values__1__producer="z"), r"the producer of value 'v' is 'z'"),
+    (broken(values__0__home="tpu"), r"the home of value 'x' is 'tpu', which is no device"),
+    (broken(values__0__home=...), r"value 'x', which has no producer, has no 'home'"),
+    (broken(values__3__deliver_to="tpu"), r"'deliver_to' of value 'y' is 'tpu'"),
+    (broken(values__1__bytes=...), r"value 'v' has no 'bytes'"),
+    (broken(values__1__bytes=-1), r"'bytes' of value 'v' is -1; it must not be negative"),
+    (broken(values__1__bytes="4 kB"), r"'bytes' of value 'v' is '4 kB'; it must be a number"),
+    (broken(tasks__0__seconds__cpu=-1.0), r"the time of task 'a' on 'cpu' is -1.0; it must not be negative"),
+    (broken(tasks__0__seconds__cpu=NAN), r"the time of task 'a' on 'cpu' is nan; it must be a finite number"),
+    (broken(tasks__0__seconds__cpu=INFINITE), r"it must be a finite number"),
+    (broken(tasks__0__seconds__cpu=True), r"the time of task 'a' on 'cpu' is True; it must be a number"),
+    (broken(tasks__0__seconds__cpu=None), r"the time of task 'a' on 'cpu' is None"),
+    (broken(tasks__0__seconds__cpu=10**400), r"the time of task 'a' on 'cpu' is 1000.*1e\+30 is the most"),
+    (broken(values__1__bytes=10**400), r"'bytes' of value 'v' is 1000.*1e\+30 is the most"),
+    (broken(values__1__consumers=[["b"], "c"]), r"a consumer of value 'v' is \['b'\]; it must be a name"),
+    (broken(tasks__0__seconds__tpu=1.0), r"'seconds' of task 'a' is 'tpu', which is no device"),
+    (broken(tasks__0__seconds=1.0), r"'seconds' of task 'a' is 1.0; it must be an object"),
+    (broken(tasks__0__seconds={}), r"no device can run task 'a'"),
+    (broken(tasks__1__seconds__cpu={"4": 1.0}), r"no device can run task 'b'"),
+    (broken(tasks__1__seconds__cpu={"two": 1.0}), r"seconds for 'two' lanes"),
+    (broken(tasks__0__seconds=...), r"task 'a' has no 'seconds'"),
+    (broken(tasks__0__id=...), r"tasks\[0\] has no 'id'"),
+    (broken(tasks__0__id=7), r"the id of tasks\[0\] is 7; it must be a name"),
+    (broken(tasks__0=["a"]), r"tasks\[0\] is \['a'\]; it must be an object"),
+    (broken(tasks__0__state_bytes=-5), r"'state_bytes' of task 'a' is -5"),
+    (broken(tasks__0__pin="tpu"), r"the pin of task 'a' is 'tpu', which is no device"),
+    (broken(tasks__1__pin="gpu"), r"task 'b' is pinned to 'gpu', which cannot run it"),
+    (
+        broken(tasks__1__colocate="g", tasks__2__colocate="g"),
+        r"group 'g'.*'b' leaves cpu and 'c' can only run on gpu",
+    ),
+    (broken(devices__0__lanes=0), r"'lanes' of device 'cpu' is 0; it must be a whole number"),
+    (broken(devices__0__lanes=1.5), r"it must be a whole number from 1 on"),
+    (broken(devices__1__memory_bytes="1GB"), r"'memory_bytes' of device 'gpu' is '1GB'"),
+    (broken(devices=[]), r'"devices" is empty'),
+    (broken(links__0__dst="tpu"), r"'dst' of links\[0\] is 'tpu', which is no device"),
+    (broken(links__0__bytes_per_s=0), r"'bytes_per_s' of the link cpu → gpu is 0"),
+    (broken(links__0__latency_s=-1), r"'latency_s' of the link cpu → gpu is -1"),
+    (broken(links__0__wire=5), r"'wire' of the link cpu → gpu is 5"),
+    (broken(links__1__src="cpu", links__1__dst="gpu"), r"two links lead from 'cpu' to 'gpu'"),
+    (broken(links=[]), r"no link, nor two in a row, brings value 'w' from cpu to gpu for task 'c'"),
+    (broken(tasks=...), r'no "tasks"'),
+    (broken(values=...), r'no "values"'),
+    (broken(devices=...), r'no "devices"'),
+    (broken(links=...), r'no "links"'),
+    (broken(tasks={"a": 1}), r'"tasks" is \{\'a\': 1\}; it must be a list'),
+    ([1, 2], r"the graph is \[1, 2\]; it must be an object"),
+    (broken(devices__1__memory_bytes=100), r"fits in memory"),
+]
+
+
+@pytest.mark.parametrize(("graph", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_what_is_wrong_is_said_in_one_line(graph, says):
+    with pytest.raises(PlanError, match=says) as caught:
+        schedule(graph)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"{", "is not JSON"), (b"", "is not JSON"), (b"\xff\xfe\x00", "is not text"), (b"[" * 10**6, "nested"),
+     (b'"tasks"', "must be an object"), (b"NaN", "must be an object")],
+    ids=["cut", "empty", "bytes", "nested", "text", "number"],
+)  # fmt: skip
+def test_files_that_are_no_graphs(tmp_path, content, says):
+    path = tmp_path / "graph.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=says):
+        schedule(path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(PlanError, match="cannot be read"):
+            schedule(path)
+
+
+def test_a_long_circle_is_not_printed_in_full():
+    names = [f"t{n}" for n in range(5000)]
+    graph = {
+        "tasks": [{"id": name, "seconds": {"cpu": 1.0}} for name in names],
+        "values": [
+            {"id": f"{a}>{b}", "producer": a, "consumers": [b], "bytes": 0}
+            for a, b in zip(names, [*names[1:], names[0]])
+        ],
+        "devices": [{"name": "cpu"}],
+    }
+    with pytest.raises(PlanError, match="circle") as caught:
+        schedule(graph)
+    assert len(str(caught.value)) < 300
+
+
+def test_memory_and_pins_are_taken_from_the_call():
+    graph = small()
+    assert schedule(graph, pins={"a": "gpu"}).place["a"].device == "gpu"
+    assert schedule(graph, pins={"*": "cpu", "c": "gpu"}).place["a"].device == "cpu"
+    with pytest.raises(PlanError, match=r"names no task of 'graph'"):
+        schedule(graph, pins={"z": "cpu"})
+    with pytest.raises(PlanError, match=r"task 'b' is pinned to gpu, which cannot run it; it can run on cpu"):
+        schedule(graph, pins={"b": "gpu"})
+    with pytest.raises(DeviceError, match="no device 'tpu'"):
+        schedule(graph, pins={"a": "tpu"})
+    with pytest.raises(MemoryCapError):
+        schedule(graph, memory={"gpu": "1 kB"})
+    with pytest.raises(PlanError, match="objective='speed'"):
+        schedule(graph, objective="speed")
+    with pytest.raises(PlanError, match="budget_s=0"):
+        schedule(graph, budget_s=0)
+
+
+def test_a_ceiling_that_cuts_the_search_short_is_said():
+    graph = randomly(random.Random(1), 60)
+    assert described(schedule(graph, budget_s=1e-9)).get("stopped") == "time"
+    assert "stopped" not in described(schedule(graph))
+
+
+def test_a_machine_takes_the_place_of_the_files():
+    devices = (Device("cpu", "cpu", lanes=2), Device("gpu", "cuda", memory_bytes=10**9))
+    slow = tuple(Link(a, b, 100.0, 1.0, None) for a, b in (("cpu", "gpu"), ("gpu", "cpu")))
+    graph = small()
+    assert schedule(graph, Machine(devices, slow)).makespan > 100
+    assert schedule(read(graph), read(graph).machine).makespan < 100
+    with pytest.raises(DeviceError, match="cost it again"):
+        schedule(read(graph), Machine((Device("tpu", "cpu"),)))
+    with pytest.raises(DeviceError, match="is no Machine"):
+        schedule(graph, 4)
+
+
+STG = """3
+0 0 0
+1 3 1 0
+2 4.5 1 0
+3 2 2 1 2
+4 0 1 3
+# made by hand
+"""
+
+
+def test_standard_task_graphs(tmp_path):
+    path = tmp_path / "rand.stg"
+    path.write_text(STG)
+    assert schedule(path, 1).makespan == 9.5
+    assert schedule(path, 2).makespan == 6.5
+    name, data = plain(path, 2)
+    assert name == "rand"
+    assert infeasibilities(data, described(schedule(path, 2))) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("", "is empty"), ("two\n", "whole number"), ("1\n0 1 1\n", "does not say so"), ("1\n0 1 2 0\n", "does not say"),
+     ("1\n0 1\n", "does not say so"), ("1\n0 long 0\n", "the time 'long'"), ("1\n0 1 0\n0 1 0\n", "a second time"),
+     ("9\n0 1 0\n", "says that it has 9 tasks and has 1"), ("1\n0 1 1 7\n", "waits for 7"),
+     ("1\n0 -1 0\n", "negative"), ("2\n0 1 1 1\n1 1 1 0\n", "circle")],
+)  # fmt: skip
+def test_standard_task_graphs_that_are_none(tmp_path, content, says):
+    path = tmp_path / "bad.stg"
+    path.write_text(content)
+    with pytest.raises(PlanError, match=says):
+        schedule(path, 2)
+
+
+def test_standard_task_graphs_need_a_number_of_processors(tmp_path):
+    path = tmp_path / "rand.stg"
+    path.write_text(STG)
+    for given in (None, 0, True, read(small()).machine):
+        with pytest.raises(AutoparError, match="number of them"):
+            schedule(path, given)
+
+
+def partitioning() -> dict[str, Any]:
+    """Three operators of the dnn-partitioning format; the first and the last must share a device."""
+    nodes = [
+        {
+            "id": n,
+            "cpuLatency": 100.0,
+            "fpgaLatency": 10.0,
+            "size": 100.0,
+            "supportedOnFpga": n != 2,
+            "colorClass": c,
+        }
+        for n, c in ((1, 7), (2, None), (3, 7))
+    ]
+    edges = [{"sourceId": a, "destId": b, "cost": 4.0, "size": 1.0} for a, b in ((1, 2), (2, 3))]
+    return {"maxFPGAs": 2, "maxCPUs": 1, "maxSizePerFPGA": 250.0 + 8e6, "nodes": nodes, "edges": edges}
+
+
+def test_dnn_partitioning_graphs():
+    plan = schedule(partitioning())
+    where = {step.run: step.device for step in plan.placed}
+    assert where["2"] == "cpu"
+    assert where["1"] == where["3"] == "accelerator:0"
+    # 10 ms, out, 100 ms on the CPU, in, 10 ms.
+    assert plan.makespan == pytest.approx(0.128)
+    assert infeasibilities(plain(partitioning())[1], described(plan)) == []
+    tight = {**partitioning(), "maxSizePerFPGA": 150.0}
+    assert {step.device for step in schedule(tight).placed} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"nodes": 3}, '"nodes" is 3'), ({"maxFPGAs": ...}, "no 'maxFPGAs'"), ({"maxCPUs": -1}, "negative"),
+     ({"edges": [{"sourceId": 1, "destId": 9, "cost": 1}]}, r"destId of edges\[0\] is '9', which is no node"),
+     ({"edges": [{"sourceId": 1, "destId": 2}]}, "no 'cost'"),
+     ({"nodes": [{"id": 1}]}, "node 1 has no 'cpuLatency'")],
+)  # fmt: skip
+def test_dnn_partitioning_graphs_that_are_none(change, says):
+    graph = {key: value for key, value in {**partitioning(), **change}.items() if value is not ...}
+    with pytest.raises(PlanError, match=says):
+        schedule(graph)
+
+
+def test_networkx_graphs():
+    graph = networkx.DiGraph(name="two")
+    graph.add_node("a", seconds={"cpu": 1.0, "gpu": 0.5})
+    graph.add_node(2, seconds=1.0, pin="gpu", state_bytes=10)
+    graph.add_node(3, seconds=1.0)
+    graph.add_edge("a", 2, bytes=100, value="v")
+    graph.add_edge("a", 3, bytes=100, value="v")
+    graph.add_edge(2, 3)
+    on = read(small()).machine
+    costed = read(graph, on)
+    assert costed.graph.name == "two"
+    assert [(v.name, v.bytes) for v in costed.graph.values if v.kind == "made"] == [
+        ("a: v", 100),
+        ("2 → 3", 0),
+    ]
+    assert infeasibilities(plain(graph, on)[1], described(schedule(graph, on))) == []
+
+
+def test_networkx_graphs_that_are_none():
+    on = read(small()).machine
+    graph = networkx.DiGraph([("a", "b")])
+    with pytest.raises(PlanError, match="says nothing of devices"):
+        schedule(graph)
+    with pytest.raises(PlanError, match=r"node 'a' has no 'seconds'"):
+        schedule(graph, on)
+    networkx.set_node_attributes(graph, 1.0, "seconds")
+    graph.add_edge("b", "a")
+    with pytest.raises(PlanError, match="circle"):
+        schedule(graph, on)
+    with pytest.raises(PlanError, match="directed"):
+        schedule(networkx.Graph([("a", "b")]), on)

@@ -1,0 +1,333 @@
+"""Small parameters updated together: what is in a group, what it waits for, and how its new values travel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import networkx
+import pytest
+import torch
+from plain_loop import Pair, batches
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from training_models import machine
+from twins import Twins, eager
+from twins import batches as twin_batches
+
+from autopar.capture.joint import joint
+from autopar.errors import PlanError, ProgramError, RunError
+from autopar.graph import ALIGNED, SUM, UPDATES, Graph, Task
+from autopar.lowering.lower import lower
+from autopar.placement import place
+from autopar.planning import split_graph
+from autopar.plans import Plan
+from autopar.programs import Copy, Program
+from autopar.rewrites.buckets import FEW
+from autopar.rewrites.groups import grouped
+from autopar.roofline import cost
+from autopar.runtime import adversary
+from autopar.runtime.flat import joined, pieces
+from autopar.training.optimizers import formulas, kernels, updated
+
+CPU = torch.device("cpu")
+LAYERS = 5
+
+
+def deep(width: int = 12) -> nn.Module:
+    """Many small parameters, and one that is larger than a bucket in the tests that want one."""
+    torch.manual_seed(0)
+    layers = [module for _ in range(LAYERS) for module in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, 5))
+
+
+@functools.cache
+def captured(kind: type[Optimizer] = Adam) -> Any:
+    """The joint graph of a deep model and its loss, followed by the optimizer's step."""
+    model = deep()
+    optimizer = kind(model.parameters(), lr=0.01)
+    model(torch.randn(8, 12)).square().mean().backward()
+    optimizer.step()
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x).square().mean()
+
+    return updated(joint(Loss(), (torch.randn(8, 12),)), optimizer)
+
+
+def steps(graph: Graph) -> list[Task]:
+    return [task for task in graph.tasks if task.target in UPDATES]
+
+
+def paths(task: Task) -> list[str]:
+    return [item[0] for item in task.args]  # type: ignore[index, misc]
+
+
+@pytest.mark.parametrize("nbytes", [1, 700, 1500, 1 << 20])
+def test_every_parameter_is_updated_once_in_groups_of_at_most_so_many_bytes(nbytes: int) -> None:
+    graph = captured().graph
+    after = grouped(graph, {}, {}, nbytes).check()
+    assert grouped(after, {}, {}, nbytes) == after
+    assert sorted(path for task in steps(after) for path in paths(task)) == sorted(
+        path for task in steps(graph) for path in paths(task)
+    )
+    assert sorted(target for _, target in after.updates) == sorted(target for _, target in graph.updates)
+    assert after.carried == graph.carried and after.outputs == graph.outputs
+    held = {graph.value[name].path: graph.value[name].bytes for name in graph.state}
+    for task in steps(after):
+        together = paths(task)
+        assert len(together) == 1 or sum(held[path] for path in together) <= nbytes
+        assert all(held[path] < nbytes for path in together) or len(together) == 1
+    assert (len(steps(after)) < len(steps(graph))) == (nbytes > 1)
+
+
+def test_pieces_of_a_flat_value_begin_where_kernels_like_it() -> None:
+    graph = grouped(captured().graph, {}, {})
+    assert len(graph.flat) == 3, "the parameters and both moments"
+    for name in graph.flat:
+        own = [target for made, target in graph.updates if made == name]
+        spans = [graph.pieces[target] for target in own]
+        item = graph.value[name].bytes // graph.value[name].shape[0]
+        assert all(start * item % ALIGNED == 0 for start, _ in spans)
+        assert all(one[0] + one[1] <= other[0] for one, other in pairwise(spans))
+        like = [torch.randn(graph.value[target].shape) for target in own]
+        flat = joined(like)
+        assert tuple(flat.shape) == graph.value[name].shape
+        for tensor, (start, count), view in zip(like, spans, pieces(flat, like)):
+            assert torch.equal(flat[start : start + count].view_as(tensor), tensor)
+            assert (
+                torch.equal(view, tensor) and view.untyped_storage()._cdata == flat.untyped_storage()._cdata
+            )
+
+
+def test_what_differs_in_home_pin_or_param_group_stays_apart() -> None:
+    graph = captured().graph
+    names = [name for name in graph.state if name.endswith("weight")]
+    for homes, pins in (
+        (dict.fromkeys(names, "cuda:0"), {}),
+        ({}, {task.name: "cuda:0" for task in steps(graph) if task.name.endswith("weight")}),
+    ):
+        groups = [paths(task) for task in steps(grouped(graph, homes, pins))]
+        assert len(groups) == 2
+        assert {path.endswith("weight") for path in groups[0]} != {
+            path.endswith("weight") for path in groups[1]
+        }
+    twins = Twins(
+        lambda model: SGD(
+            [{"params": [*model.fc1.parameters(), model.scale]},
+             {"params": [*model.fc2.parameters(), model.again.bias], "lr": 0.5}], 0.1)
+    )  # fmt: skip
+    apart = [paths(task) for task in steps(twins.stepping(nbytes=1 << 20).captured.graph)]
+    assert len(apart) == 2 and {"fc2.weight", "fc2.bias", "again.bias"} in map(set, apart)
+
+
+def test_a_handful_stays_alone() -> None:
+    twins = Twins(lambda model: SGD(model.parameters(), 0.1))
+    graph = updated(twins.base, twins.optimizer).graph
+    assert 1 < len(steps(graph)) <= FEW and grouped(graph, {}, {}) is graph
+
+
+def cut(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> Graph:
+    """A batch in two parts, gradients in buckets."""
+    monkeypatch.setattr("autopar.rewrites.buckets.BUCKET_BYTES", nbytes)
+    return split_graph(grouped(captured().graph, {}, {}, nbytes), (4, 4)).check()
+
+
+def test_a_group_waits_for_its_own_bucket_of_gradients_and_comes_before_later_backward(monkeypatch) -> None:
+    graph = cut(1300, monkeypatch)
+    together = [task for task in steps(graph) if len(task.args) > 1]
+    assert len(together) > 2
+    before = graph.networkx()
+    order = {task.name: number for number, task in enumerate(graph.tasks)}
+    sums = [
+        {name for name in networkx.ancestors(before, task.name) if graph.task[name].target == SUM}
+        for task in together
+    ]
+    packed = [{name for name in each if name.startswith("bucket")} for each in sums]
+    assert all(len(each) == 1 for each in packed), "one bucket of gradients, one of parameters"
+    assert len({*map(frozenset, packed)}) == len(together)
+    backward = [task for task in graph.tasks[order[together[0].name] :] if task.phase == "backward"]
+    assert len(backward) > len(graph.tasks) // 4
+
+
+def test_planned_lowered_proved_and_right_in_every_order(monkeypatch) -> None:
+    graph = cut(1300, monkeypatch)
+    plan = place(cost(graph, machine(), homes={}), "round_robin")
+    program = lower(plan)
+    assert program.check(graph).redundant == ()
+    assert Program.parse(str(program)) == program
+    whole = {name for name, _ in program.keeps if program.buffer[name].value in graph.flat}
+    assert whole and len(whole) < len(program.keeps)
+    state = {name: owner[key].detach() for name, (owner, key) in captured().state.items()}
+    given = {**state, **{name: torch.randn(graph.value[name].shape) for name in graph.inputs}}
+    found = [adversary.run(program, graph, captured().calls, given, seed, turns=2) for seed in range(3)]
+    for outputs, new in found[1:]:
+        assert all(map(torch.equal, outputs, found[0][0])) and all(map(torch.equal, new, found[0][1]))
+    for (_, target), tensor in zip(program.updates, found[0][1]):
+        assert tuple(tensor.shape) == graph.value[target].shape and tensor.isfinite().all()
+    broken = replace(program, keeps=program.keeps[1:])
+    with pytest.raises(ProgramError, match="out of date after the call"):
+        broken.check(graph)
+
+
+def test_a_flat_value_of_the_wrong_length_is_refused() -> None:
+    graph = grouped(captured().graph, {}, {})
+    with pytest.raises(PlanError, match="is not as long as the states whose new values it holds"):
+        replace(graph, updates=graph.updates[:-1]).check()
+
+
+AT_HOME: dict[str, Any] = {
+    "policy": "auto",
+    "split": {"emulated:0": 0.5, "emulated:1": 0.5},
+    "pins": {"*.weight": "cpu", "*.bias": "cpu"},
+}
+
+
+def new_weights(plan: Plan) -> list[tuple[str, str]]:
+    """(value, device) of each transfer of new weights to who reads them."""
+    graph = plan.costed.graph
+    weights = {made for made, target in graph.updates if not graph.value[target].path.startswith("optimizer")}
+    return [(moved.value, moved.dst) for moved in plan.transfers if moved.value in weights]
+
+
+@pytest.mark.parametrize("make", [functools.partial(SGD, lr=0.1, momentum=0.9), Adam])
+def test_new_weights_go_back_in_one_transfer_for_each_bucket_and_device(
+    make: Callable[..., Optimizer],
+) -> None:
+    pair = Pair(deep, make, machine(), **AT_HOME)
+    data = batches(6)
+    pair.same(data[:4])
+    step = pair.step
+    plan, program, graph = step.plan, step.program, step.plan.costed.graph
+    count = len(list(pair.model.parameters()))
+    together = [task for task in steps(graph) if len(task.args) > 1]
+    assert sum(len(task.args) for task in together) == count > FEW
+    moved = new_weights(plan)
+    assert sorted(moved) == sorted((task.outputs[0], f"emulated:{n}") for task in together for n in "01")
+    copied = [s for lane in program.lanes for s in lane.steps if isinstance(s, Copy)]
+    assert sum(program.buffer[s.src].value in graph.flat for s in copied) == len(moved) < count
+    kept = {(state, program.buffer[name].device) for name, state in program.keeps}
+    weights = {name for name in graph.state if graph.value[name].path in pair.model.state_dict()}
+    assert {(name, f"emulated:{n}") for name in weights for n in "01"} <= kept
+    pool = step._signatures.pool
+    before = pool.transfers
+    pair.same(data[4:])
+    assert pool.transfers == before and not pool.verify()
+    with torch.no_grad():
+        for model in (pair.model, pair.plain):
+            model[0].weight.mul_(0.5)
+    pair.same(data[:2])
+    assert pool.transfers > before, "what was written is brought again"
+
+
+def test_a_large_parameter_goes_alone() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(*deep(), nn.Linear(5, 60_000), nn.Linear(60_000, 5))
+
+    pair = Pair(model, functools.partial(SGD, lr=1e-4), machine(), dtype=torch.float32, **AT_HOME)
+    pair.same(batches(3, dtype=torch.float32), 1e-4)
+    graph = pair.step.plan.costed.graph
+    alone = {paths(task)[0] for task in steps(graph) if len(task.args) == 1}
+    first = len(deep())
+    assert alone == {f"{first}.weight", f"{first + 1}.weight"}
+    moved = {graph.task[graph.producer[value]].module for value, _ in new_weights(pair.step.plan)}
+    assert alone <= moved and len(moved) == len(alone) + 1
+
+
+def test_a_step_that_fails_after_half_of_its_updates_changes_nothing(monkeypatch) -> None:
+    def halves(parameters: list[nn.Parameter]) -> Optimizer:
+        return Adam([{"params": parameters[:6]}, {"params": parameters[6:], "lr": 0.1}])
+
+    pair = Pair(deep, halves, machine(), **AT_HOME)
+    data = batches(5)
+    pair.same(data[:3])
+    step, pool = pair.step, pair.step._signatures.pool
+    assert len(steps(step.plan.costed.graph)) == 2
+    state = [held.clone() for entries in pair.optimizer.state.values() for held in entries.values()]
+    weights = [parameter.detach().clone() for parameter in pair.model.parameters()]
+    copies = {key: copy.tensor for key, copy in pool._copies.items()}
+    calls = []
+
+    def failing(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("no more")
+        return several(*args)
+
+    several = formulas._several
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="no more"):
+        patch.setattr(formulas, "_several", failing)
+        step(*data[3])
+    assert all(map(torch.equal, weights, pair.model.parameters()))
+    now = [held for entries in pair.optimizer.state.values() for held in entries.values()]
+    assert all(map(torch.equal, state, now))
+    assert all(copy.tensor is copies[key] for key, copy in pool._copies.items()) and not pool.verify()
+    pair.same(data[4:])
+
+
+@pytest.mark.parametrize("make", [AdamW, functools.partial(SGD, lr=0.1, momentum=0.9)])
+def test_on_one_device_the_bits_are_the_plain_loop_s(make: Callable[..., Optimizer]) -> None:
+    pair = Pair(deep, make, ["cpu"], dtype=torch.float32, policy="auto", split=None)
+    found, expected = pair.losses(batches(6, dtype=torch.float32))
+    assert found == expected
+    for mine, other in zip(pair.model.parameters(), pair.plain.parameters()):
+        assert torch.equal(mine, other)
+    assert any(len(task.args) > 1 for task in steps(pair.step.plan.costed.graph))
+
+
+def test_step_counts_that_differ_are_each_their_own() -> None:
+    twins = Twins(lambda model: Adam(model.parameters()))
+    stepping = twins.stepping(nbytes=1 << 20)
+    for optimizer, model in ((twins.optimizer, twins.model), (twins.rival, twins.twin)):
+        optimizer.state[model.fc2.bias]["step"] += 40
+    for batch in twin_batches(3):
+        stepping(batch)
+        eager(twins.twin, twins.rival, batch)
+        twins.are_equal()
+
+
+def test_names_say_from_where_to_where_a_group_goes() -> None:
+    pair = Pair(deep, functools.partial(SGD, lr=0.1), machine(), **AT_HOME)
+    for x, y in batches(2):
+        pair.step(x, y)
+    plan = pair.step.plan
+    (task,) = steps(plan.costed.graph)
+    first, last = f"{2 * LAYERS}.weight", "0.bias"
+    names = {first, f"{2 * LAYERS}.bias"}, {last, "0.weight"}
+    run, value = plan.words.run(plan.costed.run_of[task.name]), plan.words.value(task.outputs[0])
+    assert run.startswith("update ") and value.endswith(", new")
+    assert "small ones in buckets" in pair.step.explain()
+    for text in (run.removeprefix("update "), value.removesuffix(", new")):
+        ends = text.split(" … ")
+        assert ends[0] in names[0] and ends[1] in names[1]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_tensors_are_made_one_only_where_that_gives_the_same_bits(adaptive: bool, monkeypatch) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = Adam([parameter]) if adaptive else SGD([parameter], 0.1, 0.9)
+    (group,) = optimizer.param_groups
+    assert kernels.alike({**group, "lr": torch.tensor(0.1)}, torch.float32, CPU) is False
+    first = kernels.alike(group, torch.float32, CPU)
+    kernels._tried.cache_clear()
+    with torch.device("meta"):
+        assert kernels.alike(group, torch.float32, CPU) is first
+    step = kernels.step
+
+    def rounding(group: Any, parameters: Any, *others: Any, **options: Any) -> None:
+        step(group, parameters, *others, **options)
+        for tensor in parameters:
+            tensor[-1] += 1e-3
+
+    kernels._tried.cache_clear()
+    monkeypatch.setattr(kernels, "step", rounding)
+    assert kernels.alike(group, torch.float32, CPU) is False
+    kernels._tried.cache_clear()

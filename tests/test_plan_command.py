@@ -1,0 +1,119 @@
+"""`python -m autopar plan --graph`: a plan of a file, without torch, and status 2 with one sentence for bad files."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from taskfiles import randomly, small
+
+from autopar.__main__ import main
+from autopar.verify import infeasibilities
+
+
+def written(tmp_path, graph: Any) -> str:
+    """A graph as a file."""
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph))
+    return str(path)
+
+
+def test_a_plan_of_a_file_is_made_without_torch(tmp_path):
+    out = tmp_path / "plan.json"
+    call = ["plan", "--graph", written(tmp_path, small()), "--out", str(out), "--budget-s", "60"]
+    code = f"import sys; from autopar.__main__ import main; status = main({call!r}); "
+    code += "assert 'torch' not in sys.modules, 'torch was loaded'; raise SystemExit(status)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("planned in ") and done.stderr.count("\n") == 1
+    assert infeasibilities(small(), json.loads(out.read_text())) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.json"]
+
+
+def test_a_plan_without_a_file_is_explained(tmp_path, capsys):
+    assert main(["plan", "--graph", written(tmp_path, small())]) == 0
+    shown = capsys.readouterr().out
+    assert "critical path" in shown and "lower bound" in shown
+
+
+def test_a_plan_of_a_file_is_drawn(tmp_path):
+    for suffix in ("svg", "html", "dot", "txt"):
+        out = tmp_path / f"plan.{suffix}"
+        assert main(["plan", "--graph", written(tmp_path, small()), "--out", str(out)]) == 0
+        assert out.stat().st_size > 500
+
+
+def test_a_standard_task_graph(tmp_path, capsys):
+    path, out = tmp_path / "two.stg", tmp_path / "plan.json"
+    path.write_text("2\n1 1 0\n2 1 0\n")
+    assert main(["plan", "--graph", str(path), "--processors", "2", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["makespan_s"] == 1.0
+    assert main(["plan", "--graph", str(path)]) == 2
+    assert "number of them" in capsys.readouterr().err
+
+
+BAD = {
+    "a circle": {**small(), "values": [{"id": "v", "producer": "a", "consumers": ["a"], "bytes": 0}]},
+    "an unknown task": {**small(), "values": [{"id": "v", "producer": "q", "consumers": [], "bytes": 0}]},
+    "a negative time": {**small(), "tasks": [{"id": "a", "seconds": {"cpu": -1}}], "values": []},
+    "no time": {**small(), "tasks": [{"id": "a", "seconds": {"cpu": float("nan")}}], "values": []},
+    "no device": {**small(), "tasks": [{"id": "a", "seconds": {}}], "values": []},
+    "no room": {**small(), "devices": [{"name": n, "lanes": 2, "memory_bytes": 10} for n in ("cpu", "gpu")]},
+    "no list": {"tasks": []},
+    "no object": [],
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_file_gets_one_sentence_and_leaves_what_was_there(tmp_path, capsys, what):
+    out = tmp_path / "plan.json"
+    out.write_text("as it was")
+    assert main(["plan", "--graph", written(tmp_path, BAD[what]), "--out", str(out)]) == 2
+    caught = capsys.readouterr()
+    assert caught.out == ""
+    assert caught.err.startswith("autopar plan: ") and caught.err.count("\n") == 1
+    assert out.read_text() == "as it was"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.json"]
+
+
+def test_what_cannot_be_read_or_written(tmp_path, capsys):
+    assert main(["plan", "--graph", str(tmp_path / "none.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    graph = written(tmp_path, small())
+    assert main(["plan", "--graph", graph, "--out", str(tmp_path / "none" / "plan.json")]) == 2
+    assert "is not there" in capsys.readouterr().err
+    (tmp_path / "plan.json").mkdir()
+    assert main(["plan", "--graph", graph, "--out", str(tmp_path / "plan.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.json"]
+
+
+def test_words_it_does_not_know(tmp_path, capsys):
+    graph = written(tmp_path, small())
+    assert main(["plan", "--graph", graph, "--objective", "speed"]) == 2
+    assert main(["plan", "--graph", graph, "--budget-s", "-1"]) == 2
+    for argv in (
+        ["plan"],
+        ["plan", "a:b", "--graph", graph],
+        ["plan", "--graph", graph, "--machine", "cpu"],
+        ["plan", "a:b", "--machine", "cpu", "--processors", "2"],
+        ["plan", "a:b"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 2
+    assert "a model needs --machine" in capsys.readouterr().err
+
+
+def test_the_plan_does_not_depend_on_how_strings_are_hashed(tmp_path):
+    graph = written(tmp_path, randomly(random.Random(7), 30))
+    found = set()
+    for seed in ("0", "1"):
+        out = tmp_path / f"{seed}.json"
+        call = [sys.executable, "-m", "autopar", "plan", "--graph", graph, "--out", str(out)]
+        subprocess.run(call, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        found.add(out.read_text())
+    assert len(found) == 1

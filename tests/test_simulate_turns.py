@@ -1,0 +1,84 @@
+"""Simulation in one pass against events, and what list schedules are steered by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.formats import read
+from autopar.placement.heft import heft
+from autopar.placement.rank import cost_to_go, mean_first
+from autopar.placement.variants import WEIGHTS, variants
+from autopar.problem import Problem
+from autopar.simulate import Play, Schedule
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    count, devices = draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    names = [f"d{d}" for d in range(devices)]
+    whole = st.integers(0, 4).map(float)
+    tasks = [{"id": f"t{t}", "seconds": {name: draw(whole) for name in names}} for t in range(count)]
+    values = [
+        {
+            "id": f"v{t}",
+            "producer": f"t{t}",
+            "consumers": [f"t{c}" for c in draw(st.sets(st.integers(t + 1, count), max_size=3)) if c < count],
+            "bytes": draw(st.integers(0, 5)),
+        }
+        for t in range(count)
+    ]
+    wire = draw(st.sampled_from(("own", "none", "one")))
+    how: dict[str, object] = {"own": {}, "none": {"wire": None}, "one": {"wire": "w"}}[wire]
+    links = [
+        {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 1.0, **how}
+        for a in names
+        for b in names
+        if a != b
+    ]
+    lanes = draw(st.integers(1, 2))
+    on = [{"name": name, "lanes": lanes, "memory_bytes": None} for name in names]
+    return Problem(read({"tasks": tasks, "values": values, "devices": on, "links": links}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.booleans())
+def test_one_pass_gives_the_times_of_events(problem: Problem, ordered: bool) -> None:
+    schedule = heft(problem)
+    if not ordered:
+        schedule = Schedule(schedule.policy, schedule.lanes)
+    once = Play(problem, schedule)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Play, "_in_turn", lambda *_: False)
+        events = Play(problem, schedule)
+    assert (once.start, once.end, once.makespan) == (events.start, events.end, events.makespan)
+    first = problem.runs
+    assert once.ready[first:] == events.ready[first:]
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.sampled_from((0.0, 0.5, 1.0)))
+def test_ranks_keep_what_waits_behind(problem: Problem, copies: float) -> None:
+    order = mean_first(problem, copies)
+    place = {r: index for index, r in enumerate(order)}
+    assert sorted(order) == list(range(problem.runs))
+    assert all(place[p] < place[r] for r, before in enumerate(problem.before) for p in before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_cost_to_go_is_in_every_schedule(problem: Problem) -> None:
+    """No schedule ends sooner after a run than its cost to go on the device where it is."""
+    play = Play(problem, heft(problem))
+    for r, row in enumerate(cost_to_go(problem)):
+        assert play.end[r] + row[play.device[r]] <= play.makespan + 1e-9
+
+
+@settings(max_examples=20, deadline=None)
+@given(problems())
+def test_variants_can_be_carried_out(problem: Problem) -> None:
+    found = variants(problem)
+    assert 1 <= len(found) <= len(WEIGHTS)
+    assert len({make(problem).policy for make in found}) == len(found)
+    assert all(Play(problem, make(problem)).makespan >= 0 for make in found)

@@ -1,0 +1,103 @@
+"""What the caller may do with the outputs of a model in training: change them in place, leave some unused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from training_models import machine
+
+import autopar
+from autopar.runtime.bridge import own
+
+
+class Shows(nn.Module):
+    """Returns views of a weight and of a buffer that its backward does not read, and of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(6, 3))
+        self.register_buffer("b", torch.randn(6, 3))
+
+    def forward(self, x):
+        return (self.w * 1).sum() * x, self.w.t(), self.b.t(), x.t()
+
+
+@pytest.mark.parametrize("way", [["cpu"], None], ids=["one", "three"])
+def test_no_view_of_what_is_the_callers_is_a_way_to_overwrite_it(way):
+    model, x = Shows(), torch.randn(8, 6)
+    before = {name: tensor.clone() for name, tensor in [*model.state_dict().items(), ("x", x)]}
+    fast = autopar.compile(model, way or machine(), policy="round_robin")
+    for _ in range(2):
+        _, *views = fast(x)
+        for view in views:
+            view.mul_(0)
+    for name, tensor in [*model.state_dict().items(), ("x", x)]:
+        assert torch.equal(tensor, before[name]), name
+    fast.close()
+
+
+def test_without_gradients_a_view_of_a_weight_is_the_weights_as_in_eager():
+    """torch sees such a write, and so do the copies on other devices."""
+    model, x = Shows(), torch.randn(8, 6)
+    fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin")
+    with torch.no_grad():
+        for _ in range(2):
+            _, turned, _, _ = fast(x)
+            seen = model.w._version, model.w.clone()
+            turned.mul_(2)
+            assert torch.equal(model.w, seen[1]) == (model.w._version == seen[0])
+            for ours, eager in zip(fast(x), model(x)):
+                torch.testing.assert_close(ours, eager)
+    fast.close()
+
+
+def test_outputs_are_the_callers_own():
+    weight, made, saved = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
+    one, two = made[:2], made[2:]
+    found = own([weight, weight.t(), saved, saved[:2], one, two, torch.ones(2)[:1]], [weight], [saved])
+    memory = [tensor.untyped_storage().data_ptr() for tensor in found]
+    assert weight.untyped_storage().data_ptr() not in memory
+    for ours, theirs in zip(found, [weight, weight.t(), saved, saved[:2], one, two]):
+        assert torch.equal(ours, theirs)
+    # What is saved is seen by autograd, unless a view of it is changed; views of one another stay so.
+    assert found[2] is saved and memory[3] != saved.untyped_storage().data_ptr()
+    assert found[4] is one and found[5] is two and not found[6]._is_view()
+
+
+class Auxiliary(torch.autograd.Function):
+    """Lets a value pass, and gives a loss beside it the gradient 0.5, whatever becomes of the value."""
+
+    @staticmethod
+    def forward(ctx, value, loss):
+        ctx.save_for_backward(loss)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, torch.full_like(ctx.saved_tensors[0], 0.5)
+
+
+class Balanced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate = nn.Linear(6, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        found = self.first(x)
+        return Auxiliary.apply(found, self.gate.square().sum()), 2 * found
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+def test_a_gradient_that_a_custom_backward_makes_up_is_eagers(check):
+    model, x = Balanced(), torch.randn(8, 6)
+    twin, fast = copy.deepcopy(model), autopar.compile(model, machine(), policy="round_robin", check=check)
+    for call in (fast, twin):
+        one, other = call(x)
+        (one.sum() + other.sum()).backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    # Eager would call that backward for the one and not for the other, which no graph tells.
+    with pytest.raises(autopar.RunError, match=r"gate.*every output"):
+        fast(x)[1].sum().backward()
+    fast.close()
