@@ -71,6 +71,15 @@ def test_chains_are_computed_again_together():
     assert plan["makespan_s"] < 2.0
 
 
+def test_a_value_may_be_called_what_a_task_is_called():
+    graph = fan()
+    graph["values"][0]["id"] = "on p"
+    graph["values"].append({"id": "a", "producer": None, "home": "p", "consumers": ["a"], "bytes": 0})
+    plan = described(schedule(graph))
+    assert devices_of(plan, "a") == ["p", "q", "r"]
+    assert infeasibilities(graph, plan) == []
+
+
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_copies_make_a_plan_shorter_or_are_not_made(seed):

@@ -26,18 +26,21 @@ def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple
     included, and what must be delivered there is the copy's. Linear in the graph.
     """
     taken = {*costed.graph.value, *costed.graph.task, *costed.run}
+    # A value may be called what a task is called.
+    steps: dict[str, dict[str, str]] = {where: {} for _, where in more}
     names: dict[str, dict[str, str]] = {where: {} for _, where in more}
     copies: dict[str, list[str]] = {}
     for name, where in more:
         copies.setdefault(name, []).append(where)
-        originals = [name, *costed.run[name].tasks]
-        originals += [value for task in costed.run[name].tasks for value in costed.graph.task[task].outputs]
-        for original in dict.fromkeys(originals):
-            copy = f"{original} again on {where}"
-            while copy in taken:
-                copy += "'"
-            taken.add(copy)
-            names[where][original] = copy
+        tasks_in = costed.run[name].tasks
+        made = [value for task in tasks_in for value in costed.graph.task[task].outputs]
+        for found, originals in ((steps[where], [name, *tasks_in]), (names[where], made)):
+            for original in dict.fromkeys(originals):
+                copy = f"{original} again on {where}"
+                while copy in taken:
+                    copy += "'"
+                taken.add(copy)
+                found[original] = copy
     values = {value.name: value for value in costed.graph.values}
     tasks: list[Task] = []
     costs: list[TaskCost] = []
@@ -48,13 +51,16 @@ def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple
         costs += [costed.cost[task] for task in run.tasks]
         runs.append(replace(run, reads=tuple(here.values())))
         for where in copies.get(run.name, ()):
-            there = names[where]
+            there, called = names[where], steps[where]
             reads = {value: there.get(value, value) for value in run.reads}
             made = [value for task in run.tasks for value in costed.graph.task[task].outputs]
             inside = {**{value: there[value] for value in made}, **reads}
-            tasks += [_task(costed.graph.task[task], inside, there) for task in run.tasks]
-            costs += [replace(costed.cost[task], task=there[task]) for task in run.tasks]
-            runs.append(_run(run, there, reads, costed.index[where]))
+            tasks += [
+                replace(_task(costed.graph.task[task], inside, there), name=called[task])
+                for task in run.tasks
+            ]
+            costs += [replace(costed.cost[task], task=called[task]) for task in run.tasks]
+            runs.append(_run(run, called, there, reads, costed.index[where]))
             for value in made:
                 values[there[value]] = _value(values[value], there)
     delivered = {pair: names.get(pair[1], {}).get(pair[0], pair[0]) for pair in costed.deliver}
@@ -71,7 +77,10 @@ def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple
         costs=tuple(costs),
         runs=tuple(runs),
         deliver=(*((delivered[pair], pair[1]) for pair in costed.deliver[:count]), *costed.deliver[count:]),
-        again=(*costed.again, *((copy, name) for found in names.values() for name, copy in found.items())),
+        again=(
+            *costed.again,
+            *((copy, name) for of in (steps, names) for found in of.values() for name, copy in found.items()),
+        ),
     )
 
 
@@ -82,15 +91,17 @@ def _task(task: Task, reads: Mapping[str, str], made: Mapping[str, str]) -> Task
     args = tuple(replace_refs(argument, changed) for argument in task.args)
     kwargs = tuple((key, replace_refs(argument, changed)) for key, argument in task.kwargs)
     outputs = tuple(made.get(value, value) for value in task.outputs)
-    return replace(task, name=made.get(task.name, task.name), args=args, kwargs=kwargs, outputs=outputs)
+    return replace(task, args=args, kwargs=kwargs, outputs=outputs)
 
 
-def _run(run: Run, there: Mapping[str, str], reads: Mapping[str, str], device: int) -> Run:
+def _run(
+    run: Run, called: Mapping[str, str], there: Mapping[str, str], reads: Mapping[str, str], device: int
+) -> Run:
     seconds = tuple(s if d == device else None for d, s in enumerate(run.seconds))
     return replace(
         run,
-        name=there[run.name],
-        tasks=tuple(there[task] for task in run.tasks),
+        name=called[run.name],
+        tasks=tuple(called[task] for task in run.tasks),
         seconds=seconds,
         reads=tuple(reads.values()),
         makes=tuple(there[value] for value in run.makes),
