@@ -39,6 +39,19 @@ def test_plans_can_be_carried_out(seed, tight, wired):
         assert infeasibilities(graph, plan) == []
 
 
+def test_what_ends_first_where_no_way_leads_on_is_planned_elsewhere():
+    times = [{"p": 1.0, "q": 5.0}, {"s": 8.0}, {"s": 0.2}, {"s": 1.0}, {"q": 0.5}]
+    graph = {
+        "tasks": [{"id": f"t{n}", "seconds": seconds} for n, seconds in enumerate(times)],
+        "values": [{"id": "v", "producer": "t0", "consumers": ["t1", "t2", "t4"], "bytes": 1000}],
+        "devices": [{"name": n, "lanes": lanes} for n, lanes in (("p", 2), ("q", 3), ("r", 1), ("s", 2))],
+        "links": [link("r", "s"), link("q", "r")],
+    }
+    plan = planned(graph)
+    assert infeasibilities(graph, plan) == []
+    assert plan["makespan_s"] == pytest.approx(5 + 8 + 2 * 2e-3)
+
+
 def entry(plan: dict[str, Any], **where: Any) -> dict[str, Any]:
     """The one task or transfer of a plan with these fields."""
     both = [*plan["tasks"], *plan["transfers"]]

@@ -54,9 +54,11 @@ class Decoded:
 def decode(tables: Tables, candidates: Candidates, to_go: Floats | None = None) -> Decoded:
     """Decode all candidates; O(K R (reads + D)) in R vectorised steps. `to_go` (R, D) in seconds."""
     work = _Work(tables, len(candidates))
-    for step in range(tables.runs):
-        work.place(candidates.order[:, step], candidates, to_go)
-    work.deliver()
+    # What no way leads to comes at inf.
+    with np.errstate(invalid="ignore"):
+        for step in range(tables.runs):
+            work.place(candidates.order[:, step], candidates, to_go)
+        work.deliver()
     count, runs = len(candidates), tables.runs
     start, end = (a.reshape(count, runs + 1)[:, :runs] for a in (work.start, work.end))
     device, lane = (a.reshape(count, runs + 1)[:, :runs] for a in (work.device, work.lane))

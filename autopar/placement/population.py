@@ -104,7 +104,7 @@ class _Population:
         score, ahead, stay = score[chosen], ahead[chosen], stay[chosen]
         rounds = max(1, (lists - FIRST) // (CHAINS * CHILDREN))
         for number in range(rounds):
-            if self.best[0][0] <= bound * (1 + CLOSE) or time.monotonic() > until:
+            if (self.best and self.best[0][0] <= bound * (1 + CLOSE)) or time.monotonic() > until:
                 break
             warmth = 1 - number / rounds
             parent = np.repeat(np.arange(CHAINS), CHILDREN)
@@ -140,7 +140,8 @@ class _Population:
             return
         row = int(rows[decoded.makespan[rows].argmin()])
         length = float(decoded.makespan[row])
-        if not best or length < best[0][0]:
+        # Where no way leads between devices, a list may have no schedule at all.
+        if length < (best[0][0] if best else math.inf):
             best.insert(0, (length, schedule(self.tables, decoded, row, "search")))
             del best[KEEP:]
 

@@ -22,6 +22,8 @@ def lower_bound(problem: Problem) -> float:
     if not problem.runs:
         return 0.0
     way = ways(problem)
+    if way.length == math.inf:
+        return way.length
     shared = load(problem, way)
     bound = max(way.length, shared.seconds, sum(problem.dispatch))
     return _whole(problem, energy(problem, way, shared, bound))
