@@ -188,16 +188,16 @@ class Problem:
                     "take a pin back or add a device that can run it"
                 )
         for name, g in groups.items():
-            shared = tuple(d for d in everywhere if all(d in self.allowed[r] for r in self.members[g]))
-            if not shared:
-                first = self.members[g][0]
-                other = next(
-                    r for r in self.members[g] if not set(self.allowed[r]) & set(self.allowed[first])
-                )
-                raise PlanError(
-                    f"{self.names[first]!r} and {self.names[other]!r} must share a device (group {name!r}) "
-                    f"but are pinned to {self.where(first)} and {self.where(other)}; pin both to one device"
-                )
+            shared, narrowest = tuple(everywhere), self.members[g][0]
+            for r in self.members[g]:
+                left = tuple(d for d in shared if d in self.allowed[r])
+                if not left:
+                    where = " or ".join(self.devices[d] for d in shared)
+                    raise PlanError(
+                        f"{self.names[narrowest]!r} and {self.names[r]!r} must share a device (group {name!r}) "
+                        f"but are pinned to {where} and {self.where(r)}; pin both to one device"
+                    )
+                shared, narrowest = left, narrowest if left == shared else r
             for r in self.members[g]:
                 self.allowed[r] = shared
 

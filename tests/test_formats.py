@@ -374,3 +374,23 @@ def test_networkx_graphs_that_are_none():
         schedule(graph, on)
     with pytest.raises(PlanError, match="directed"):
         schedule(networkx.Graph([("a", "b")]), on)
+
+
+def test_pins_that_leave_a_group_no_device_get_a_sentence():
+    graph = small()
+    graph["devices"].append({"name": "tpu"})
+    graph["tasks"] = [
+        {"id": name, "seconds": dict.fromkeys(able, 1.0), "colocate": "g"}
+        for name, able in (
+            ("a", ("cpu", "gpu")),
+            ("b", ("gpu", "tpu", "cpu")),
+            ("c", ("cpu", "tpu", "gpu")),
+        )
+    ]
+    graph["values"] = []
+    assert len({step["device"] for step in described(schedule(graph))["tasks"]}) == 1
+    with pytest.raises(PlanError, match=r"'a' and 'b' must share a device .* cpu or gpu and tpu"):
+        schedule(graph, pins={"b": "tpu"})
+    del graph["tasks"][1]["seconds"]["cpu"]
+    with pytest.raises(PlanError, match=r"'b' and 'c' must share a device .* gpu and cpu"):
+        schedule(graph, pins={"c": "cpu"})

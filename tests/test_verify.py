@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import random
 from typing import Any
 
@@ -89,6 +90,15 @@ SPOILT = {
     "never comes to cpu": lambda plan: plan["transfers"].remove(entry(plan, value="y")),
     "the makespan is said": lambda plan: plan.update(makespan_s=plan["makespan_s"] * 0.99),
     "is above the makespan": lambda plan: plan.update(lower_bound_s=plan["makespan_s"] * 1.01),
+    "is above the period": lambda plan: plan.update(period_s=1.0, lower_bound_s=1.01),
+    "of plans that compute each task once is above": lambda plan: plan.update(
+        lower_bound_once_s=plan["makespan_s"] * 1.01
+    ),
+    "is said to take from nan": lambda plan: entry(plan, id="b").update(start_s=math.nan),
+    "is said to travel from": lambda plan: entry(plan, value="v").update(end_s=math.inf),
+    "the makespan is said to be nan": lambda plan: plan.update(makespan_s=math.nan),
+    "the lower bound nan": lambda plan: plan.update(lower_bound_s=math.nan),
+    "is on the lanes [0] of gpu": lambda plan: entry(plan, id="c").update(lane=0.5, lanes=[0]),
 }
 
 
@@ -116,7 +126,7 @@ def test_lanes_do_one_thing_at_a_time():
 
 def test_a_period_has_room_for_what_each_lane_and_wire_does_in_a_call():
     graph = small()
-    plan = planned(graph)
+    plan = {**planned(graph), "lower_bound_s": 0.0}
     spans: dict[Any, float] = {}
     for step in plan["tasks"]:
         for lane in step.get("lanes", [step["lane"]]):
@@ -150,6 +160,25 @@ def test_a_copy_of_a_task_on_another_device_is_no_mistake_and_serves_its_readers
     assert replay(graph, plan)["tasks"] == tasks
     del tasks[1]
     assert any("'c' reads 'v' on q" in sentence for sentence in infeasibilities(graph, plan))
+
+
+def test_transfers_that_take_no_time_do_not_bring_a_value_to_each_other():
+    free = {"latency_s": 0.0, "bytes_per_s": 1e6}
+    graph = {
+        "tasks": [{"id": "a", "seconds": {"p": 1.0}}, {"id": "b", "seconds": {"q": 1.0}}],
+        "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": 0}],
+        "devices": [{"name": name} for name in "pqr"],
+        "links": [{"src": src, "dst": dst, **free} for src, dst in ("pq", "qr", "rq")],
+    }
+    tasks = [
+        {"id": "a", "device": "p", "lane": 0, "start_s": 0.0, "end_s": 1.0},
+        {"id": "b", "device": "q", "lane": 0, "start_s": 0.0, "end_s": 1.0},
+    ]
+    moves = [{"value": "v", "src": s, "dst": d, "start_s": 0.0, "end_s": 0.0} for s, d in ("qr", "rq")]
+    plan = {"makespan_s": 1.0, "lower_bound_s": 1.0, "tasks": tasks, "transfers": moves}
+    found = infeasibilities(graph, plan)
+    assert any("reads 'v' on q before it is there" in sentence for sentence in found), found
+    assert sum("leaves" in sentence for sentence in found) == 2
 
 
 def at_most(graph: dict[str, Any], plan: dict[str, Any], device: str) -> int:
@@ -187,6 +216,23 @@ def test_memory_counts_state_scratch_and_values_while_they_are_used():
     graph["values"][0]["consumers"] = ["b"]
     plan["transfers"] = [t for t in plan["transfers"] if t["value"] == "w"]
     assert at_most(graph, plan, "q") == 50_000
+
+
+def test_bytes_are_counted_to_the_last_one():
+    much = 10**16 + 1
+    graph = {
+        "tasks": [{"id": "a", "seconds": {"p": 1.0}, "state_bytes": much, "workspace_bytes": 2}],
+        "values": [],
+        "devices": [{"name": "p", "memory_bytes": much + 1}],
+        "links": [],
+    }
+    with pytest.raises(MemoryCapError):
+        schedule(graph)
+    tasks = [{"id": "a", "device": "p", "lane": 0, "start_s": 0.0, "end_s": 1.0}]
+    plan = {"makespan_s": 1.0, "lower_bound_s": 1.0, "tasks": tasks, "transfers": []}
+    assert any(f"holds {much + 2} bytes" in sentence for sentence in infeasibilities(graph, plan))
+    graph["devices"][0]["memory_bytes"] = much + 2
+    assert planned(graph)["tasks"] == tasks
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -72,9 +72,14 @@ def _promising(problem: Problem, play: Play) -> list[_Copy]:
         if problem.maker[v] >= 0:
             key = problem.maker[v], hop.dst
             comes[key] = max(comes.get(key, 0.0), play.end[step])
+    original = dict(costed.again)
+    done = {(original.get(name, name), d) for name, d in zip(problem.names, play.device)}
     found = []
     for (r, d), arrives in sorted(comes.items()):
-        if d not in problem.allowed[r] or not repeatable(costed, costed.runs[r]):
+        # What passes through a device on its way may have been made there too.
+        if (problem.names[r], d) in done or d not in problem.allowed[r]:
+            continue
+        if not repeatable(costed, costed.runs[r]):
             continue
         start = 0.0
         for v in problem.reads[r]:
