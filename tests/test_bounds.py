@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autopar.bench.instances import planted, small
 from autopar.formats import read
+from autopar.formats.stg import described
 from autopar.placement.bounds import lower_bound
 from autopar.problem import Problem
 from autopar.simulate import Play, Schedule
@@ -119,3 +120,40 @@ def test_whole_times_make_whole_bounds():
     tasks = [{"id": f"t{k}", "seconds": {"a": 3.0}} for k in range(3)]
     graph = {"tasks": tasks, "values": [], "links": [], "devices": [{"name": "a", "lanes": 2}]}
     assert lower_bound(Problem(read(graph))) == 6.0
+
+
+def test_what_shares_the_machine_between_the_same_two_tasks_adds_up():
+    # Each stage is one task, three beside each other on two lanes, and the one that waits for all three.
+    stages, tasks, values = 6, [{"id": "0", "seconds": {"a": 2.0}}], []
+    for k in range(stages):
+        side = [f"{k}-{number}" for number in range(3)]
+        tasks += [{"id": name, "seconds": {"a": 3.0}} for name in side]
+        tasks.append({"id": str(k + 1), "seconds": {"a": 2.0}})
+        values.append({"id": f"from {k}", "producer": str(k), "consumers": side, "bytes": 0})
+        for name in side:
+            values.append({"id": name, "producer": name, "consumers": [str(k + 1)], "bytes": 0})
+    graph = {"tasks": tasks, "values": values, "links": [], "devices": [{"name": "a", "lanes": 2}]}
+    assert stages * (4.5 + 2.0) + 2.0 <= lower_bound(Problem(read(graph))) <= stages * (6.0 + 2.0) + 2.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 7), st.integers(2, 3))
+def test_the_shortest_schedule_on_equal_lanes_is_not_below_the_bound(seed, tasks, lanes):
+    draw = random.Random(seed)
+    seconds = [float(draw.randint(0, 9)) for _ in range(tasks)]
+    waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
+    lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
+    problem = Problem(read(described("\n".join([str(tasks), *lines]), lanes)))
+    assert lower_bound(problem) <= shortest(seconds, waits, (0.0,) * lanes, {})
+
+
+def shortest(seconds, waits, free, end):
+    """The least makespan that goes on from the tasks placed, each at the earliest in some order."""
+    if len(end) == len(seconds):
+        return max(end.values())
+    found = []
+    for r, own in enumerate(waits):
+        if r not in end and all(p in end for p in own):
+            done = max(free[0], *(end[p] for p in own), 0.0) + seconds[r]
+            found.append(shortest(seconds, waits, tuple(sorted((*free[1:], done))), end | {r: done}))
+    return min(found)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import numpy as np
 
 from ...problem import Problem
+from .crowds import LARGEST, crowded
 from .energy import energy
-from .load import load
-from .ways import ways
+from .load import Load, load
+from .ways import Ways, ways
 
 __all__ = ["lower_bound"]
 
@@ -16,8 +20,9 @@ def lower_bound(problem: Problem) -> float:
     """The largest of what is known of `problem`, in seconds, even if runs are repeated on several devices.
 
     The longest way through the graph if queues and wires were never busy (`ways`); the load of devices, wires and
-    memories when it is shared out at best (`load`); what must be done within some span of time, on graphs of up to
-    2,000 runs (`energy`); and the host's dispatch of every run. Near linear in reads times devices squared.
+    memories when it is shared out at best (`load`); what comes before and after each run, on graphs of up to 1,000
+    runs (`crowded`); what must be done within some span of time, on graphs of up to 2,000 (`energy`); and the host's
+    dispatch of every run. Near linear in reads times devices squared, but for these two.
     """
     if not problem.runs:
         return 0.0
@@ -25,19 +30,41 @@ def lower_bound(problem: Problem) -> float:
     if way.length == math.inf:
         return way.length
     shared = load(problem, way)
-    bound = max(way.length, shared.seconds, sum(problem.dispatch))
-    return _whole(problem, energy(problem, way, shared, bound))
+    unit = _unit(problem)
+    bound = _up(max(way.length, shared.seconds, sum(problem.dispatch)), unit)
+    way = _raised(problem, way, shared, unit)
+    return _up(energy(problem, way, shared, max(bound, way.length)), unit)
 
 
-def _whole(problem: Problem, bound: float) -> float:
-    """The bound, rounded up where everything lasts a whole multiple of some seconds, and so every schedule does."""
+def _raised(problem: Problem, way: Ways, shared: Load, unit: float) -> Ways:
+    """The heads and tails, with what shares the machine before and after each run."""
+    lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
+    whole = float(shared.price @ lanes)
+    if problem.runs > LARGEST or not whole > 0:
+        return way
+    able = np.isfinite(way.seconds)
+    share = np.where(able, np.where(able, way.seconds, 0.0) * shared.price, np.inf).min(axis=1) / whole
+    quickest = way.seconds.min(axis=1)
+    head = crowded(problem.before, quickest, share, way.head.min(axis=1), unit)
+    tail = crowded(problem.after, quickest, share, way.tail.min(axis=1), unit)
+    head, tail = np.maximum(way.head, head[:, None]), np.maximum(way.tail, tail[:, None])
+    length = float((head + way.seconds + tail).min(axis=1).max())
+    return replace(way, head=head, tail=tail, length=max(way.length, length))
+
+
+def _up(bound: float, unit: float) -> float:
+    """The bound, rounded up to whole units."""
+    return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
+
+
+def _unit(problem: Problem) -> float:
+    """The seconds of which everything lasts a whole multiple, and so every schedule does; 0 without such."""
     lasting = [s for row in problem.seconds for s in row if s < math.inf] + problem.dispatch
     if not all(s.is_integer() for s in lasting):
-        return bound
+        return 0.0
     lasting += [s for modes in problem.modes.values() for _, s in modes]
     hops = {hop for row in problem.route for hops in row for hop in hops or ()}
     lasting += [hop.seconds(nbytes) for hop in hops for nbytes in set(problem.bytes)]
     if not all(float(s).is_integer() for s in lasting):
-        return bound
-    unit = math.gcd(*map(int, lasting)) or 1
-    return max(bound, float(unit * math.ceil(bound / unit * (1 - 1e-9))))
+        return 0.0
+    return float(math.gcd(*map(int, lasting)) or 1)
