@@ -150,6 +150,13 @@ def room(value: Value) -> int:
     return -(-count // step) * step
 
 
+def padded(value: Value) -> int:
+    """Bytes that a value takes in a flat buffer. Values of graphs that were never tensors have no dtype, and are in
+    none."""
+    count = math.prod(value.shape)
+    return room(value) * (value.bytes // count) if value.dtype and value.bytes else value.bytes
+
+
 def refs(argument: Argument) -> Iterator[str]:
     """Names of the values inside one argument, in order, repeats included."""
     if isinstance(argument, Ref):
@@ -206,6 +213,27 @@ class Graph:
                 value = self.value[target]
                 found[target] = ends[made], math.prod(value.shape)
                 ends[made] += room(value)
+        return found
+
+    @cached_property
+    def copies(self) -> dict[str, tuple[str, int]]:
+        """Of each state, the state in whose memory the copies of it are kept, and how many bytes that has.
+
+        Copies come in flat buffers, in which each begins at a multiple of `ALIGNED`, and those of `pieces` stay
+        together: where one is read, all are there.
+        """
+        first: dict[str, str] = {}
+        for made, target in self.updates:
+            first.setdefault(made, target)
+        whole = {target: made for made, target in self.updates if made in self.flat}
+        found = {}
+        for name in self.state:
+            if name in whole:
+                found[name] = first[whole[name]], self.value[whole[name]].bytes
+                continue
+            value = self.value[name]
+            root = self.value[value.storage]
+            found[name] = root.name, max(padded(root), padded(value))
         return found
 
     @cached_property

@@ -66,11 +66,12 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
     for r, kept in enumerate(problem.kept):
         for storage, nbytes in kept:
             key = storage, play.device[r]
-            size[key] = max(size.get(key, 0), nbytes)
+            if storage not in problem.given[play.device[r]]:
+                size[key] = max(size.get(key, 0), nbytes)
             alive[key] = [0.0, math.inf]
         for name in costed.runs[r].reads:
             if name in costed.resident:
-                roots.setdefault((name, play.device[r]), (graph.value[name].storage, play.device[r]))
+                roots.setdefault((name, play.device[r]), (graph.copies[name][0], play.device[r]))
     for number, (v, hop) in enumerate(play.moves, problem.runs):
         name = problem.values[v]
         roots[name, hop.dst] = (name, hop.dst)

@@ -76,11 +76,12 @@ class Problem:
         self.reads: list[tuple[int, ...]] = []
         self.kept: list[tuple[tuple[str, int], ...]] = []
         for r, run in enumerate(costed.runs):
-            reads, kept = [], {}
+            reads: list[int] = []
+            kept: dict[str, int] = {}
             for name in run.reads:
                 if name in costed.resident:
-                    storage = graph.value[graph.value[name].storage]
-                    kept[storage.name] = max(storage.bytes, graph.value[name].bytes)
+                    storage, nbytes = graph.copies[name]
+                    kept[storage] = max(kept.get(storage, 0), nbytes)
                     self.holders.setdefault(name, []).append(r)
                 elif name in self.value:
                     reads.append(self.value[name])
@@ -113,7 +114,8 @@ class Problem:
             root = graph.value[name].storage
             here[root] = max(here.get(root, 0), graph.value[name].bytes)
         # More than all there is can take on one device: with room for that, no plan can be too large.
-        everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace)
+        copied = sum(dict(graph.copies.values()).values())
+        everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace) + copied
         self.tight = any(cap is not None and cap < everything for cap in self.caps)
         self._modes()
         self._changes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autopar.graph import Graph, Value
 from autopar.runtime.flat import LARGEST, bring, checksum
 
 CPU = torch.device("cpu")
@@ -31,6 +32,21 @@ def test_many_tensors_go_in_one_transfer_of_each_kind() -> None:
     version = copies[1]._version
     copies[0].add_(1)
     assert copies[1]._version == version, "copies know nothing of each other"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_what_copies_take_is_what_a_graph_says(dtype: torch.dtype) -> None:
+    tensors = [torch.zeros(shape, dtype=dtype) for shape in [(), (3,), (64,), (5, 7), (1000,)]]
+    states = [
+        Value(f"w{n}", tuple(t.shape), str(dtype).removeprefix("torch."), t.nbytes, f"w{n}", "state")
+        for n, t in enumerate(tensors)
+    ]
+    names = tuple(state.name for state in states)
+    copied = Graph("state", tuple(states), (), (), names, ()).copies
+    copies, _ = bring(tensors, CPU)
+    assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
+    assert sum(copied[name][1] for name in names) == copies[0].untyped_storage().nbytes()
+    assert [copied[name][0] for name in names] == [*names]
 
 
 def test_large_tensors_are_not_gathered() -> None:

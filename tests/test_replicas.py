@@ -99,6 +99,25 @@ def test_programs_of_one_pool_share_copies() -> None:
 
 
 @torch.no_grad()
+def test_a_copy_out_of_date_is_given_up_though_only_another_program_reads_it() -> None:
+    state, pool = {"w": torch.randn(4, 4)}, Replicas()
+    looks = []
+    for device in (FIRST, SECOND):
+        made, where, calls = reading(device)
+        looks.append(executor(made, state, where, pool, calls))
+    x = torch.randn(4, 4)
+    for look in looks:
+        look([x])
+    assert sorted(device for device, _ in pool.there()) == [FIRST, SECOND]
+    state["w"].add_(1)
+    looks[0]([x])
+    assert [device for device, _ in pool.there()] == [FIRST]
+    assert torch.equal(looks[1]([x])[0], state["w"])
+    for look in looks:
+        look.close()
+
+
+@torch.no_grad()
 def test_a_failing_task_leaves_everything_as_it_was() -> None:
     made = step()
     fail, seen = [False], []

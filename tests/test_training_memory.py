@@ -10,8 +10,10 @@ from training_models import Convolved, machine, mlp
 import autopar
 from autopar.capture.joint import joint
 from autopar.errors import MemoryCapError
-from autopar.graph import PART
+from autopar.graph import ALIGNED, PART
+from autopar.lowering.footprint import footprint
 from autopar.options import Options
+from autopar.rewrites.buckets import FEW
 from autopar.rewrites.phases import LOSS
 from autopar.stages import homes_of, plan_captured
 from autopar.training.apart import Apart
@@ -95,6 +97,40 @@ def test_caps_hold_what_both_halves_need(data):
     for name in ACCELERATORS:
         assert measured[name] <= predicted[name] <= caps[name.replace(":", "")]
     fast.close()
+
+
+def test_copies_of_small_state_count_as_they_are_laid_out():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.LayerNorm(3) for _ in range(8))), torch.randn(2, 3)
+    fast = autopar.compile(model, machine(1), pins={"*": "emulated:0"})
+    with torch.no_grad(), fast.record() as calls:
+        fast(x)
+    measured = {memory.device: memory.peak for memory in calls.last.memory}["emulated:0"]
+    laid = sum(-(-weight.nbytes // ALIGNED) * ALIGNED for weight in model.parameters())
+    assert laid <= measured <= fast.plan.peaks["emulated:0"] <= laid + 4 * x.nbytes
+    fast.close()
+
+
+@pytest.mark.parametrize("name", ["few", "all"])
+def test_a_device_that_reads_one_weight_of_a_group_holds_the_group(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(FEW)))
+    optimizer = torch.optim.Adam(model.parameters())
+    pins = {"few": {"*": "cpu", "3": "emulated:0"}, "all": {"*": "emulated:0"}}[name]
+    step = autopar.train_step(
+        model, nn.MSELoss(), optimizer, machine(1), pins=pins, split=None, check="never"
+    )
+    x = torch.randn(4, 6)
+    for _ in range(2):
+        step(x, x)
+    program, (group,) = step.program, step.plan.costed.graph.flat[:1]
+    for _ in range(2):
+        with step.record() as calls:
+            step(x, x)
+        measured = {memory.device: memory.peak for memory in calls.last.memory}
+        proven = {peak.device: peak.bytes for peak in footprint(program)}
+        assert step.plan.costed.graph.value[group].bytes <= measured["emulated:0"] <= proven["emulated:0"]
+    step.close()
 
 
 def sliced(costed):

@@ -248,8 +248,13 @@ def _buffer(buffer: Buffer, graph: Graph) -> None:
     value = graph.value.get(buffer.value)
     if value is None:
         raise ProgramError(f"buffer {buffer.name} holds {buffer.value!r}, which is no value of the graph")
-    if buffer.bytes != value.bytes:
-        raise ProgramError(f"buffer {buffer.name} has {buffer.bytes} bytes, its value {value.bytes}")
+    nbytes = (
+        graph.copies[value.name][1]
+        if buffer.kind == "resident" and value.name in graph.copies
+        else value.bytes
+    )
+    if buffer.bytes != nbytes:
+        raise ProgramError(f"buffer {buffer.name} has {buffer.bytes} bytes, its value {nbytes}")
     if (buffer.kind == "given" and value.kind == "made") or (
         buffer.kind == "resident" and value.kind != "state"
     ):

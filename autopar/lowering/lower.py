@@ -131,8 +131,10 @@ class _Lowering:
     def there(self, value: str, device: str, kind: str) -> None:
         """A buffer that is there before the call."""
         name, about = f"{value}@{device}", self.graph.value[value]
-        root = self.roots.setdefault((about.storage, device), name)
-        self.buffers[name] = Buffer(name, value, device, about.bytes, root, kind)  # type: ignore[arg-type]
+        copied = kind == "resident"
+        storage, nbytes = self.graph.copies[value] if copied else (about.storage, about.bytes)
+        root = self.roots.setdefault((storage, device), name)
+        self.buffers[name] = Buffer(name, value, device, nbytes, root, kind)  # type: ignore[arg-type]
 
     def keeping(self, home: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """(buffer, state) of each copy of state for the next call: of what changes between calls, and the new

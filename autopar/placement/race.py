@@ -118,7 +118,7 @@ def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
         held = dict(problem.given[d])
         for r, kept in enumerate(problem.kept):
             if entry.play.device[r] == d:
-                held.update(kept)
+                held.update((storage, nbytes) for storage, nbytes in kept if storage not in held)
         made = {
             name: graph.value[name].bytes
             for r, run in enumerate(problem.costed.runs)

@@ -32,12 +32,12 @@ register_optimizer_step_post_hook(_stepped)
 class Master:
     """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows when it has changed."""
 
-    __slots__ = ("__weakref__", "key", "name", "owner", "pointer", "stamp", "tensor", "version")
+    __slots__ = ("__weakref__", "key", "known", "name", "owner", "pointer", "stamp", "tensor", "version")
 
     def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
         self.name, self.owner, self.key = name, owner, key
         self.tensor: Any = None
-        self.stamp, self.version, self.pointer = 0, -1, -1
+        self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
 
     def look(self) -> int:
         """The stamp of the tensor as it is now."""
@@ -115,7 +115,7 @@ class Replicas:
         What is `replaced` is given up first, so that nothing is there twice. `masters` are those of all of them.
         """
         with self._lock:
-            _look(masters)
+            self._give_up(masters)
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
@@ -193,10 +193,22 @@ class Replicas:
         """In a child process the lock may be held by a thread that is not there."""
         self._lock = threading.RLock()
 
+    def _give_up(self, masters: Iterable[Master]) -> None:
+        """Let go of the copies of what has changed, those that only other programs read included: they would have to
+        be made anew."""
+        changed = set()
+        for master in masters:
+            if master.look() != master.known:
+                master.known = master.stamp
+                changed.add(master)
+        if changed:
+            for copy in self._copies.values():
+                if copy.tensor is not None and copy.stamp != copy.master.stamp and copy.master in changed:
+                    self._put(copy, None, -1)
+
     def _refresh(self, stale: Sequence[Copy]) -> None:
         places: dict[str, list[Copy]] = {}
         for copy in stale:
-            self._put(copy, None, -1)
             places.setdefault(copy.device, []).append(copy)
         for copies in places.values():
             tensors, count = bring([copy.master.tensor for copy in copies], copies[0].place)

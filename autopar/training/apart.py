@@ -239,7 +239,8 @@ class Apart:
         for task in graph.tasks:
             for name in task.inputs:
                 if name in stay and self.where.get(task.name, "") not in ("", self.homes.get(name)):
-                    found[self.where[task.name], own.value[name].storage] = own.value[name].bytes
+                    storage, nbytes = own.copies[name]
+                    found[self.where[task.name], storage] = nbytes
         return found
 
     def _root(self, name: str, device: str) -> tuple[tuple[str, str], int]:
