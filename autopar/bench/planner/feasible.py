@@ -7,54 +7,66 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 from ...errors import MemoryCapError, PlanError
-from ...formats import described
+from ...formats import described, read
 from ...placement import OBJECTIVES
+from ...placement.bounds import lower_bound
+from ...problem import Problem
+from ...replay import replay
 from ...scheduling import schedule
 from ...tables import table
-from ...verify import infeasibilities
-from .judging import Asked, Data, Goal, verdict
+from ...verify import TOLERANCE, infeasibilities
+from .judging import Asked, Data, Goal, verdict, without_solver
 from .varied import varied
 
 REDUCED = 200
-REPEATED = 4
-"""Every so manieth graph is planned again, in a process where strings are hashed otherwise."""
-WORKER = "import sys; from autopar.bench.planner.feasible import worker; worker(*sys.argv[1:])"
+PROCESSES = 2
+"""Each takes its share of the graphs, and hashes strings otherwise."""
+REPEATED = 10
+"""Every so manieth graph is planned in all processes."""
+SOLVED = 50
+"""Every so manieth graph is planned with the exact solver."""
+MORE = 8
+"""Every so manieth graph is planned for the other objectives too, and bounded as if there were no plan."""
+KEPT = 1.02
+"""Times what it promised that a plan may take where wires serve first come, first served."""
+WORKER = "import sys; from autopar.bench.planner.feasible import worker; worker(*map(int, sys.argv[1:]))"
+BAD = {
+    "infeasible": "plans that cannot be carried out",
+    "above a cap": "plans above a cap",
+    "below the bound": "plans below a lower bound",
+    "late": f"plans that take more than {KEPT} times what they promised when replayed",
+    "fails": "graphs that fail with anything but a sentence",
+    "differs": "plans that differ the second time",
+}
 
 
 def run(asked: Asked) -> Data:
     """So many seeds; 20,000 is full size."""
     seeds = asked.seeds or REDUCED
-    kinds = dict.fromkeys(("planned", "nothing fits", "infeasible", "above a cap", "fails", "differs"), 0)
+    kinds = dict.fromkeys(("planned", "nothing fits", *BAD), 0)
     bad: list[str] = []
     digests: dict[str, str] = {}
-    for seed in range(seeds):
-        for objective in OBJECTIVES:
-            kind, digest, said = attempt(seed, objective)
+    again = 0
+    for found in _shares(seeds):
+        for name, (kind, digest, said) in found.items():
+            if name in digests:
+                again += 1
+                if digest != digests[name]:
+                    kinds["differs"] += 1
+                    bad.append(f"{name}: another plan when strings are hashed otherwise")
+                continue
+            digests[name] = digest
             kinds[kind] += 1
             if said:
-                bad.append(f"seed {seed}, {objective}: {said}")
-            if seed % REPEATED == 0:
-                digests[f"{seed} {objective}"] = digest
-    for name, digest in _again(seeds).items():
-        if digest != digests[name]:
-            kinds["differs"] += 1
-            bad.append(f"{name}: another plan when strings are hashed otherwise")
+                bad.append(f"{name}: {said}")
     print(table([("outcome", "plans"), *((kind, str(count)) for kind, count in kinds.items())], right=(1,)))
-    print(
-        f"{len(digests)} of them planned a second time in another process",
-        *(f"\n  {text}" for text in bad[:20]),
-    )
-    goals = [
-        Goal(what, kinds[kind], 0, form=".0f")
-        for what, kind in (
-            ("plans that cannot be carried out", "infeasible"),
-            ("plans above a cap", "above a cap"),
-            ("graphs that fail with anything but a sentence", "fails"),
-            ("plans that differ the second time", "differs"),
-        )
-    ]
+    print(f"{again} of them planned a second time in another process", *(f"\n  {text}" for text in bad[:20]))
+    goals = [Goal(what, kinds[kind], 0, form=".0f") for kind, what in BAD.items()]
     return {"kinds": kinds, "bad": bad, "goals": verdict(goals)}
 
 
@@ -62,7 +74,9 @@ def attempt(seed: int, objective: str) -> tuple[str, str, str]:
     """What becomes of one graph, a digest of its plan, and what is wrong with it."""
     graph = varied(seed)
     try:
-        plan = described(schedule(graph, objective=objective))
+        with nullcontext() if seed % SOLVED == 0 else without_solver(), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            plan = described(schedule(graph, objective=objective))
     except MemoryCapError as error:
         return "nothing fits", str(error), ""
     except PlanError as error:
@@ -71,26 +85,45 @@ def attempt(seed: int, objective: str) -> tuple[str, str, str]:
         return "fails", "", f"{type(error).__name__}: {error}"
     digest = hashlib.sha256(json.dumps(plan).encode()).hexdigest()
     said = infeasibilities(graph, plan)
-    capped = any(" bytes at " in sentence for sentence in said)
-    return ("above a cap" if capped else "infeasible") if said else "planned", digest, "; ".join(said[:2])
+    if said:
+        capped = any(" bytes at " in sentence for sentence in said)
+        return "above a cap" if capped else "infeasible", digest, "; ".join(said[:2])
+    if objective != "latency":
+        return "planned", digest, ""
+    makespan = plan["makespan_s"]
+    # The plan itself names no bound above its makespan.
+    bound = lower_bound(Problem(read(graph))) if seed % MORE == 0 else 0.0
+    if bound > makespan * (1 + TOLERANCE):
+        return "below the bound", digest, f"{makespan} s, and {bound} s is said to be the least"
+    taken = replay(graph, plan)["makespan_s"]
+    if taken > makespan * KEPT:
+        return "late", digest, f"{makespan} s promised, {taken} s taken"
+    return "planned", digest, ""
 
 
-def worker(seeds: str) -> None:
-    """Print the digests of every `REPEATED`th graph as JSON."""
-    found = {
-        f"{seed} {objective}": attempt(seed, objective)[1]
-        for seed in range(0, int(seeds), REPEATED)
-        for objective in OBJECTIVES
-    }
+def worker(share: int, seeds: int) -> None:
+    """Print what becomes of a share of the graphs as JSON."""
+    found = {}
+    for seed in range(seeds):
+        if seed % PROCESSES == share or seed % REPEATED == 0:
+            for number, objective in enumerate(OBJECTIVES):
+                if number == 0 or seed % MORE == 0:
+                    found[f"seed {seed}, {objective}"] = attempt(seed, objective)
     json.dump(found, sys.stdout)
 
 
-def _again(seeds: int) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER, str(seeds)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "4711"},
-    )
-    return json.loads(done.stdout)
+def _shares(seeds: int) -> Iterator[dict[str, tuple[str, str, str]]]:
+    working = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(share), str(seeds)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(share + 1)},
+        )
+        for share in range(PROCESSES)
+    ]
+    for process in working:
+        told, _ = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"a process of this part ended with exit status {process.returncode}")
+        yield json.loads(told)

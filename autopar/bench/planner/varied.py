@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from ..instances import SHAPES
 from .judging import Data
 
+NAMES = ("t{}", "{}", "task.{}", "tâche {}", "a task of a name that is rather long, number {}")
+"""How tasks are called; values may be called what tasks are."""
+SIZES = (4, 8, 8, 8, 12, 12, 12, 20)
+"""Most tasks of a graph, one of these."""
+
 
 def varied(seed: int) -> Data:
-    """A graph of up to 25 tasks on up to 4 devices; links form a tree or are complete, so that all can be reached.
+    """A graph of up to 20 tasks, most far fewer, on up to 5 devices; all can be reached over two links at most.
 
-    Caps, where there are any, are drawn around what the graph holds, so that some graphs hardly fit and some do not.
+    Each feature is in some graphs and not in others, as the planner may take other ways where one is. Caps are drawn
+    around what the graph holds, so that some graphs hardly fit and some do not.
     """
     draw = random.Random(f"varied {seed}")
-    devices = [f"d{d}" for d in range(draw.randint(1, 4))]
+    devices = [f"d{d}" for d in range(draw.choice((1, 2, 2, 3, 3, 4, 5)))]
     lanes = {name: draw.choice((1, 1, 2, 3)) for name in devices}
-    edges = SHAPES[draw.choice(sorted(SHAPES))](draw, draw.randint(3, 25))
+    edges = SHAPES[draw.choice(sorted(SHAPES))](draw, draw.randint(1, draw.choice(SIZES)))
+    called = draw.choice(NAMES).format
+    scale, most = draw.choice((1e-6, 1.0, 1.0, 1e3)), draw.choice((0, 10_000, 10_000, 10**12))
     groups = {f"g{g}": draw.choice(devices) for g in range(draw.choice((0, 0, 1, 3)))}
-    tasks = [_task(draw, t, devices, lanes, groups) for t in range(len(edges))]
+    tasks = _tasks(draw, [called(t) for t in range(len(edges))], lanes, groups, scale, most)
     values: list[Data] = []
     for t in range(len(edges)):
-        readers = [f"t{r}" for r, reads in enumerate(edges) if t in reads]
+        readers = [called(r) for r, reads in enumerate(edges) if t in reads]
         # Some of the readers may read another of the values that a task makes.
         parts = [readers] if draw.random() < 0.8 else [readers[::2], readers[1::2]]
         values += [
-            {"id": f"v{t}.{n}", "producer": f"t{t}", "consumers": part} for n, part in enumerate(parts)
+            {"id": called(t) if n == 0 else f"{called(t)} {n}", "producer": called(t), "consumers": part}
+            for n, part in enumerate(parts)
         ]
     values += [
         {
             "id": f"in{n}",
             "producer": None,
             "home": draw.choice(devices),
-            "consumers": [task["id"] for task in draw.sample(tasks, 2)],
+            "consumers": [task["id"] for task in draw.sample(tasks, min(2, len(tasks)))],
         }
         for n in range(draw.choice((0, 0, 1, 2)))
     ]
+    delivered = draw.choice((0.0, 0.1))
     for value in values:
-        value["bytes"] = draw.choice((0, draw.randint(1, 1000), draw.randint(1, 10_000)))
-        if draw.random() < 0.1:
+        value["bytes"] = draw.choice((0, draw.randint(0, most // 10), draw.randint(0, most)))
+        if draw.random() < delivered:
             value["deliver_to"] = draw.choice(devices)
     held = sum(v["bytes"] for v in values) + sum(t["state_bytes"] + t["workspace_bytes"] for t in tasks)
     tight = draw.random() < 0.5
@@ -51,44 +62,59 @@ def varied(seed: int) -> Data:
         "tasks": tasks,
         "values": values,
         "devices": [{"name": name, "lanes": lanes[name], "memory_bytes": caps[name]} for name in devices],
-        "links": _links(draw, devices),
+        "links": _links(draw, devices, scale * draw.choice((1e-4, 1e-3, 1e-2)), max(1, most)),
     }
 
 
-def _task(
-    draw: random.Random, t: int, devices: list[str], lanes: dict[str, int], groups: dict[str, str]
-) -> Data:
-    task: Data = {
-        "id": f"t{t}",
-        "state_bytes": draw.choice((0, 0, draw.randint(0, 5000))),
-        "workspace_bytes": draw.choice((0, 0, draw.randint(0, 5000))),
-    }
-    able = draw.sample(devices, draw.randint(1, len(devices)))
-    if groups and draw.random() < 0.4:
-        task["colocate"] = draw.choice(sorted(groups))
-        able = [*{**dict.fromkeys(able), groups[task["colocate"]]: None}]
-    elif draw.random() < 0.1:
-        task["pin"] = draw.choice(able)
-    task["seconds"] = {name: _seconds(draw, lanes[name]) for name in able}
-    return task
+def _tasks(
+    draw: random.Random,
+    names: Sequence[str],
+    lanes: dict[str, int],
+    groups: dict[str, str],
+    scale: float,
+    most: int,
+) -> list[Data]:
+    """Tasks of some milliseconds times `scale`, in some graphs without a pin or several lanes."""
+    pinned, several = draw.choice((0.0, 0.1)), draw.choice((0.0, 0.0, 0.3))
+    found = []
+    for name in names:
+        task: Data = {
+            "id": name,
+            "state_bytes": draw.choice((0, 0, draw.randint(0, most // 2))),
+            "workspace_bytes": draw.choice((0, 0, draw.randint(0, most // 2))),
+        }
+        able = draw.sample([*lanes], draw.randint(1, len(lanes)))
+        if groups and draw.random() < 0.4:
+            task["colocate"] = draw.choice(sorted(groups))
+            able = [*{**dict.fromkeys(able), groups[task["colocate"]]: None}]
+        elif draw.random() < pinned:
+            task["pin"] = draw.choice(able)
+        task["seconds"] = {
+            device: _seconds(draw, lanes[device] if draw.random() < several else 1, scale) for device in able
+        }
+        found.append(task)
+    return found
 
 
-def _seconds(draw: random.Random, lanes: int) -> Any:
-    alone = draw.choice((0.0, draw.uniform(1e-6, 1e-5), draw.uniform(0.5e-3, 1.5e-3), 1e-3))
-    if lanes == 1 or draw.random() < 0.7:
+def _seconds(draw: random.Random, lanes: int, scale: float) -> Any:
+    alone = scale * draw.choice((0.0, draw.uniform(1e-6, 1e-5), draw.uniform(0.5e-3, 1.5e-3), 1e-3))
+    if lanes == 1:
         return alone
     ways = {str(taken): alone / taken ** draw.uniform(-0.2, 1.0) for taken in range(1, lanes + 1)}
     kept = draw.sample(sorted(ways), draw.randint(1, lanes))
     return {taken: ways[taken] for taken in kept}
 
 
-def _links(draw: random.Random, devices: list[str]) -> list[Data]:
+def _links(draw: random.Random, devices: list[str], seconds: float, nbytes: int) -> list[Data]:
+    """Links that take some `seconds` for `nbytes`: from each device to each, or to and from one or two."""
     pairs = [(a, b) for a in devices for b in devices if a != b]
-    if draw.random() < 0.4:
-        pairs = [pair for pair in pairs if devices[0] in pair]
+    hubs = draw.choice((1, 2, len(devices), len(devices)))
     links = []
     for src, dst in pairs:
-        link: Data = {"src": src, "dst": dst, "latency_s": draw.choice((0.0, 1e-5)), "bytes_per_s": 1e7}
+        if src not in devices[:hubs] and dst not in devices[:hubs]:
+            continue
+        link: Data = {"src": src, "dst": dst, "latency_s": draw.choice((0.0, seconds / 100))}
+        link["bytes_per_s"] = nbytes / seconds * draw.choice((0.2, 1.0, 1.0))
         wire = draw.choice(("own", None, "bus", f"into {dst}"))
         links.append(link if wire == "own" else {**link, "wire": wire})
     return links
