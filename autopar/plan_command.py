@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import AutoparError
+from .plans import Plan
 from .tables import percent, seconds
 
 CHIPS = ("cpu", "cuda", "xpu", "emulated")
@@ -32,7 +33,18 @@ def run(argv: Sequence[str]) -> int:
     what.add_argument(
         "--graph", metavar="FILE", help="a task graph: .json of autopar or dnn-partitioning, or .stg"
     )
-    parser.add_argument("--out", help="write the plan as JSON, or draw it (.html .svg .png .dot .txt)")
+    parser.add_argument(
+        "--out", metavar="FILE", action="append", default=[],
+        help="write the plan as .json, or draw it: .html .svg .png .dot .txt; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeline", metavar="FILE", action="append", default=[],
+        help="write the planned timeline: .html .svg .png, or .json .json.gz for Perfetto",
+    )  # fmt: skip
+    parser.add_argument(
+        "--explain", metavar="TASK", nargs="?", const="", action="append", default=[],
+        help="print the report, as without --out; with the name of a task, or a glob of names, why it is where it is",
+    )  # fmt: skip
     model = parser.add_argument_group("a model")
     model.add_argument(
         "--machine", help="chips such as cpu-16,h100-sxm,h100-sxm, or devices of this machine: cpu,cuda:0"
@@ -57,15 +69,28 @@ def run(argv: Sequence[str]) -> int:
         if getattr(chosen, word) is not None:
             kind = "a task graph" if chosen.graph is None else "a model"
             parser.error(f"--{word.replace('_', '-')} goes with {kind}")
+    _check_names(chosen)
     return _model(chosen) if chosen.graph is None else _graph(chosen)
+
+
+def _check_names(chosen: argparse.Namespace) -> None:
+    """Refuse files that could not be written before anything is planned."""
+    from .view.files import PLAN_KINDS, TIMELINE_KINDS, kind_of
+
+    for word, what, known in (
+        ("out", "a plan", (".json", *PLAN_KINDS)),
+        ("timeline", "a timeline", TIMELINE_KINDS),
+    ):
+        for name in getattr(chosen, word):
+            kind_of(Path(name), known, what)
+            if not Path(name).parent.is_dir():
+                raise AutoparError(f"the folder of --{word} {name} is not there; make it, or give another")
 
 
 def _graph(chosen: argparse.Namespace) -> int:
     from .formats import text
     from .scheduling import schedule
 
-    if chosen.out and not Path(chosen.out).parent.is_dir():
-        raise AutoparError(f"the folder of --out {chosen.out} is not there; make it, or give another")
     began = time.perf_counter()
     plan = schedule(
         chosen.graph,
@@ -84,29 +109,40 @@ def _graph(chosen: argparse.Namespace) -> int:
         f"{seconds(plan.lower_bound)} (gap {percent(plan.gap)}){ended}",
         file=sys.stderr,
     )
-    if chosen.out and chosen.out.endswith(".json"):
-        _write(Path(chosen.out), text(plan))
-        return 0
-    from .view import draw, explain
-
-    if chosen.out:
-        draw(plan, chosen.out)
-    else:
-        print(explain(plan))
+    report = chosen.explain or ([""] if not chosen.out + chosen.timeline else [])
+    _show(plan, chosen, report, lambda path: path.write_text(text(plan), encoding="utf-8"))
     return 0
 
 
-def _write(path: Path, what: str) -> None:
-    """Write a file so that it is there in full or as it was before."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _show(
+    plan: Plan, chosen: argparse.Namespace, report: Sequence[str], save: Callable[[Path], object]
+) -> None:
+    """Write and draw what was asked for, and print the report, or why the tasks it names are where they are."""
+    from .view import draw, explain, explain_runs, save_timeline
+
+    for name in chosen.out:
+        _write(Path(name), save if name.lower().endswith(".json") else lambda path: draw(plan, path))
+    for name in chosen.timeline:
+        _write(Path(name), lambda path: save_timeline(plan.timeline(), path))
+    if "" in report:
+        print(explain(plan))
+    names = [name for name in report if name]
+    if names:
+        print(explain_runs(plan, names))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written so that it is there in full or as it was before."""
+    # The suffix says what is written.
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         try:
-            beside.write_text(what, encoding="utf-8")
+            write(beside)
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise AutoparError(f"{path} cannot be written ({error.strerror}); give another --out") from None
+        raise AutoparError(f"{path} cannot be written ({error.strerror}); give another name") from None
 
 
 def _model(chosen: argparse.Namespace) -> int:
@@ -114,7 +150,6 @@ def _model(chosen: argparse.Namespace) -> int:
 
     from . import api
     from .machine import Machine
-    from .view import draw, explain
 
     made = _factory(chosen.factory)()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], (tuple, list)):
@@ -135,11 +170,7 @@ def _model(chosen: argparse.Namespace) -> int:
     with torch.no_grad():
         found = api.plan(model, names if real else Machine.declare(*names), example_inputs=inputs,
                         policy=chosen.policy or "auto", split=split)  # fmt: skip
-    print(explain(found))
-    if chosen.out and chosen.out.endswith(".json"):
-        found.save(chosen.out)
-    elif chosen.out:
-        draw(found, chosen.out)
+    _show(found, chosen, chosen.explain or [""], found.save)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -72,6 +72,26 @@ class Reason:
     choices: tuple[Choice, ...] = ()
 
 
+class Named(Mapping[str, Reason]):
+    """Reasons by run name; those that are worked out when asked for stay so."""
+
+    def __init__(self, reasons: Sequence[Reason]) -> None:
+        names = getattr(reasons, "runs", None) or (reason.run for reason in reasons)
+        self.reasons, self.position = reasons, {name: index for index, name in enumerate(names)}
+
+    def __getitem__(self, run: str) -> Reason:
+        return self.reasons[self.position[run]]
+
+    def __contains__(self, run: object) -> bool:
+        return run in self.position
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.position)
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A plan that was in the race: policy, split, its predicted makespan (None: not feasible) and a note."""
@@ -121,9 +141,9 @@ class Plan:
         return {placed.run: placed for placed in self.placed}
 
     @cached_property
-    def reason(self) -> dict[str, Reason]:
+    def reason(self) -> Mapping[str, Reason]:
         """Why, by run name."""
-        return {reason.run: reason for reason in self.reasons}
+        return Named(self.reasons)
 
     @cached_property
     def words(self) -> Words:

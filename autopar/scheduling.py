@@ -61,7 +61,7 @@ def schedule(
             name, found = partitioned(graph)
             if found and not changed:
                 return strict.OBJECTIVES[objective](found, name, budget_s)
-            if model == "strict-msr" and changed:
+            if model == "strict-msr" and found:
                 raise PlanError(
                     f"model='strict-msr' takes a graph as it is; leave {' and '.join(changed)} out"
                 )

@@ -16,7 +16,7 @@ LAYERS = [
     ["machine", "pins"],
     ["cost", "reduction", "wording"],
     ["fuse", "plans", "timeline", "problem"],
-    ["roofline", "programs", "simulate", "events", "liveness", "recording"],
+    ["roofline", "programs", "simulate", "events", "liveness", "recording", "critical"],
     ["placement", "formats", "lowering", "hardware", "options"],
     ["planning", "scheduling", "cache", "progress", "probe", "equal", "composites", "capture"],
     ["detect", "doctor", "runtime", "snapshot"],

@@ -46,6 +46,39 @@ def test_a_plan_of_a_file_is_drawn(tmp_path):
         assert out.stat().st_size > 500
 
 
+def test_a_plan_is_written_drawn_and_explained_at_once(tmp_path, capsys):
+    names = [str(tmp_path / name) for name in ("plan.json", "plan.svg", "line.svg", "line.json.gz")]
+    call = ["plan", "--graph", written(tmp_path, small()), "--out", names[0], "--out", names[1]]
+    assert main([*call, "--timeline", names[2], "--timeline", names[3], "--explain"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["graph.json", *(os.path.basename(name) for name in names)]
+    )
+    shown = capsys.readouterr().out
+    for part in ("critical path: ", "waited for", "on gpu", "The one change that would help most: "):
+        assert part in shown
+    assert main([*call, "--explain", "a", "--explain", "[bc]"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("waited for") == 3 and "It can only run on gpu" in shown
+    assert main([*call, "--explain", "q"]) == 2
+    assert "'q' is no task of 'graph'" in capsys.readouterr().err
+
+
+def test_a_name_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, capsys):
+    graph = written(tmp_path, small())
+    for more in (
+        ["--out", "plan.xyz"],
+        ["--timeline", "line.dot"],
+        ["--out", str(tmp_path / "none" / "a.svg")],
+    ):
+        assert main(["plan", "--graph", graph, *more]) == 2
+        caught = capsys.readouterr()
+        assert caught.err.count("\n") == 1 and "planned in" not in caught.err
+    (tmp_path / "plan.svg").mkdir()
+    assert main(["plan", "--graph", graph, "--out", str(tmp_path / "plan.svg")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.svg"]
+
+
 def test_a_standard_task_graph(tmp_path, capsys):
     path, out = tmp_path / "two.stg", tmp_path / "plan.json"
     path.write_text("2\n1 1 0\n2 1 0\n")

@@ -13,10 +13,10 @@ import view_plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.critical import critical
 from autopar.errors import AutoparError
 from autopar.plans import Placed, Transfer
 from autopar.view import draw, fonts
-from autopar.view.critical import critical
 from autopar.view.fold import BUDGET, fold
 from autopar.view.labels import box_labels, free_labels
 from autopar.view.layout import lay_out

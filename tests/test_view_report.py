@@ -42,7 +42,7 @@ def test_the_report_hides_nothing(make):
 def test_reasons_are_limited_and_the_longest_first():
     plan = view_plans.rough(200)
     text = explain(plan)
-    rows = text[text.index("why each run") :].splitlines()[3:]
+    rows = text[text.index("why each run") :].split("\n\n")[0].splitlines()[3:]
     longest = max(plan.placed, key=lambda placed: placed.end - placed.start)
     assert 0 < len(rows) <= 13
     assert seconds(longest.end - longest.start) in rows[0]

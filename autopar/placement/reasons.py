@@ -2,167 +2,153 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from ..cost import CostedGraph
 from ..plans import Choice, Placed, Reason
 from ..problem import Problem
 from ..simulate import Timing
-from ..tables import seconds
+from ..tables import seconds, size
+from .elsewhere import Arrival, Elsewhere
+from .lazily import Lazily
 
 NEGLIGIBLE = 1e-9
 """Seconds that are no reason for anything."""
 
 
-class Reasons(Sequence[Reason]):
-    """A reason for each run, in graph order, worked out when one is first asked for: most plans are never asked.
+class Reasons(Lazily):
+    """A reason for each run of a plan for one call.
 
-    Each `Choice` holds the rest of the plan as it is: when the run's inputs would be on that device (those
-    already brought there when they arrive, others by their own transfer on an idle wire), when a queue of it
-    is idle from then on, and the end that follows. `shortest`: nothing that was tried is shorter. `others`
-    says what the race found when all runs are on one device.
+    Each `Choice` holds the rest of the plan as it is: see `Elsewhere`. `shortest`: nothing that was tried is
+    shorter. `others` says what the race found when all runs are on one device.
     """
 
     def __init__(self, costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> None:
-        self.costed = costed
-        self.placed, self.transfers = timing.placed, timing.transfers
+        super().__init__(run.name for run in costed.runs)
+        self.costed, self.timing = costed, timing
         self.policy, self.shortest, self.others = policy, shortest, others
 
-    def __len__(self) -> int:
-        return len(self.costed.runs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.all[index]
-
-    def __iter__(self) -> Iterator[Reason]:
-        return iter(self.all)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self.all == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self.all)
-
-    def __repr__(self) -> str:
-        return repr(self.all)
+    @cached_property
+    def elsewhere(self) -> Elsewhere:
+        """What each run could do on other devices."""
+        return Elsewhere(Problem(self.costed), self.timing)
 
     @cached_property
-    def all(self) -> tuple[Reason, ...]:
-        """The reasons themselves."""
-        problem = Problem(self.costed)
-        placed = {step.run: step for step in self.placed}
-        there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
-        for r, name in enumerate(problem.names):
-            for v in problem.makes[r]:
-                there[v][problem.costed.index[placed[name].device]] = placed[name].end
-        for step in self.transfers:
-            there[problem.value[step.value]][problem.costed.index[step.dst]] = step.end
-        idle = _Idle(problem, self.placed)
-        used = {step.device for step in self.placed}
-        found = []
-        for r, name in enumerate(problem.names):
-            choices = tuple(_choice(problem, r, d, placed, there, idle) for d in range(len(problem.devices)))
-            text = _sentence(
-                problem, r, placed[name], choices, self.policy, self.shortest, self.others, len(used) == 1
-            )
-            found.append(Reason(name, text, choices))
-        return tuple(found)
+    def alone(self) -> bool:
+        """Whether all is on one device."""
+        return len({step.device for step in self.timing.placed}) == 1
 
+    def work_out(self, r: int) -> Reason:
+        """The reason of run `r`."""
+        own = self.elsewhere.own[r]
+        arrivals = self.elsewhere.ways(r)
+        choices = tuple(self._choice(r, arrival) for arrival in arrivals)
+        return Reason(own.run, self._sentence(r, own, choices), choices)
 
-class _Idle:
-    """When each queue is busy, back-to-back runs as one stretch."""
+    def _choice(self, r: int, way: Arrival) -> Choice:
+        problem, own = self.elsewhere.problem, self.elsewhere.own[r]
+        device = problem.devices[way.device]
+        if device == own.device:
+            return Choice(device, way.arrives, own.start, own.end, "chosen")
+        if way.device not in problem.allowed[r]:
+            return Choice(device, way.arrives, 0.0, None, f"it cannot run on {device}")
+        if way.end is None:
+            return Choice(device, 0.0, 0.0, None, f"no link brings its inputs to {device}")
+        lacks = self._lacks(r, way)
+        if lacks:
+            return Choice(device, way.arrives, way.start, None, lacks)
+        return Choice(device, way.arrives, way.start, way.end)
 
-    def __init__(self, problem: Problem, placed: Sequence[Placed]) -> None:
-        self.stretches: dict[str, tuple[list[float], list[float]]] = {
-            lane: ([], []) for lanes in problem.lane_names for lane in lanes
-        }
-        for step in placed:
-            starts, ends = self.stretches[step.lane]
-            if ends and step.start <= ends[-1]:
-                ends[-1] = max(ends[-1], step.end)
-            elif step.end > step.start:
-                starts.append(step.start)
-                ends.append(step.end)
-
-    def after(self, lane: str, time: float) -> float:
-        """The first moment from `time` on at which nothing runs on a queue."""
-        starts, ends = self.stretches[lane]
-        at = bisect_right(starts, time) - 1
-        return max(time, ends[at]) if at >= 0 else time
-
-
-def _choice(
-    problem: Problem,
-    r: int,
-    d: int,
-    placed: dict[str, Placed],
-    there: list[dict[int, float]],
-    idle: _Idle,
-) -> Choice:
-    device = problem.devices[d]
-    arrives = max((placed[problem.names[p]].end for p in problem.before[r]), default=0.0)
-    for v in problem.reads[r]:
-        source, time = next(iter(there[v].items()))
-        arrives = max(arrives, there[v].get(d, time + problem.travel(v, source, d)))
-    own = placed[problem.names[r]]
-    if d not in problem.allowed[r]:
-        return Choice(device, arrives if arrives < math.inf else 0.0, 0.0, None, f"it cannot run on {device}")
-    if arrives == math.inf:
-        return Choice(device, 0.0, 0.0, None, f"no link brings its inputs to {device}")
-    if own.device == device:
-        return Choice(device, arrives, own.start, own.end, "chosen")
-    free = min(idle.after(lane, arrives) for lane in problem.lane_names[d])
-    return Choice(device, arrives, free, free + problem.seconds[r][d])
-
-
-def _sentence(
-    problem: Problem,
-    r: int,
-    own: Placed,
-    choices: Sequence[Choice],
-    policy: str,
-    shortest: bool,
-    others: str,
-    alone: bool,
-) -> str:
-    if len(problem.devices) == 1:
-        return f"{own.device} is the only device there is."
-    if len(problem.allowed[r]) == 1:
-        task = problem.costed.graph.task[problem.costed.runs[r].tasks[0]]
-        why = (
-            "it must run where the call comes from"
-            if task.home
-            else "a pin, or what it shares a device with, says so"
-        )
-        return f"It can only run on {own.device}: {why}."
-    if alone and others:
-        return f"Everything is on {own.device}: {others}."
-    if problem.group[r] >= 0 and len(problem.members[problem.group[r]]) > 1:
-        tied = "the runs it changes values in place with" if problem.changes else "the rest of its group"
-        together = f" It shares {own.device} with {tied}."
-    else:
-        together = ""
-    ends = {choice.device: choice.end for choice in choices if choice.end is not None}
-    rivals = [(device, end) for device, end in ends.items() if device != own.device]
-    if not rivals:
+    def _lacks(self, r: int, way: Arrival) -> str:
+        """What of its memory a device lacks for a run: what it holds meanwhile in any case is already too much."""
+        problem, d = self.elsewhere.problem, way.device
+        cap = problem.caps[d]
+        if cap is None:
+            return ""
+        steps = self.timing.memory[d].steps
+        times = [time for time, _ in steps]
+        first = max(0, bisect_right(times, way.start) - 1)
+        held = max((level for _, level in steps[first : bisect_left(times, way.end or 0.0)]), default=0)
+        here = dict(problem.given[d])
+        for other, kept in enumerate(problem.kept):
+            if kept and self.elsewhere.device[other] == d:
+                here.update(kept)
+        state = sum(nbytes for storage, nbytes in problem.kept[r] if storage not in here)
+        brought = [v for v in problem.reads[r] if d not in self.elsewhere.there[self.elsewhere.root[v]]]
+        needs = state + problem.workspace[r] + sum(problem.bytes[v] for v in (*brought, *problem.makes[r]))
+        if held + needs <= cap:
+            return ""
         return (
-            f"It can only be on {own.device}: no link brings its inputs to another device that could run it."
+            f"no room on {problem.devices[d]}: {size(held)} of {size(cap)} are held, it takes {size(needs)}"
         )
-    rival, end = min(rivals, key=lambda pair: pair[1])
-    if end > own.end + NEGLIGIBLE:
-        text = f"It ends first on {own.device}, {seconds(end - own.end)} before it would on {rival}."
-    elif end >= own.end - NEGLIGIBLE:
-        text = f"It would end no sooner on {rival}."
-    elif not shortest:
-        sooner = seconds(own.end - end)
-        text = f"The policy {policy} put it on {own.device}; on {rival} it would itself end {sooner} sooner."
-    else:
-        text = (
-            f"On {rival} it would itself end {seconds(own.end - end)} sooner, but no plan that was tried is "
-            f"shorter than this one, which has it on {own.device}."
+
+    def _sentence(self, r: int, own: Placed, choices: Sequence[Choice]) -> str:
+        problem = self.elsewhere.problem
+        if len(problem.devices) == 1:
+            return f"{own.device} is the only device there is."
+        if own.run in self.elsewhere.original:
+            return self._copied(own)
+        if len(problem.allowed[r]) == 1:
+            return f"It can only run on {own.device}: {self._bound(r)}."
+        if self.alone and self.others:
+            return f"Everything is on {own.device}: {self.others}."
+        if problem.group[r] >= 0 and len(problem.members[problem.group[r]]) > 1:
+            tied = "the runs it changes values in place with" if problem.changes else "the rest of its group"
+            together = f" It shares {own.device} with {tied}."
+        else:
+            together = ""
+        rivals = [
+            (choice.end, d)
+            for d, choice in enumerate(choices)
+            if choice.end is not None and choice.device != own.device
+        ]
+        if not rivals:
+            why = next(
+                (choice.why for choice in choices if choice.end is None and choice.why.startswith("no ")), ""
+            )
+            return f"It can only be on {own.device}: {why}.{together}"
+        end, d = min(rivals)
+        rival = problem.devices[d]
+        if end > own.end + NEGLIGIBLE:
+            text = f"It ends first on {own.device}, {seconds(end - own.end)} before it would on {rival}."
+        elif end >= own.end - NEGLIGIBLE:
+            text = f"It would end no sooner on {rival}."
+        else:
+            sooner = f"on {rival} it would itself end {seconds(own.end - end)} sooner"
+            text = self._despite(r, d, end, sooner, own.device)
+        return text + together
+
+    def _despite(self, r: int, d: int, end: float, sooner: str, device: str) -> str:
+        """Why a run is not where it would end sooner: who reads its results would have them later, if so."""
+        reader, late = self.elsewhere.delayed(r, d, end)
+        if late > NEGLIGIBLE:
+            return (
+                f"{sooner[0].upper()}{sooner[1:]}, but {reader} would have its result {seconds(late)} later."
+            )
+        if not self.shortest:
+            return f"The policy {self.policy} put it on {device}; {sooner}."
+        return (
+            f"{sooner[0].upper()}{sooner[1:]}, but no plan that was tried is shorter than this one, which has it on "
+            f"{device}."
         )
-    return text + together
+
+    def _bound(self, r: int) -> str:
+        """What keeps a run from all devices but one."""
+        problem = self.elsewhere.problem
+        costed = problem.costed
+        task = costed.graph.task[costed.runs[r].tasks[0]]
+        if task.home:
+            return "it must run where the call comes from"
+        if sum(s is not None for s in costed.runs[r].seconds) > 1:
+            other = next(m for m in problem.members[problem.group[r]] if m != r)
+            return f"it shares a device with {problem.names[other]}, which leaves no other"
+        if all(s is None for d, s in enumerate(costed.cost[task.name].seconds) if d != problem.allowed[r][0]):
+            return "no other device can run it, or its pin says so"
+        return "a pin, or what it shares a device with, says so"
+
+    def _copied(self, own: Placed) -> str:
+        first, comes = self.elsewhere.instead(own.run)
+        text = f"It is {first.run} computed again, so that its result need not come from {first.device}"
+        return text + (f", {seconds(comes - own.end)} later." if comes > own.end else ".")

@@ -19,6 +19,7 @@ from .period import Hop, Loads, Value, balance, bound
 from .period.lanes import Part, busiest, share
 from .period.loads import Standing
 from .search import place, replan
+from .shares import Shares
 
 ROOM = (1.0, 0.8, 0.6)
 """Shares of the caps to balance for, in turn, while what is in flight does not fit."""
@@ -43,13 +44,13 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     if options[0].runs == options[1].runs:
         del options[1]
     problems = [Problem(option) for option in options]
-    loads = _loads(problems[0], 1.0)[0]
+    loads = loads_of(problems[0])[0]
     proven = max(bound(loads), _shared(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch))
     cut = False
     for room in ROOM if not costed.graph.carried else ():
         found = []
         for problem in problems:
-            loads, groups = _loads(problem, room)
+            loads, groups = loads_of(problem, room)
             at, timed = balance(loads, until)
             cut = cut or timed
             if at is not None:
@@ -70,6 +71,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 plan,
                 policy="throughput",
                 period=period,
+                reasons=Shares(plan, problem, *loads_of(problem)),
                 lower_bound=min(proven, period),
                 stopped="time" if cut else "",
             )
@@ -158,7 +160,7 @@ def _shared(problem: Problem) -> float:
     return load(problem, Ways(none, none, seconds, 0.0)).seconds if problem.runs else 0.0
 
 
-def _loads(problem: Problem, room: float) -> tuple[Loads, list[list[int]]]:
+def loads_of(problem: Problem, room: float = 1.0) -> tuple[Loads, list[list[int]]]:
     """The problem as loads, with `room` of the caps, and the runs of each group."""
     devices = len(problem.devices)
     of = [-1] * problem.runs

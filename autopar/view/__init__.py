@@ -3,5 +3,6 @@
 from .files import draw, save_timeline
 from .reduction import hidden
 from .report import explain
+from .why import explain_runs
 
-__all__ = ["draw", "explain", "hidden", "save_timeline"]
+__all__ = ["draw", "explain", "explain_runs", "hidden", "save_timeline"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from ..critical import critical
 from ..plans import Plan
 from ..tables import seconds, size
-from .critical import critical
 from .palette import INK, QUIET, fill_of, shades
 
 

@@ -9,8 +9,8 @@ from ..errors import AutoparError
 from ..plans import Plan
 from ..timeline import Timeline
 
-_PLAN_KINDS = (".html", ".svg", ".png", ".dot", ".txt")
-_TIMELINE_KINDS = (".json", ".json.gz", ".svg", ".html", ".png")
+PLAN_KINDS = (".html", ".svg", ".png", ".dot", ".txt")
+TIMELINE_KINDS = (".json", ".json.gz", ".svg", ".html", ".png")
 
 
 def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = None) -> None:
@@ -20,7 +20,7 @@ def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = N
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
     target = Path(path)
-    kind = _kind(target, _PLAN_KINDS, "a plan")
+    kind = kind_of(target, PLAN_KINDS, "a plan")
     if kind == ".dot":
         from .dot import dot_text
 
@@ -46,7 +46,7 @@ def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
     target = Path(path)
-    kind = _kind(target, _TIMELINE_KINDS, "a timeline")
+    kind = kind_of(target, TIMELINE_KINDS, "a timeline")
     if kind.startswith(".json"):
         from .trace import trace_bytes
 
@@ -70,7 +70,8 @@ def _picture(target: Path, kind: str, svg: str) -> None:
         target.write_text(svg, encoding="utf-8")
 
 
-def _kind(target: Path, known: tuple[str, ...], what: str) -> str:
+def kind_of(target: Path, known: tuple[str, ...], what: str) -> str:
+    """The suffix of a file to be written; AutoparError when it is none of those known."""
     name = target.name.lower()
     for kind in sorted(known, key=len, reverse=True):
         if name.endswith(kind):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ..critical import Critical, critical
 from ..plans import Placed, Plan, Transfer
 from .columns import Column, columns
-from .critical import Critical, critical
 from .fold import Card, fold
 from .room import Rect, Room
 from .thread import Piece, edges, thread

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..critical import Critical
 from ..plans import Candidate, Placed, Plan, Transfer
 from ..wording import common_module
-from .critical import Critical
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains."""
+    """A part of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains; `steps` are
+    the numbers of its steps."""
 
     kind: str
     start: float
     end: float
     where: str
     what: str
+    steps: tuple[int, ...] = ()
 
 
 def stretches(plan: Plan, found: Critical) -> list[Stretch]:
@@ -25,13 +27,16 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
     waits."""
     parts: list[Stretch] = []
     runs: list[Placed] = []
+    numbers: list[int] = []
     small = plan.makespan * 1e-3
     clock = 0.0
 
     def flush() -> None:
         if runs:
-            parts.append(Stretch("compute", runs[0].start, runs[-1].end, runs[0].lane, span_name(plan, runs)))
+            what = span_name(plan, runs)
+            parts.append(Stretch("compute", runs[0].start, runs[-1].end, runs[0].lane, what, tuple(numbers)))
             runs.clear()
+            numbers.clear()
 
     for number in found.path:
         step = found.steps[number]
@@ -43,11 +48,12 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
         if isinstance(step, Transfer):
             flush()
             what = plan.words.value(step.value)
-            parts.append(Stretch("copy", step.start, step.end, f"{step.src} → {step.dst}", what))
+            parts.append(Stretch("copy", step.start, step.end, f"{step.src} → {step.dst}", what, (number,)))
         else:
             if runs and runs[-1].lane != step.lane:
                 flush()
             runs.append(step)
+            numbers.append(number)
         clock = max(clock, step.end)
     flush()
     return parts
@@ -83,6 +89,15 @@ def baseline(plan: Plan) -> tuple[str, float] | None:
             all_there = dict(plan.singles).get(device) is not None
             best = (device if all_there else f"mostly {device}", candidate.makespan)
     return best
+
+
+def best_of_each(plan: Plan) -> list[Candidate]:
+    """The candidates, best first; of those of one policy and split that only differ in time, the best."""
+    order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
+    found: dict[tuple[str, str, str], Candidate] = {}
+    for candidate in order:
+        found.setdefault((candidate.policy, candidate.split, candidate.note), candidate)
+    return list(found.values())
 
 
 def chosen(plan: Plan) -> Candidate | None:

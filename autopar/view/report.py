@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plans import Placed, Plan, Reason
+from ..critical import Critical, critical
+from ..plans import Plan
 from ..reduction import PHASES
 from ..tables import counted, percent, seconds, size, table
 from ..timeline import Timeline
-from .critical import Critical, critical
 from .facts import device_busy
-from .names import alternative, baseline, change, faster, slow_down, stretches
+from .names import alternative, baseline, best_of_each, change, faster, slow_down, stretches
 from .reduction import hidden, phases
+from .waits import shares, waited
+from .why import against, helps
 
 _MOST_REASONS = 12
 _PHASE_COLUMNS = ("from", "to", "under way", "adds", "of all")
 _MOST_STRETCHES = 12
+_MOST_DEVICES = 8
+_WIDEST = 110
 
 
 def explain(
@@ -25,16 +29,19 @@ def explain(
     notes: Sequence[str] = (),
 ) -> str:
     """The report on a plan: baseline, bound, prediction, measurement, bytes moved, devices, candidates,
-    path, reasons.
+    path with its waits, reasons, and the one change of hardware or cap that would help most.
 
     `timeline` is a measured call; `measured_single` the measured seconds of the best single device;
     `notes` are sentences of the caller's own, put under the head.
     """
     costed, machine = plan.costed, plan.costed.machine
     found = critical(plan)
-    split = costed.graph.split or "batch not split"
-    count = f"{counted(len(costed.graph.tasks), 'task')} in {counted(len(plan.placed), 'run')}"
-    head = f"{costed.graph.name}: {count}, placed by {plan.policy}, {split}"
+    count = counted(len(costed.graph.tasks), "task")
+    if machine.queued:
+        count += f" in {counted(len(plan.placed), 'run')}"
+    # A graph file has no batch.
+    split = costed.graph.split or ("batch not split" if machine.queued else "")
+    head = ", ".join(filter(None, (f"{costed.graph.name}: {count}", f"placed by {plan.policy}", split)))
     blocks = [
         "\n".join([head, *([f"[{machine.label}]"] if machine.label else []), *notes]),
         _numbers(plan, timeline, measured_single),
@@ -44,6 +51,7 @@ def explain(
         *([_single(plan)] if len({placed.device for placed in plan.placed}) == 1 else []),
         _path(plan, found),
         *([_reasons(plan, found)] if plan.reasons else []),
+        *([helps(plan)] if plan.makespan else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -59,8 +67,9 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
     else:
         rows.append(("best single device", "-", "no device can run it all alone"))
     if plan.lower_bound:
+        shorter = "is shorter" if plan.period is None else "has a shorter period"
         rows.append(
-            ("lower bound", seconds(plan.lower_bound), "no plan of this graph on this machine is shorter")
+            ("lower bound", seconds(plan.lower_bound), f"no plan of this graph on this machine {shorter}")
         )
     if plan.bound_once > plan.lower_bound:
         rows.append(
@@ -68,6 +77,9 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
         )
     gap = f"gap to the bound {percent(plan.gap)}" if plan.lower_bound else ""
     gain = faster(single[1] / plan.makespan) if single and plan.makespan else ""
+    if plan.period is not None:
+        rows.append(("period", seconds(plan.period), f"a call may begin so often; {gap}" if gap else ""))
+        gap, gain = "from the start of a call to its end", ""
     rows.append(("predicted", seconds(plan.makespan), "; ".join(filter(None, (gap, gain)))))
     if timeline and timeline.needs_slow_down:
         note = f"emulated work was {percent(timeline.late)} late: needs slow_down ≥ {timeline.needs_slow_down:.3g}"
@@ -88,7 +100,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
         if timeline.late >= 0.005:
             note += f"; emulated work up to {percent(timeline.late)} late"
         rows.append(("measured", seconds(timeline.makespan), note))
-    else:
+    elif plan.costed.machine.queued:
         rows.append(("measured", "-", "not run yet"))
     count = len(plan.transfers)
     rows.append(("moved", size(plan.moved), f"{count} transfer{'' if count == 1 else 's'} in each call"))
@@ -180,8 +192,7 @@ def _free(share: float) -> str:
 
 def _candidates(plan: Plan) -> str:
     rows = [("candidate", "split", "predicted", "against chosen", "note")]
-    order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
-    for candidate in order:
+    for candidate in best_of_each(plan):
         if candidate.makespan is None:
             rows.append((candidate.policy, candidate.split, "-", "-", candidate.note or "not feasible"))
             continue
@@ -219,15 +230,9 @@ def _single(plan: Plan) -> str:
 
 
 def _path(plan: Plan, found: Critical) -> str:
-    total = plan.makespan or 1.0
-    waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
-    shares = f"{percent(found.compute_s / total)} compute, {percent(found.transfer_s / total)} transfer"
-    lines = [
-        f"critical path: {shares}, {percent(waits / total)} waiting; "
-        "nothing on it can be late without the end being late"
-    ]
+    lines = shares(plan, found)
     parts = stretches(plan, found)
-    rows = [("from", "to", "where", "what")]
+    rows = [("from", "to", "where", "what", "waited for")]
     shown = parts
     if len(parts) > _MOST_STRETCHES:
         longest = sorted(range(len(parts)), key=lambda i: (parts[i].start - parts[i].end, i))[
@@ -235,7 +240,8 @@ def _path(plan: Plan, found: Critical) -> str:
         ]
         shown = [parts[index] for index in sorted(longest)]
     for part in shown:
-        rows.append((seconds(part.start), seconds(part.end), part.where, part.what))
+        why = waited(plan, found, part.steps[0]) if part.steps else ""
+        rows.append((seconds(part.start), seconds(part.end), part.where, part.what, why))
     lines.append(table(rows, right=(0, 1), widest=64))
     if len(shown) < len(parts):
         lines.append(f"… the {len(shown)} longest of {len(parts)} stretches")
@@ -243,36 +249,34 @@ def _path(plan: Plan, found: Critical) -> str:
 
 
 def _reasons(plan: Plan, found: Critical) -> str:
-    slack = {step.run: found.slack[i] for i, step in enumerate(found.steps) if isinstance(step, Placed)}
     big = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))
-    rows = [("run", "device", "takes", "slack", "why", "next best")]
-    for placed in [placed for placed in big if placed.run in plan.reason][:_MOST_REASONS]:
-        reason = plan.reason[placed.run]
+    devices = [device.name for device in plan.costed.machine.devices][:_MOST_DEVICES]
+    each = [(placed, plan.reason[placed.run]) for placed in big if placed.run in plan.reason][:_MOST_REASONS]
+    weighed = any(len(reason.choices) > 1 for _, reason in each)
+    columns = tuple(f"on {device}" for device in devices) if weighed else ()
+    rows = [("run", "device", "takes", "slack", "waited for", *columns, "why")]
+    for placed, reason in each:
+        by = {choice.device: choice for choice in reason.choices}
+        own = by[placed.device].end if placed.device in by else None
+        ends = [
+            "here" if device == placed.device else against(by[device], own) if device in by else "-"
+            for device in devices
+        ]
+        number = found.number[placed.run]
         rows.append(
             (
                 plan.words.run(placed.run),
                 placed.device,
                 seconds(placed.end - placed.start),
-                seconds(slack[placed.run]),
+                seconds(found.slack[number]),
+                waited(plan, found, number),
+                *(ends if weighed else ()),
                 reason.text,
-                _next_best(placed, reason),
             )
         )
     if len(rows) == 1:
         return "no reasons were kept"
-    more = f"why each run is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
-    return more + "\n" + table(rows, right=(2, 3), widest=96)
-
-
-def _next_best(placed: Placed, reason: Reason) -> str:
-    own = next((c.end for c in reason.choices if c.device == placed.device), None)
-    others = [(c.end, c.device) for c in reason.choices if c.device != placed.device and c.end is not None]
-    if not others:
-        refused = next((c for c in reason.choices if c.device != placed.device and c.why), None)
-        return f"{refused.device}: {refused.why}" if refused else ""
-    end, device = min(others)
-    if own is None:
-        return f"{device} {seconds(end)}"
-    return (
-        f"{device}, {seconds(end - own)} later" if end >= own else f"{device}, {seconds(own - end)} earlier"
-    )
+    head = f"why each run is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
+    if weighed:
+        head += "; on …: how much later it would itself end there, the rest of the plan as it is"
+    return head + "\n" + table(rows, right=(2, 3, *range(5, 5 + len(columns))), widest=_WIDEST)

@@ -9,7 +9,7 @@ from . import fonts
 from .facts import device_busy
 from .fold import Card
 from .layout import Layout
-from .names import alternative, chosen, module_of
+from .names import alternative, best_of_each, chosen, module_of
 from .palette import BAR, BAR_PALE, GRID, QUIET, WAIT
 from .svg import Svg
 
@@ -55,7 +55,7 @@ def devices(svg: Svg, layout: Layout, timeline: Timeline | None, x: float, y: fl
 
 def candidates(svg: Svg, plan: Plan, x: float, y: float, w: float) -> float:
     """The plans that were in the race, best first; returns where the next panel may begin."""
-    order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0, c.policy, c.split))
+    order = best_of_each(plan)
     if len(order) < 2:
         return y
     mine = chosen(plan)

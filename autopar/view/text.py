@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..critical import critical
 from ..plans import Placed, Plan, Transfer
 from ..tables import percent, seconds, size
-from .critical import critical
 from .facts import busy_shares
 
 _WIDE = 100

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..critical import Critical
 from ..plans import Placed, Transfer
 from .columns import Column
-from .critical import Critical
 from .svg import Point
 
 _TIGHT = 12.0

@@ -9,9 +9,10 @@ kept. Linear in the waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
-from ..plans import Placed, Plan, Transfer
+from .plans import Placed, Plan, Transfer
 
 Step: TypeAlias = Placed | Transfer
 Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
@@ -58,15 +59,36 @@ class Critical:
         return sum(step.end - step.start for step in self._path_steps if isinstance(step, Transfer))
 
     @property
+    def busy_s(self) -> dict[tuple[str, Kind], float]:
+        """Seconds of the path by what is done, `compute` or `transfer`, and by what of it the next step waits for:
+        its result (`data`, `order`), or merely that its `lane` or `wire` is free."""
+        found: dict[tuple[str, Kind], float] = {}
+        for position, number in enumerate(self.path):
+            after = self.path[position + 1 : position + 2]
+            binding = self.last[after[0]] if after else None
+            step = self.steps[number]
+            key = ("compute" if isinstance(step, Placed) else "transfer", binding.kind if binding else "data")
+            found[key] = found.get(key, 0.0) + step.end - step.start
+        return found
+
+    def ready(self, number: int) -> float:
+        """When all data that a step reads was there, and all before it in order done: it could have begun."""
+        waits = [wait for wait in self.waits[number] if wait.kind in ("data", "order")]
+        return max((self.steps[wait.step].end for wait in waits), default=0.0)
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """Step numbers of runs, by name."""
+        return {step.run: index for index, step in enumerate(self.steps) if isinstance(step, Placed)}
+
+    @property
     def _path_steps(self) -> list[Step]:
         return [self.steps[index] for index in self.path]
 
 
 def critical(plan: Plan) -> Critical:
     """The waits, critical path and slack of a plan."""
-    steps: tuple[Step, ...] = tuple(
-        sorted((*plan.placed, *plan.transfers), key=lambda step: (step.start, step.end))
-    )
+    steps = plan.steps
     waits = tuple(_waits(plan, steps))
     last = tuple(_binding(steps, found) for found in waits)
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))

@@ -1,0 +1,191 @@
+"""Which one change of hardware or cap would shorten a plan most: each planned for, from the plan there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from ..critical import critical
+from ..errors import AutoparError
+from ..plans import Placed, Plan
+from ..problem import Problem
+from ..simulate import Move, Schedule
+from .bounds import lower_bound
+from .duplicate import duplicate
+from .fill import fill
+from .follow import follow
+from .heft import heft, lookahead
+from .improve import improve
+from .once import once
+from .period import balance, bound
+from .period.loads import Standing
+from .population import evolve
+from .race import Race
+from .search import enter_fitting
+from .shares import Shares
+from .throughput import loads_of
+from .variants import LARGE, variants
+from .whatif import Option, options, wires
+
+MOST = 16
+"""Changes tried, of those that what the critical path is made of could gain most from."""
+FEWER = 150_000
+"""Runs of all changes tried together, about: fewer changes are tried on large graphs, but `FEWEST`."""
+FEWEST = 6
+FINAL = 3
+"""Changes planned for more thoroughly: those that were best."""
+STEPS = 40_000
+"""Steps of the search for each of these."""
+HELPS = 0.005
+"""Share by which a change must shorten a plan to be worth naming."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change, such as `cuda:0 twice as fast`, and the makespan (for throughput the period) of the best plan found
+    with it, in seconds: a better one may exist."""
+
+    what: str
+    seconds: float
+
+
+def changes(plan: Plan) -> tuple[Change, ...]:
+    """The changes that would shorten a plan, the best first: empty when none of those tried does.
+
+    Each is planned for as follows, and the shortest counts: the plan as it is, on the changed machine; list schedules;
+    and for the best few a search. Deterministic; as the search of the plan itself may have been longer, what is
+    predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
+    """
+    reached = plan.makespan if plan.period is None else plan.period
+    found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
+    helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
+    return tuple(sorted(helping, key=lambda change: change.seconds))
+
+
+def promising(plan: Plan, most: int) -> list[Option]:
+    """The changes that the critical path could gain most from, at most so many, in the order of `options`."""
+    gain = _gains(plan)
+    found = options(once(plan.costed))
+    first = sorted(range(len(found)), key=lambda i: (-gain.get((found[i].kind, found[i].of), 0.0), i))
+    return [found[i] for i in sorted(first[:most])]
+
+
+def _gains(plan: Plan) -> dict[tuple[str, str], float]:
+    """Seconds of the critical path that each kind of change of a device or wire has to do with."""
+    machine, found = plan.costed.machine, critical(plan)
+    name_of = {(link.src, link.dst): name for name, links in wires(machine).items() for link in links}
+    gain: dict[tuple[str, str], float] = {}
+
+    def add(kind: str, of: str, seconds: float) -> None:
+        gain[kind, of] = gain.get((kind, of), 0.0) + seconds
+
+    for number in found.path:
+        step, binding = found.steps[number], found.last[number]
+        took = step.end - step.start
+        if isinstance(step, Placed):
+            add("compute", step.device, took / 2)
+            if binding and binding.kind == "lane":
+                add("lanes", step.device, min(took, step.start - found.ready(number)))
+        else:
+            wire = name_of[step.src, step.dst]
+            latency = machine.link[step.src, step.dst].latency_s
+            add("latency", wire, latency)
+            add("bytes", wire, (took - latency) / 2)
+    for device in machine.devices:
+        if device.memory_bytes is not None and plan.peaks.get(device.name, 0) * 2 > device.memory_bytes:
+            add("memory", device.name, plan.makespan)
+    return gain
+
+
+def _latency(plan: Plan) -> Iterator[Change]:
+    runs = max(1, len(plan.costed.runs))
+    tried = []
+    for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // runs)))):
+        try:
+            race = _raced(plan, option)
+            found = min(plan.makespan, _as_it_was(plan, option), race.best().makespan)
+        except AutoparError:
+            continue
+        tried.append((found, position, option, race))
+    tried.sort(key=lambda each: each[:2])
+    for rank, (found, _, option, race) in enumerate(tried):
+        if rank < FINAL and runs <= LARGE and not plan.costed.machine.queued:
+            found = min(found, _searched(plan, race))
+        yield Change(option.what, found)
+
+
+def _throughput(plan: Plan) -> Iterator[Change]:
+    """Periods: of the placement there is, and for changes of which most is to be hoped of a better one."""
+    at = {step.run: step.device for step in plan.placed}
+    hoped = []
+    for position, option in enumerate(options(plan.costed)):
+        problem = Problem(option.apply(plan.costed))
+        loads, groups = loads_of(problem)
+        where = [problem.costed.index[at[problem.names[members[0]]]] for members in groups]
+        found = min(plan.period or math.inf, Standing(loads, where).period)
+        hoped.append((bound(loads), position, option, loads, found))
+    hoped.sort(key=lambda each: each[:2])
+    for rank, (least, _, option, loads, found) in enumerate(hoped):
+        if rank < FINAL and least < found:
+            better = balance(loads)[0]
+            found = min(found, Standing(loads, better).period) if better is not None else found
+        yield Change(option.what, found)
+
+
+def _raced(plan: Plan, option: Option) -> Race:
+    """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
+    machine."""
+    race = Race(Problem(option.apply(once(plan.costed))))
+    problem = race.problem
+    if not plan.costed.again:
+        race.enter(_orders(plan))
+    policies: list[Callable[..., Schedule]] = [heft]
+    if problem.runs <= LARGE:
+        policies.append(lookahead)
+    else:
+        mine = [own for own in variants(problem) if isinstance(own, partial)]
+        policies += [own for own in mine if own.keywords["policy"] == plan.policy]
+    if problem.tight:
+        policies += [fill, follow]
+    for policy in policies:
+        enter_fitting(race, policy)
+    return race
+
+
+def _as_it_was(plan: Plan, option: Option) -> float:
+    """Seconds of a plan that computes some runs again, on the changed machine in the same places and orders."""
+    if not plan.costed.again:
+        return math.inf
+    entry = Race(Problem(option.apply(plan.costed))).trial(_orders(plan))
+    return math.inf if entry is None or entry.over else entry.makespan
+
+
+def _searched(plan: Plan, race: Race) -> float:
+    """Seconds of what a search finds from the best of a race on."""
+    bound = lower_bound(race.problem)
+    for schedule in evolve(race.problem, bound, STEPS):
+        race.enter(schedule)
+    improve(race, race.best(), bound)
+    best = race.best()
+    return (duplicate(best, bound) if plan.costed.again else best).makespan
+
+
+def _orders(plan: Plan) -> Schedule:
+    """The placement of a plan and the order of its lanes and copies."""
+    lanes: dict[str, list[str]] = {}
+    for step in plan.placed:
+        for lane in step.lanes:
+            lanes.setdefault(lane, []).append(step.run)
+    copies: dict[str, list[Move]] = {}
+    machine = plan.costed.machine
+    for t in plan.transfers:
+        queue = machine.queue(machine.link[t.src, t.dst])
+        if queue is not None and machine.queued:
+            copies.setdefault(queue, []).append((t.value, t.src, t.dst))
+    return Schedule(
+        "as it is",
+        {lane: tuple(names) for lane, names in lanes.items()},
+        {queue: tuple(moves) for queue, moves in copies.items()},
+    )
