@@ -15,8 +15,9 @@ from typing import Any
 from ..errors import PlanError
 from . import fields
 
-BYTES_PER_S = 1e9
-"""What a link of the graph file carries: costs are given in time, and a byte then stands for a nanosecond of it."""
+BYTES_PER_S = 1e-3
+"""What a link of the graph file carries: costs are given in time alone, and accelerators hold the sizes of their nodes
+alone, beside which these bytes are nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +156,7 @@ def described(graph: Partitioning) -> dict[str, Any]:
         for src, dst in (("cpu", accelerator), (accelerator, "cpu"))
     ]
     devices = [{"name": "cpu", "lanes": max(1, graph.cpus), "memory_bytes": None}]
-    devices += [{"name": name, "lanes": 1, "memory_bytes": graph.cap} for name in accelerators]
+    # Nodes may fill an accelerator to the last byte.
+    room = graph.cap + BYTES_PER_S * sum(seconds for _, seconds in outputs)
+    devices += [{"name": name, "lanes": 1, "memory_bytes": room} for name in accelerators]
     return {"tasks": tasks, "values": values, "devices": devices, "links": links}

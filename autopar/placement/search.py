@@ -19,6 +19,7 @@ from .fill import fill
 from .follow import follow
 from .heft import heft, list_schedule, lookahead
 from .improve import improve
+from .packed import pack
 from .population import evolve
 from .prove import prove
 from .race import SHORTER, Entry, Race
@@ -66,11 +67,11 @@ def place(
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
     `auto` races everything on one device against the policies of `RACE`, or on a large graph `variants`, and what
-    `evolve` finds in `steps` placed runs, and then improves the winner; a plan over several devices is chosen only
-    when it is predicted to be shorter than the best on one. With `copies` it may compute runs on several devices:
-    the plan is then one of the graph with these copies (`CostedGraph.again`). After `budget_s` seconds nothing more
-    is tried, and the plan says `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when
-    nothing fits.
+    `evolve` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; a plan over
+    several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may compute
+    runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). After `budget_s`
+    seconds nothing more is tried, and the plan says `stopped: time`. Raises PlanError for an unknown policy or name and
+    MemoryCapError when nothing fits.
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     problem = Problem(costed)
@@ -86,8 +87,9 @@ def place(
                 stopped = "time"
                 break
             enter_fitting(race, own)
-        for schedule in evolve(problem, bound, steps, until):
-            race.enter(schedule)
+        evolved = [race.enter(schedule) for schedule in evolve(problem, bound, steps, until)]
+        if any(entry and entry.over for entry in evolved):
+            pack(race, bound, steps, until)
         leader = race.leading()
         if leader and time.monotonic() <= until:
             improve(race, leader, bound)

@@ -10,37 +10,61 @@ from .graph import outputs
 
 
 class Calls:
-    """A graph of the set in numbers: of node v `host[v]` and `call[v]` seconds (inf: not on an accelerator),
-    `nbytes[v]`, `move[v]` seconds to move its output, `readers[v]` and `reads[v]`; `group[v]` is its class, and
-    `members` of a class are its nodes. Parts are numbers, 0 for the host and 1 to `parts` for accelerators."""
+    """What there is to place, in numbers: of node v `host[v]` and `call[v]` seconds (inf: not there), `nbytes[v]` on an
+    accelerator, `readers[v]`, and `move[v]` seconds to move its output; `members` of a class are its nodes, which
+    share a device. There are `parts` accelerators of `cap` bytes; parts are numbers, 0 for the host and 1 to `parts`
+    for accelerators. From these come `reads[v]` and the class of a node, `group[v]`."""
 
-    def __init__(self, graph: Partitioning) -> None:
-        self.host = [node.cpu_s for node in graph.nodes]
-        self.call = [math.inf if node.accelerator_s is None else node.accelerator_s for node in graph.nodes]
-        self.nbytes = [node.nbytes for node in graph.nodes]
-        found = outputs(graph)
-        self.readers = [own for own, _ in found]
-        self.move = [seconds for _, seconds in found]
-        self.reads: list[list[int]] = [[] for _ in graph.nodes]
-        for v, own in enumerate(self.readers):
+    def __init__(
+        self,
+        host: Sequence[float],
+        call: Sequence[float],
+        nbytes: Sequence[float],
+        readers: Sequence[Sequence[int]],
+        move: Sequence[float],
+        members: Sequence[Sequence[int]],
+        parts: int,
+        cap: float,
+    ) -> None:
+        self.host, self.call, self.nbytes = host, call, nbytes
+        self.readers, self.move, self.members = readers, move, members
+        self.parts, self.cap = parts, cap
+        self.reads: list[list[int]] = [[] for _ in host]
+        for v, own in enumerate(readers):
             for w in own:
                 self.reads[w].append(v)
-        self.members, self.group = graph.classes()
-        self.parts = graph.accelerators
-        self.cap = graph.cap
-        self.held = [sum(self.nbytes[v] for v in members) for members in self.members]
-        self.able = [all(self.call[v] < math.inf for v in members) for members in self.members]
-        self.before: list[dict[int, None]] = [{} for _ in self.members]
-        self.after: list[dict[int, None]] = [{} for _ in self.members]
-        for v, own in enumerate(self.readers):
+        self.group = [0] * len(host)
+        for c, own in enumerate(members):
+            for v in own:
+                self.group[v] = c
+        self.held = [sum(nbytes[v] for v in own) for own in members]
+        self.able = [all(call[v] < math.inf for v in own) for own in members]
+        self.before: list[dict[int, None]] = [{} for _ in members]
+        self.after: list[dict[int, None]] = [{} for _ in members]
+        for v, own in enumerate(readers):
             for w in own:
                 a, b = self.group[v], self.group[w]
                 if a != b:
                     self.before[b][a] = self.after[a][b] = None
 
+    @classmethod
+    def of(cls, graph: Partitioning) -> Calls:
+        """A graph of the set."""
+        found = outputs(graph)
+        return cls(
+            [node.cpu_s for node in graph.nodes],
+            [math.inf if node.accelerator_s is None else node.accelerator_s for node in graph.nodes],
+            [node.nbytes for node in graph.nodes],
+            [readers for readers, _ in found],
+            [seconds for _, seconds in found],
+            graph.classes()[0],
+            graph.accelerators,
+            graph.cap,
+        )
+
     def fits(self, at: Sequence[int]) -> bool:
         """Whether every class may be where it is, and every accelerator holds its part."""
-        used = [0] * (self.parts + 1)
+        used = [0.0] * (self.parts + 1)
         for c, part in enumerate(at):
             if part:
                 if not self.able[c]:

@@ -34,7 +34,7 @@ def strict_plan(graph: Partitioning, name: str = "graph", budget_s: float | None
     """
     graph = _even(graph)
     nodes = order(graph)
-    calls = Calls(graph)
+    calls = Calls.of(graph)
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     at, cut = search(calls, until)
     where = [at[c] for c in calls.group]

@@ -12,7 +12,7 @@ from .calls import Calls, Reach, blocks, ones
 from .contiguous import contiguous
 
 WORK = 100_000_000
-"""Nodes and edges looked at in all, about: what the search is counted in."""
+"""Nodes and edges looked at in all, about: what the search is counted in, unless fewer are asked for."""
 MOST = 400_000
 """Moves tried in all."""
 PAIRS = 40
@@ -27,9 +27,9 @@ ORDERS = 12
 """Topological orders that are split for starts."""
 
 
-def search(calls: Calls, until: float = math.inf) -> tuple[list[int], bool]:
+def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[list[int], bool]:
     """The part of each class in the best placement found, and whether the time that `until` names (of
-    `time.monotonic`) ended the search. Deterministic.
+    `time.monotonic`) ended the search. Deterministic; `work` is about the nodes and edges looked at.
 
     Starts are everything on the host, accelerators filled one after the other, and the best splits of some orders;
     the best is improved by simulated annealing, whose result is split again in its own order.
@@ -51,7 +51,7 @@ def search(calls: Calls, until: float = math.inf) -> tuple[list[int], bool]:
     size = len(calls.host) + sum(map(len, calls.readers)) + 1
     # Sets of classes are numbers of as many bits, so that a move takes more where there are many.
     size *= 1 + len(calls.members) // 500
-    steps = max(1000, min(MOST, WORK // size, PAIRS * len(calls.members) ** 2)) // sum(CHAINS)
+    steps = max(1000, min(MOST, work // size, PAIRS * len(calls.members) ** 2)) // sum(CHAINS)
     cut = False
     for turn, share in enumerate(CHAINS):
         start = starts[good[turn % len(good)][1]] if turn < RESTARTS else best
@@ -104,11 +104,11 @@ def _own_line(calls: Calls, ring: list[list[int]], at: Sequence[int]) -> list[li
 def _filled(calls: Calls, line: Sequence[Sequence[int]]) -> list[int]:
     """Accelerators filled one after the other along an order, the rest on the host: the greedy rule of the paper."""
     at = [0] * len(calls.members)
-    part, left = 0, 0
+    part, left = 0, 0.0
     for own in line:
         held = sum(calls.held[c] for c in own)
         if held > calls.cap or not all(calls.able[c] for c in own):
-            left = 0
+            left = 0.0
             continue
         if held > left or not part:
             if part == calls.parts:

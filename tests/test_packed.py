@@ -1,0 +1,90 @@
+"""The search among placements that fit: never above a cap, and better where its starts are bad."""
+
+import json
+import random
+
+import pytest
+from partitionings import data
+
+from autopar.formats import described as written
+from autopar.formats.msr import described, partitioning
+from autopar.formats.own import costed
+from autopar.liveness import memory
+from autopar.placement.heft import heft, lookahead
+from autopar.placement.packed import pack
+from autopar.placement.parts import parts
+from autopar.placement.race import Race
+from autopar.problem import Problem
+from autopar.scheduling import schedule
+from autopar.verify import infeasibilities
+
+
+def short(seed):
+    """A graph whose nodes just fill three accelerators."""
+    raw = data(random.Random(300 + seed), nodes=30, cores=30)
+    return {**raw, "maxFPGAs": 3, "maxSizePerFPGA": sum(node["size"] for node in raw["nodes"]) // 3}
+
+
+def race_of(raw):
+    race = Race(Problem(costed(described(partitioning(raw)), "graph")))
+    for policy in (heft, lookahead):
+        race.enter(policy(race.problem))
+    return race
+
+
+@pytest.mark.parametrize("seed", (2, 10, 15))
+def test_packed_plans_fit_and_are_shorter(seed):
+    race = race_of(short(seed))
+    before = race.best().makespan
+    entered = len(race.entries)
+    pack(race, 0.0, 20_000)
+    assert race.best().makespan < before
+    for entry in race.entries[entered:]:
+        peaks = memory(race.problem, entry.play)
+        assert entry.over or all(own.cap is None or own.peak <= own.cap for own in peaks)
+    again = race_of(short(seed))
+    pack(again, 0.0, 20_000)
+    assert again.best().schedule == race.best().schedule
+
+
+def test_values_count_beside_state():
+    """A chain whose state fits on one accelerator, and whose values do not beside it."""
+    graph = {
+        "tasks": [
+            {"id": f"t{n}", "seconds": {"cpu": 1.0, "a": 0.1, "b": 0.1}, "state_bytes": 10} for n in range(8)
+        ],
+        "values": [
+            {"id": f"v{n}", "producer": f"t{n}", "consumers": [f"t{n + 1}"], "bytes": 30} for n in range(7)
+        ],
+        "devices": [{"name": name, "memory_bytes": cap} for name, cap in (("cpu", None), ("a", 100), ("b", 100))],
+        "links": [
+            {"src": src, "dst": dst, "latency_s": 0.05, "bytes_per_s": 1e9}
+            for src in ("cpu", "a", "b")
+            for dst in ("cpu", "a", "b")
+            if src != dst
+        ],
+    }  # fmt: skip
+    race = Race(Problem(costed(graph, "graph")))
+    race.enter(heft(race.problem))
+    pack(race, 0.0, 100_000)
+    best = race.best()
+    assert len(set(best.play.device)) == 2, "60 bytes of values leave room for four states on each"
+    assert best.makespan == pytest.approx(0.85)
+
+
+def test_parts_hold_their_state():
+    problem = race_of(short(10)).problem
+    for placement in parts(problem, 20_000):
+        for d, cap in enumerate(problem.caps):
+            held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in problem.kept[r])
+            assert cap is None or held <= cap
+
+
+@pytest.mark.parametrize("seed", (1, 5, 9, 12))
+def test_a_freer_machine_takes_no_longer(seed):
+    raw = short(seed)
+    free, strict = schedule(raw, model="machine"), schedule(raw, model="strict-msr")
+    assert free.makespan <= strict.makespan * (1 + 1e-9)
+    machine = described(partitioning(raw))
+    for plan in (free, strict):
+        assert infeasibilities(machine, json.loads(json.dumps(written(plan)))) == []
