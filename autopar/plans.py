@@ -219,6 +219,23 @@ class Plan:
         spans.sort(key=lambda span: (span.start, span.lane))
         return Timeline(graph.name, machine.lanes, tuple(spans), self.makespan, self.memory, machine.label)
 
+    def explain(self, *runs: str) -> str:
+        """The report, or of runs by name or glob why each is where it is: what it waited for, and when it would end on
+        each device.
+
+        The report tells the critical path with its waits, and which one change of hardware or of a cap would shorten
+        the plan most, for which it plans again: up to some seconds. Raises PlanError for a name that no run has.
+        """
+        from .view import explain, explain_runs
+
+        return explain_runs(self, runs) if runs else explain(self)
+
+    def draw(self, path: str | PathLike[str]) -> None:
+        """Draw it as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        from .view import draw
+
+        draw(self, path)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON, graph, machine and costs included."""
         Path(path).write_text(json.dumps({"format": FORMAT, "plan": encode(self)}, indent=1) + "\n")

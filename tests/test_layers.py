@@ -35,8 +35,14 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
          "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session", "compiled",
          "keys", "api", "plan_command", "__main__"}  # fmt: skip
-LATER = {("timeline", "view"), ("machine", "hardware"), ("detect", "doctor"), ("programs", "lowering")}
-"""Methods that load what they need when they are called: `Timeline.save`, `Machine.declare`, `Program.check`."""
+LATER = {
+    ("timeline", "view"),
+    ("plans", "view"),
+    ("machine", "hardware"),
+    ("detect", "doctor"),
+    ("programs", "lowering"),
+}
+"""Methods that load what they need when called: `Timeline.save`, `Plan.draw`, `Machine.declare`, `Program.check`."""
 
 
 def layer(path: Path) -> str:

@@ -25,6 +25,7 @@ from .population import evolve
 from .race import Race
 from .search import enter_fitting
 from .shares import Shares
+from .strict.reasons import StrictReasons, StrictShares
 from .throughput import loads_of
 from .variants import LARGE, variants
 from .whatif import Option, options, wires
@@ -59,7 +60,11 @@ def changes(plan: Plan) -> tuple[Change, ...]:
     predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
     """
     reached = plan.makespan if plan.period is None else plan.period
-    found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
+    found: Iterator[Change]
+    if isinstance(plan.reasons, (StrictReasons, StrictShares)):
+        found = (Change(what, then) for what, then in plan.reasons.changes())
+    else:
+        found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
     helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
     return tuple(sorted(helping, key=lambda change: change.seconds))
 

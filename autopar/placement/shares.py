@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from ..plans import Plan, Reason
-from ..problem import Problem
+from ..plans import Reason
 from ..tables import seconds
 from .lazily import Lazily
 from .period.loads import Loads, Standing
 
 NEGLIGIBLE = 1e-9
 """Share of the period that is no reason for anything."""
+NAMED = 3
+"""Devices of one outcome that are named."""
 
 
 class Shares(Lazily):
     """A reason for each run: the load that would be the largest with the run, and its group, on each other device, all
-    else where it is. `loads` are those of the plan's costed graph, `groups` the runs of each."""
+    else where it is.
 
-    def __init__(self, plan: Plan, problem: Problem, loads: Loads, groups: Sequence[Sequence[int]]) -> None:
-        super().__init__(problem.names)
-        self.plan, self.problem, self.loads = plan, problem, loads
-        self.group = {r: g for g, members in enumerate(groups) for r in members}
-        self.at = [problem.costed.index[plan.place[problem.names[members[0]]].device] for members in groups]
+    `group` has the group of each run, in their order; `at` is the device of each group in the plan, and `called` names
+    the resources of `loads`.
+    """
+
+    def __init__(
+        self, group: Mapping[str, int], loads: Loads, at: Sequence[int], called: Sequence[str]
+    ) -> None:
+        super().__init__(group)
+        self.group, self.loads, self.at, self.called = group, loads, tuple(at), called
 
     @cached_property
     def standing(self) -> Standing:
@@ -32,40 +38,43 @@ class Shares(Lazily):
 
     def work_out(self, r: int) -> Reason:
         """The reason of run `r`."""
-        problem, standing, g = self.problem, self.standing, self.group[r]
+        run, standing = self.runs[r], self.standing
+        g = self.group[run]
         own = self.at[g]
-        device = problem.devices[own]
-        if len(problem.devices) == 1:
-            return Reason(problem.names[r], f"{device} is the only device there is.")
+        if self.loads.devices == 1:
+            return Reason(run, f"{self.called[own]} is the only device there is.")
         if self.loads.allowed[g] == (own,):
-            return Reason(problem.names[r], f"It can only run on {device}.")
+            return Reason(run, f"It can only run on {self.called[own]}.")
         was = standing.period
-        parts = []
+        ends: dict[str, tuple[float, list[str]]] = {}
         for d in self.loads.allowed[g]:
             if d == own:
                 continue
             standing.move(g, d)
+            period, what = math.inf, "no room"
             if standing.lost:
-                parts.append(f"no link joins it to {problem.devices[d]}")
-            elif standing.over > 0:
-                parts.append(f"{problem.devices[d]} has no room for it")
-            elif standing.period > was * (1 + NEGLIGIBLE):
-                parts.append(f"{seconds(standing.period)} on {problem.devices[d]} ({self._busiest()})")
-            else:
-                parts.append(f"no longer on {problem.devices[d]}")
+                what = "no link joins it to its values"
+            elif standing.over <= 0:
+                period = standing.period
+                load = standing.load
+                busiest = max(range(len(load)), key=lambda n: load[n])
+                which = "" if busiest == d else f" ({self.called[busiest]} busy)"
+                longer = period > was * (1 + NEGLIGIBLE)
+                what = f"{seconds(period)}{which}" if longer else "no longer"
+            ends.setdefault(what, (period, []))[1].append(self.called[d])
             standing.move(g, own)
-        return Reason(problem.names[r], f"The period would be {', '.join(parts)}.")
+        return Reason(run, listed("period", ends).strip())
 
-    def _busiest(self) -> str:
-        """What the largest load is of."""
-        load, problem = self.standing.load, self.problem
-        resource = max(range(len(load)), key=lambda n: load[n])
-        devices = len(problem.devices)
-        if resource < devices:
-            return f"{problem.devices[resource]} busy"
-        if resource < devices + problem.wires:
-            return "a wire busy"
-        if resource < devices + problem.wires + len(problem.copy_lanes):
-            queue = problem.copy_lanes[resource - devices - problem.wires]
-            return f"{queue} busy" if " → " in queue else f"wire {queue} busy"
-        return "the host busy with dispatch"
+
+def listed(what: str, ends: Mapping[str, tuple[float, Sequence[str]]]) -> str:
+    """What comes of being elsewhere, what is shortest first: `The period would be 3.1 s on cpu. Not on gpu:0, gpu:1 and
+    3 more: no room.` Of each outcome `ends` has its seconds (inf: it cannot be, and why) and the devices."""
+    parts, text = [], ""
+    for how, (time, names) in sorted(ends.items(), key=lambda end: end[1][0]):
+        few = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
+        joined = few[0] if len(few) == 1 else f"{', '.join(few[:-1])} and {few[-1]}"
+        if time < math.inf:
+            parts.append(f"{how} on {joined}")
+        else:
+            text += f" Not on {joined}: {how}."
+    return (f"The {what} would be {'; '.join(parts)}." if parts else "") + text

@@ -71,7 +71,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 plan,
                 policy="throughput",
                 period=period,
-                reasons=Shares(plan, problem, *loads_of(problem)),
+                reasons=_reasons(problem, at),
                 lower_bound=min(proven, period),
                 stopped="time" if cut else "",
             )
@@ -80,6 +80,14 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     left = None if until == math.inf else max(1e-3, until - time.monotonic())
     plan = place(costed, budget_s=left)
     return replace(plan, period=plan.makespan, lower_bound=min(proven, plan.makespan))
+
+
+def _reasons(problem: Problem, at: list[int]) -> Shares:
+    loads, groups = loads_of(problem)
+    group = {r: g for g, members in enumerate(groups) for r in members}
+    queues = [name if " → " in name else f"wire {name}" for name in problem.copy_lanes]
+    called = [*problem.devices, *["a wire"] * problem.wires, *queues, "the host's dispatch"]
+    return Shares({problem.names[r]: group[r] for r in range(problem.runs)}, loads, at, called)
 
 
 def _given(where: dict[str, str]) -> Callable[[CostedGraph], dict[str, str]]:

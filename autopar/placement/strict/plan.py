@@ -19,6 +19,7 @@ from ..period import balance, bound
 from ..period.loads import Standing
 from .calls import Calls
 from .graph import order, outputs
+from .reasons import StrictReasons, StrictShares
 from .search import search
 from .throughput import strict_loads
 
@@ -38,7 +39,10 @@ def strict_plan(graph: Partitioning, name: str = "graph", budget_s: float | None
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     at, cut = search(calls, until)
     where = [at[c] for c in calls.group]
-    return _timed(graph, name, nodes, where, "time" if cut else "")
+    plan = _timed(graph, name, nodes, where, "time" if cut else "")
+    called = [device.name for device in plan.costed.machine.devices]
+    reasons = StrictReasons(graph, [run.name for run in plan.costed.runs], at, called)
+    return replace(plan, reasons=reasons)
 
 
 def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float | None = None) -> Plan:
@@ -71,6 +75,8 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         device = built.machine.devices[0 if at[group[v]] < graph.cpus else at[group[v]] - graph.cpus + 1]
         lane = device.compute_lanes[at[group[v]] if at[group[v]] < graph.cpus else 0]
         lanes.setdefault(lane, []).append(graph.nodes[v].name)
+    cores = built.machine.devices[0].compute_lanes[: graph.cpus]
+    called = [*cores, *(device.name for device in built.machine.devices[1:])]
     found = simulate(built, Schedule(POLICY, {lane: tuple(names) for lane, names in lanes.items()}))
     return Plan(
         costed=built,
@@ -81,6 +87,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         memory=found.memory,
         makespan=found.makespan,
         lower_bound=min(bound(loads), period),
+        reasons=StrictShares(graph, [run.name for run in built.runs], at, called),
         stopped="time" if cut else "",
         period=period,
     )

@@ -67,6 +67,13 @@ def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[lis
     return best, cut
 
 
+def resplit(calls: Calls, at: Sequence[int]) -> float:
+    """The latency of a placement, or of the best split of its own order if that is shorter; inf where nothing fits."""
+    ring = blocks([list(own) for own in calls.before])
+    split = contiguous(calls, _own_line(calls, ring, at))
+    return min((calls.latency(found) for found in (at, split) if calls.fits(found)), default=math.inf)
+
+
 def _lines(calls: Calls, ring: list[list[int]]) -> list[list[list[int]]]:
     """Some topological orders of the blocks."""
     block = {c: index for index, own in enumerate(ring) for c in own}
