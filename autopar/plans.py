@@ -116,8 +116,8 @@ class Plan:
     with everything on one device (None: does not fit or cannot run there). `lower_bound` is proven: no plan of this
     graph on this machine is shorter. `stopped` is `time` when the search was cut short by a ceiling in seconds.
     `period` is the time from one call to the next where calls follow each other without a pause (None: a plan
-    for one call), and then what `lower_bound` is of. `bound_once` is the bound of plans that compute each task once,
-    where a stronger one was proven for these. All times in seconds.
+    for one call), and then what `lower_bound` is of. `bound_once` is the bound of plans that compute each task once
+    and send each value from where it was made, where a stronger one was proven for these. All times in seconds.
     """
 
     costed: CostedGraph

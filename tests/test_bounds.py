@@ -108,6 +108,32 @@ def test_what_must_cross_a_wire_bounds_the_schedule():
     assert 8.0 * 0.999 <= lower_bound(Problem(read(graph))) <= 8.1
 
 
+def relayed(slow: float, wire: str | None) -> float:
+    """The bound of a graph whose four inputs come to `q` over a link of `slow` seconds each, or in 2 s through `r`."""
+    inputs = [
+        {"id": f"x{k}", "producer": None, "home": "p", "consumers": [f"t{k}"], "bytes": 1} for k in range(4)
+    ]
+    ends = {"pq": slow, "pr": 1.0, "rq": 1.0}
+    own = {} if wire is None else {"wire": wire}
+    graph = {
+        "tasks": [{"id": f"t{k}", "seconds": {"q": 0.1}} for k in range(4)],
+        "values": inputs,
+        "devices": [{"name": name, "lanes": 4} for name in "pqr"],
+        "links": [
+            {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 1 / seconds, **own}
+            for (a, b), seconds in ends.items()
+        ],
+    }
+    return lower_bound(Problem(read(graph)))
+
+
+def test_what_a_value_may_go_round_does_not_bound_the_schedule():
+    # Through r the last of four inputs is there after 5 s; two by each way take 3 s, and all over a bus 8 s or more.
+    assert relayed(100.0, None) <= 5.1
+    assert relayed(1.5, None) <= 3.1
+    assert 3.9 <= relayed(100.0, "bus") <= 8.1
+
+
 def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
     tasks = [{"id": f"t{k}", "seconds": {"a": 1.0, "b": 5.0}, "state_bytes": 10} for k in range(10)]
     graph = {"tasks": tasks, "values": [], "links": []}

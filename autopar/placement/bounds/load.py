@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...problem import Hop, Problem
+from .entrances import Entrances
 from .ways import Floats, Ints, Ways, repeats
 
 ROUNDS = 200
@@ -171,11 +172,13 @@ class Crossings:
 def crossings(problem: Problem) -> Crossings:
     """What crosses wires because one end of it is where it must be: inputs, deliveries, and runs with one device.
 
-    A value comes to a device once, so that of a transfer for one of k readers each pays 1/k.
+    A value comes to a device once, so that of a transfer for one of k readers each pays 1/k. Where it may come over
+    several wires none is charged.
     """
     only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.allowed]
     number = problem.wires + len(problem.copy_lanes)
     found = Crossings(number, len(problem.devices))
+    entrances = Entrances(problem)
 
     def each(hops: tuple[Hop, ...], v: int) -> list[tuple[int, float]]:
         seconds = [(hop, hop.seconds(problem.bytes[v])) for hop in hops]
@@ -191,23 +194,23 @@ def crossings(problem: Problem) -> Crossings:
         if source < 0:
             # A maker that may be repeated may be so wherever its value is wanted.
             for e in () if repeats(problem, maker) else problem.allowed[maker]:
-                seen: set[tuple[int, int]] = set()
+                seen: set[Hop] = set()
                 for d in wanted:
-                    hops = [hop for hop in problem.route[e][d] or () if (hop.src, hop.dst) not in seen]
-                    seen.update((hop.src, hop.dst) for hop in hops)
+                    hops = [hop for hop in entrances.between(e, d) if hop not in seen]
+                    seen.update(hops)
                     for wire, seconds in each(tuple(hops), v):
                         found.add(maker, e, wire, seconds)
             continue
         seen = set()
         for d in wanted:
-            hops = [hop for hop in problem.route[source][d] or () if (hop.src, hop.dst) not in seen]
-            seen.update((hop.src, hop.dst) for hop in hops)
+            hops = [hop for hop in entrances.between(source, d) if hop not in seen]
+            seen.update(hops)
             for wire, seconds in each(tuple(hops), v):
                 found.add(-1, d, wire, seconds)
         free = [r for r in readers if only[r] < 0]
         for r in free:
             for d in problem.allowed[r]:
-                hops = [hop for hop in problem.route[source][d] or () if (hop.src, hop.dst) not in seen]
+                hops = [hop for hop in entrances.between(source, d) if hop not in seen]
                 for wire, seconds in each(tuple(hops), v):
                     found.add(r, d, wire, seconds / len(free))
     return found.close()

@@ -54,16 +54,20 @@ def ways(problem: Problem, *, once: bool = False) -> Ways:
 
 
 class Network:
-    """Latency and seconds per byte between all devices, over the way that values take."""
+    """The least latency and the least seconds per byte between all devices, over whatever way: what has come to one
+    device may be sent on from there."""
 
     def __init__(self, problem: Problem) -> None:
         self.devices = len(problem.devices)
         self.latency = np.array(problem.latency, dtype=float).reshape(self.devices, self.devices)
         self.s_per_byte = np.array(problem.s_per_byte, dtype=float).reshape(self.devices, self.devices)
+        self.s_per_byte[np.isinf(self.latency)] = np.inf
+        for table in (self.latency, self.s_per_byte):
+            np.fill_diagonal(table, 0.0)
+            for middle in range(self.devices):
+                np.minimum(table, table[:, middle, None] + table[middle], out=table)
         # Where no way leads nothing arrives, however little it is.
         self.s_per_byte[np.isinf(self.latency)] = 0.0
-        np.fill_diagonal(self.latency, 0.0)
-        np.fill_diagonal(self.s_per_byte, 0.0)
         apart = ~np.eye(self.devices, dtype=bool)
         # One latency and one rate for all: then the nearest other device is that with the least to add.
         self.even = (
