@@ -148,9 +148,9 @@ class Machine:
                 names += [f"{device.name}/in", f"{device.name}/out"]
         return tuple(names)
 
-    def route(self, src: str, dst: str) -> tuple[Link, ...]:
-        """The links a value takes from `src` to `dst`: the direct one, else the fastest pair through a third
-        device.
+    def route(self, src: str, dst: str, nbytes: int = 1 << 20) -> tuple[Link, ...]:
+        """The links a value takes from `src` to `dst`: the direct one, else the pair through a third device that is
+        fastest for `nbytes`.
 
         Raises DeviceError when there is no way.
         """
@@ -168,7 +168,7 @@ class Machine:
             raise DeviceError(
                 f"no link leads from {src} to {dst}; add Link({src!r}, {dst!r}, …) to the machine"
             )
-        return min(ways, key=lambda way: sum(link.seconds(1 << 20) for link in way))
+        return min(ways, key=lambda way: sum(link.seconds(nbytes) for link in way))
 
     def with_memory(self, caps: dict[str, int]) -> Machine:
         """This machine with the memory of some devices limited to `caps` bytes."""

@@ -209,6 +209,8 @@ class Problem:
 
     def _routes(self) -> None:
         machine, index = self.costed.machine, self.costed.index
+        # Programs of models are lowered knowing the machine alone, so that their values all go one way.
+        usual = {} if machine.queued or not self.bytes else {"nbytes": sum(self.bytes) // len(self.bytes)}
         self.copy_lanes: list[str] = []
         wires: dict[str, int] = {}
         lanes: dict[str, int] = {}
@@ -217,7 +219,7 @@ class Problem:
             row: list[tuple[Hop, ...] | None] = []
             for dst in self.devices:
                 try:
-                    links = machine.route(src, dst)
+                    links = machine.route(src, dst, **usual)
                 except DeviceError:
                     row.append(None)
                     continue

@@ -76,6 +76,22 @@ def test_values_go_through_a_third_device_as_two_transfers():
     assert infeasibilities(graph, described(plan)) == []
 
 
+@pytest.mark.parametrize(("nbytes", "through"), [(1, "r"), (10**7, "s")])
+def test_the_third_device_is_the_one_that_is_quickest_for_what_is_sent(nbytes, through):
+    quick, fast = {"latency_s": 1e-6, "bytes_per_s": 1e6}, {"latency_s": 1e-2, "bytes_per_s": 1e9}
+    graph = {
+        "tasks": [{"id": "a", "seconds": {"p": 1.0}}, {"id": "b", "seconds": {"q": 1.0}}],
+        "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": nbytes}],
+        "devices": [{"name": name} for name in "pqrs"],
+        "links": [
+            {"src": a, "dst": b, **how}
+            for ways, how in (("pr rq", quick), ("ps sq", fast))
+            for a, b in ways.split()
+        ],
+    }
+    assert [t.dst for t in schedule(graph).transfers] == [through, "q"]
+
+
 def test_tasks_may_come_in_any_order():
     graph = small()
     graph["tasks"].reverse()
