@@ -41,7 +41,8 @@ class _Replay:
         self.length: list[float] = []
         for step, lanes in zip(self.tasks, self.lanes):
             cost = task[step["id"]]["seconds"][step["device"]]
-            self.length.append(cost[str(len(lanes))] if isinstance(cost, Mapping) else cost)
+            ways = {int(n): s for n, s in cost.items()} if isinstance(cost, Mapping) else {1: cost}
+            self.length.append(ways[len(lanes)])
         for step in self.moves:
             ends = step["src"], step["dst"]
             by = link[ends]

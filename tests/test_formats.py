@@ -41,6 +41,8 @@ def test_wires_are_as_the_file_says():
     problem = Problem(read(graph))
     hop = {(s, d): problem.route[s][d] for s in range(3) for d in range(3)}
     bus = hop[0, 1][0].lane
+    graph["links"][-1]["wire"] = "cpu → tpu"
+    assert read(graph).machine.link["cpu", "tpu"].wire != "cpu → tpu"
     assert bus == hop[1, 0][0].lane >= 0
     assert len({bus, hop[0, 2][0].lane, hop[2, 0][0].lane}) == 3
     assert hop[1, 2][0].lane == -1
@@ -167,6 +169,8 @@ WRONG = [
     (broken(tasks__0__seconds={}), r"no device can run task 'a'"),
     (broken(tasks__1__seconds__cpu={"4": 1.0}), r"no device can run task 'b'"),
     (broken(tasks__1__seconds__cpu={"two": 1.0}), r"seconds for 'two' lanes"),
+    (broken(tasks__1__seconds__cpu={"9" * 5000: 1.0}), r"seconds for '999.* lanes of 'cpu'"),
+    (broken(tasks__1__seconds__cpu={"1": 1.0, "01": 2.0}), r"task 'b' has two times on 1 lanes of 'cpu'"),
     (broken(tasks__0__seconds=...), r"task 'a' has no 'seconds'"),
     (broken(tasks__0__id=...), r"tasks\[0\] has no 'id'"),
     (broken(tasks__0__id=7), r"the id of tasks\[0\] is 7; it must be a name"),

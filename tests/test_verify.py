@@ -291,6 +291,15 @@ def test_wires_serve_who_comes_first():
     assert start["late"] == pytest.approx(2.001)
 
 
+def test_seconds_by_lanes_may_be_named_in_numbers():
+    graph = small()
+    cost = graph["tasks"][1]["seconds"]
+    cost["cpu"] = {int(taken): seconds for taken, seconds in cost["cpu"].items()}
+    plan = planned(graph)
+    assert infeasibilities(graph, plan) == []
+    assert replay(graph, plan)["makespan_s"] == pytest.approx(plan["makespan_s"])
+
+
 def test_orders_that_wait_for_each_other_never_end():
     graph = small()
     plan = planned(graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from ..errors import PlanError
@@ -36,8 +36,13 @@ def machine(data: Mapping[str, Any]) -> Machine:
     position = {name: index for index, name in enumerate(devices)}
     alone = len(devices) == 1 and "links" not in data
     links: dict[tuple[str, str], Link] = {}
-    for index, item in enumerate(() if alone else fields.rows(data, "links", LISTS)):
-        link = _link(fields.row(item, "links[{}]", index), index, position)
+    entries = [
+        fields.row(item, "links[{}]", index)
+        for index, item in enumerate(() if alone else fields.rows(data, "links", LISTS))
+    ]
+    named = {str(entry.get("wire")) for entry in entries}
+    for index, entry in enumerate(entries):
+        link = _link(entry, index, position, named)
         if (link.src, link.dst) in links:
             raise PlanError(f"two links lead from {link.src!r} to {link.dst!r}; leave one out")
         if link.src != link.dst:
@@ -45,7 +50,7 @@ def machine(data: Mapping[str, Any]) -> Machine:
     return Machine(tuple(devices.values()), tuple(links.values()), absent=True, queued=False)
 
 
-def _link(entry: Mapping[str, Any], index: int, position: Mapping[str, int]) -> Link:
+def _link(entry: Mapping[str, Any], index: int, position: Mapping[str, int], named: Container[str]) -> Link:
     ends = [fields.need(entry, end, "links[{}]", index) for end in ("src", "dst")]
     for name, end in zip(ends, ("src", "dst")):
         fields.known(name, position, "device", "{!r} of links[{}]", end, index)
@@ -57,7 +62,10 @@ def _link(entry: Mapping[str, Any], index: int, position: Mapping[str, int]) -> 
     )
     if rate < 1 / fields.LARGEST:
         raise PlanError(f"'bytes_per_s' of {where} is {rate}; it must be more than 0, or leave the link out")
-    wire = entry.get("wire", f"{src} → {dst}")
+    own = f"{src} → {dst}"
+    while own in named:
+        own += "'"
+    wire = entry.get("wire", own)
     return Link(src, dst, latency, rate, wire if wire is None else fields.text(wire, "'wire' of {}", where))
 
 

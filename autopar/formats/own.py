@@ -120,13 +120,15 @@ def _task(item: Any, index: int, position: Mapping[str, int], lanes: Sequence[in
 
 def _ways(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[tuple[int, float]]:
     """(lanes taken, seconds) that the device has lanes enough for, by lanes."""
-    ways = []
+    ways: list[tuple[int, float]] = []
     for key, value in cost.items():
-        if not str(key).isdecimal() or int(key) < 1:
+        if not (str(key).isdecimal() and len(str(key)) < 10 and int(key)):
             raise PlanError(
                 f"task {name!r} has seconds for {key!r} lanes of {device!r}; write a number from 1 on"
             )
         taken = int(key)
+        if any(taken == other for other, _ in ways):
+            raise PlanError(f"task {name!r} has two times on {taken} lanes of {device!r}; leave one out")
         ways.append(
             (taken, fields.seconds(value, "the time of task {!r} on {} lanes of {!r}", name, taken, device))
         )
