@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,23 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_planned(tmp
     assert main(["plan", "--graph", graph, "--out", str(tmp_path / "plan.svg")]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.svg"]
+
+
+def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parent.parent / "docs" / "graphs.md").read_text()
+    graph = re.findall(r"```json\n(.*?)```", text, re.S)[0]
+    (tmp_path / "graph.json").write_text(graph)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^python -m autopar (plan --graph .*)$", text, re.M)
+    assert len(commands) == 2
+    for command in commands:
+        assert main(command.split()) == 0
+    assert infeasibilities(json.loads(graph), json.loads((tmp_path / "plan.json").read_text())) == []
+    assert {"plan.html", "timeline.svg"} <= {path.name for path in tmp_path.iterdir()}
+    for option in re.findall(r"^\| `(--[a-z-]+)", text, re.M):
+        with pytest.raises(SystemExit):
+            main(["plan", "--help"])
+        assert option in capsys.readouterr().out
 
 
 def test_a_standard_task_graph(tmp_path, capsys):

@@ -32,7 +32,7 @@ from .whatif import Option, options, wires
 
 MOST = 16
 """Changes tried, of those that what the critical path is made of could gain most from."""
-FEWER = 150_000
+FEWER = 60_000
 """Runs of all changes tried together, about: fewer changes are tried on large graphs, but `FEWEST`."""
 FEWEST = 6
 FINAL = 3
@@ -70,10 +70,23 @@ def changes(plan: Plan) -> tuple[Change, ...]:
 
 
 def promising(plan: Plan, most: int) -> list[Option]:
-    """The changes that the critical path could gain most from, at most so many, in the order of `options`."""
-    gain = _gains(plan)
-    found = options(once(plan.costed))
-    first = sorted(range(len(found)), key=lambda i: (-gain.get((found[i].kind, found[i].of), 0.0), i))
+    """The changes that the critical path could gain most from, at most so many, in the order of `options`; of like
+    changes to devices of one kind the best before the second best of any."""
+    machine, gain = plan.costed.machine, _gains(plan)
+    kind_of = {device.name: device.kind for device in machine.devices}
+    found = options(plan.costed)
+
+    def gained(i: int) -> float:
+        # A second device takes work over as another lane does.
+        kind = "lanes" if found[i].kind == "device" else found[i].kind
+        return gain.get((kind, found[i].of), 0.0)
+
+    alike: dict[tuple[str, str], int] = {}
+    ranks = {}
+    for i in sorted(range(len(found)), key=lambda i: (-gained(i), i)):
+        key = found[i].kind, kind_of.get(found[i].of, found[i].of)
+        ranks[i] = alike[key] = alike.get(key, -1) + 1
+    first = sorted(range(len(found)), key=lambda i: (ranks[i], -gained(i), i))
     return [found[i] for i in sorted(first[:most])]
 
 
@@ -146,12 +159,11 @@ def _raced(plan: Plan, option: Option) -> Race:
     problem = race.problem
     if not plan.costed.again:
         race.enter(_orders(plan))
-    policies: list[Callable[..., Schedule]] = [heft]
-    if problem.runs <= LARGE:
-        policies.append(lookahead)
-    else:
+    policies: list[Callable[..., Schedule]] = [heft, lookahead]
+    if problem.runs > LARGE:
+        # One list schedule is what there is time for: by the weights that were best.
         mine = [own for own in variants(problem) if isinstance(own, partial)]
-        policies += [own for own in mine if own.keywords["policy"] == plan.policy]
+        policies = [own for own in mine if own.keywords["policy"] == plan.policy] or [heft]
     if problem.tight:
         policies += [fill, follow]
     for policy in policies:

@@ -14,8 +14,8 @@ FASTER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A change, what it is called, and what it is a change of: devices (`compute`, `lanes`, `memory`) or a wire
-    (`bytes`, `latency`) by name."""
+    """A change, what it is called, and what it is a change of: a device (`compute`, `lanes`, `device`, `memory`)
+    or a wire (`bytes`, `latency`) by name."""
 
     what: str
     kind: str
@@ -39,7 +39,7 @@ def options(costed: CostedGraph) -> list[Option]:
                 Option(f"one more lane of {name}", "lanes", name, _device(d, lanes=device.lanes + 1))
             )
         if device.kind != "cpu" or not machine.queued:
-            found.append(Option(f"one more device like {name}", "lanes", name, _another(d)))
+            found.append(Option(f"one more device like {name}", "device", name, _another(d)))
         if device.memory_bytes is not None:
             found.append(Option(f"no memory cap on {name}", "memory", name, _device(d, memory_bytes=None)))
     for name, links in wires(machine).items():
