@@ -10,11 +10,13 @@ from autopar.errors import MemoryCapError, PlanError
 from autopar.formats import plain, read, text
 from autopar.placement import place
 from autopar.placement.period import Hop, Loads, Value, balance, bound
+from autopar.placement.period.balance import splits
 from autopar.placement.period.lanes import busiest, share
 from autopar.placement.period.loads import Standing
 from autopar.placement.period.order import early, late
 from autopar.placement.segments import crossing
-from autopar.placement.throughput import busy, throughput
+from autopar.placement.throughput import busy, loads_of, throughput
+from autopar.problem import Problem
 from autopar.scheduling import schedule
 
 
@@ -244,3 +246,26 @@ def test_a_long_chain_is_balanced():
 def test_no_time_is_said():
     plan = throughput(read(randomly(random.Random(3), 14)), budget_s=1e-9)
     assert plan.stopped == "time"
+
+
+def test_branches_stay_together_whatever_the_order_of_the_file():
+    """Forty chains, listed by turns: cut across they would keep the wire busy for longer than any lane."""
+    chains, length = 40, 15
+    graph = {
+        "tasks": [
+            {"id": f"t{n}.{chain}", "seconds": {"a": 1e-3, "b": 1e-3}}
+            for n in range(length)
+            for chain in range(chains)
+        ],
+        "values": [
+            {"id": f"v{n}.{c}", "producer": f"t{n}.{c}", "consumers": [f"t{n + 1}.{c}"], "bytes": 1e6}
+            for n in range(length - 1)
+            for c in range(chains)
+        ],
+        "devices": [{"name": "a"}, {"name": "b"}],
+        "links": [
+            {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 5e7} for a, b in (("a", "b"), ("b", "a"))
+        ],
+    }
+    loads = loads_of(Problem(read(graph)))[0]
+    assert min(Standing(loads, at).period for at in splits(loads)) <= chains * length / 2 * 1e-3 * 1.02

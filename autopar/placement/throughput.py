@@ -18,6 +18,7 @@ from .bounds.ways import Ways
 from .period import Hop, Loads, Value, balance, bound
 from .period.lanes import Part, busiest, share
 from .period.loads import Standing
+from .period.order import late
 from .search import place, replan
 from .shares import Shares
 
@@ -230,7 +231,8 @@ def loads_of(problem: Problem, room: float = 1.0) -> tuple[Loads, list[list[int]
         routes.append(found)
     widths = [len(names) for names in problem.lane_names]
     fixed = [0.0] * last + [sum(problem.dispatch)]
-    position = [float(members[0]) for members in groups]
+    rank = {r: place for place, r in enumerate(late(problem.before))}
+    position = [float(min(rank[r] for r in members)) for members in groups]
     return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts), groups
 
 
