@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from autopar.placement.batch import Candidates, decode, schedule
 from autopar.placement.priorities import noisy_orders
 from autopar.placement.rank import cost_to_go
+from autopar.placement.served import served
 from autopar.placement.tables import Tables
 from autopar.problem import Problem
 from autopar.simulate import Play
@@ -32,9 +33,8 @@ def drawn(seed: int, tasks: int, ccr: float, queued: bool = False):
     for row in range(0, ROWS, 2):
         fixed[row] = [draw.choice(problem.allowed[r]) for r in range(tasks)]
     lists = Candidates(
-        noisy_orders(tables, ROWS, draw), fixed, np.linspace(0, 1, ROWS), draw.choice([0.0, 0.3], ROWS),
-        np.arange(ROWS) % 4 < 2,
-    )  # fmt: skip
+        noisy_orders(tables, ROWS, draw), fixed, np.linspace(0, 1, ROWS), draw.choice([0.0, 0.3], ROWS)
+    )
     return problem, tables, lists
 
 
@@ -63,12 +63,29 @@ def test_what_is_beside_a_list_changes_nothing(made):
     for row in range(ROWS):
         own = Candidates(
             lists.order[row : row + 1], lists.fixed[row : row + 1], lists.ahead[row : row + 1],
-            lists.stay[row : row + 1], lists.push[row : row + 1],
+            lists.stay[row : row + 1],
         )  # fmt: skip
         alone = decode(tables, own, to_go)
         assert (alone.start[0] == together.start[row]).all()
         assert (alone.device[0] == together.device[row]).all()
         assert alone.makespan[0] == together.makespan[row]
+
+
+@given(problems)
+@settings(max_examples=60, deadline=None)
+def test_lists_as_wires_serve_them_are_what_a_simulation_makes_of_them(made):
+    problem, tables, lists = drawn(*made)
+    decoded = decode(tables, lists, np.array(cost_to_go(problem)))
+    timed = served(tables, decoded)
+    for row in range(ROWS):
+        plan = schedule(tables, timed, row, "test", copies=False)
+        assert not plan.copies
+        assert plan.lanes == schedule(tables, decoded, row, "test").lanes
+        play = Play(problem, plan)
+        # A second hop is served with the first, which may be before others that a wire would serve earlier.
+        if not tables.indirect:
+            assert play.makespan == pytest.approx(timed.makespan[row], rel=1e-9)
+            assert play.start[: problem.runs] == pytest.approx(timed.start[row].tolist(), rel=1e-9)
 
 
 @given(problems)
@@ -102,7 +119,7 @@ def test_a_gap_is_used():
     problem = Problem(build(tasks, on, homes={"y": "emulated:0"}))
     tables = Tables(problem)
     order = np.array([[problem.number[name] for name in ("a", "c", "b")]])
-    lists = Candidates(order, np.full((1, 3), -1), np.zeros(1), np.zeros(1), np.zeros(1, bool))
+    lists = Candidates(order, np.full((1, 3), -1), np.zeros(1), np.zeros(1))
     decoded = decode(tables, lists)
     assert decoded.end[0, problem.number["b"]] <= decoded.start[0, problem.number["c"]]
 
@@ -112,9 +129,7 @@ def test_runs_of_a_group_share_a_device():
     problem = Problem(build(tasks, machine(2), colocate={"a": "g", "c": "g"}))
     tables = Tables(problem)
     order = np.arange(4)[None]
-    decoded = decode(
-        tables, Candidates(order, np.full((1, 4), -1), np.zeros(1), np.zeros(1), np.zeros(1, bool))
-    )
+    decoded = decode(tables, Candidates(order, np.full((1, 4), -1), np.zeros(1), np.zeros(1)))
     assert decoded.device[0, 0] == decoded.device[0, 2]
     assert len(set(decoded.device[0].tolist())) > 1
 
@@ -125,8 +140,6 @@ def test_the_weight_of_what_follows_counts(ahead):
     tasks = {"a": (["x"], (2 * MS, MS)), "b": (["a"], (MS, None))}
     problem = Problem(build(tasks, machine(1), nbytes={"x": 1, "a": 10**8}))
     tables = Tables(problem)
-    lists = Candidates(
-        np.arange(2)[None], np.full((1, 2), -1), np.array([ahead]), np.zeros(1), np.zeros(1, bool)
-    )
+    lists = Candidates(np.arange(2)[None], np.full((1, 2), -1), np.array([ahead]), np.zeros(1))
     decoded = decode(tables, lists, np.array(cost_to_go(problem)))
     assert decoded.device[0, 0] == (0 if ahead else 1)

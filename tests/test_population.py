@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from autopar.bench.instances import planted
 from autopar.formats import read
-from autopar.placement.batch import decode
 from autopar.placement.bounds import lower_bound
 from autopar.placement.heft import heft
 from autopar.placement.population import FIRST, evolve
 from autopar.placement.race import KEPT, Race
+from autopar.placement.served import carried_out
 from autopar.problem import Problem
 from autopar.simulate import Play, Schedule
 
@@ -69,10 +69,10 @@ def test_it_ends_at_the_bound():
 
     def counted(*args):
         calls.append(len(args[1]))
-        return decode(*args)
+        return carried_out(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.placement.population.decode", counted)
+        patch.setattr("autopar.placement.population.carried_out", counted)
         evolve(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
     assert calls == [FIRST]
 

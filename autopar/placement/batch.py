@@ -8,13 +8,13 @@ what follows (PEFT; Arabnejad and Barbosa, IEEE TPDS 25(3), 2014). Queues and wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..simulate import Schedule
 from .orders import in_order
-from .tables import Bools, Floats, Ints, Tables
+from .tables import Floats, Ints, Tables
 
 FAR = 1e300
 """Seconds that stand for a way that is not there."""
@@ -25,14 +25,12 @@ GAPS = 3
 @dataclass(frozen=True)
 class Candidates:
     """K schedules to be decoded: `order` (K, R) topological, `fixed` (K, R) devices (-1: where it ends first),
-    `ahead` (K) the weight of what is still to come, `stay` (K) that of the seconds its copies take. Where `push` (K)
-    is set, a value sets out for the devices its readers are fixed on when it is made, not when they are placed."""
+    `ahead` (K) the weight of what is still to come, `stay` (K) that of the seconds its copies take."""
 
     order: Ints
     fixed: Ints
     ahead: Floats
     stay: Floats
-    push: Bools
 
     def __len__(self) -> int:
         return len(self.order)
@@ -124,9 +122,6 @@ class _Work:
         for j in range(widest):
             ready = np.maximum(ready, self._send(rows, reads[:, j], device))
         self._take(run, device, ready)
-        pushing = np.flatnonzero(candidates.push)
-        if len(pushing):
-            self._push(pushing, run[pushing], device[pushing], candidates.fixed)
         if tables.groups:
             grouped = group >= 0
             self.chosen[rows[grouped], group[grouped]] = device[grouped]
@@ -165,18 +160,6 @@ class _Work:
         # Where no way leads, `ready` says so: a weight of 0 times what is infinite would be no number, and the least.
         score += candidates.stay[:, None] * np.minimum(moved, FAR)
         return np.where(fixed >= 0, fixed, score.argmin(axis=1))
-
-    def _push(self, rows: Ints, run: Ints, device: Ints, fixed: Ints) -> None:
-        """Send what runs have made to where its readers are fixed."""
-        tables = self.tables
-        for j in range(int(tables.make_count.take(run).max())):
-            readers = tables.readers.take(tables.makes[run, j], axis=0)
-            for k in range(int(tables.reader_count.take(tables.makes[run, j]).max())):
-                reader = readers[:, k]
-                target = fixed[rows, np.minimum(reader, tables.runs - 1)]
-                away = np.flatnonzero((reader < tables.runs) & (target >= 0) & (target != device))
-                if len(away):
-                    self._send(rows[away], tables.makes[run[away], j], target[away])
 
     def _send(self, rows: Ints, value: Ints, device: Ints) -> Floats:
         """Bring a value of each of these candidates to a device unless it is there; when it is there."""
@@ -295,11 +278,13 @@ class _Work:
             self.last = np.maximum(self.last, arrival)
 
 
-def schedule(tables: Tables, decoded: Decoded, row: int, policy: str) -> Schedule:
-    """One decoded candidate as the orders of its queues."""
+def schedule(tables: Tables, decoded: Decoded, row: int, policy: str, copies: bool = True) -> Schedule:
+    """One decoded candidate as the orders of its queues, those of `copies` too."""
     problem = tables.problem
     order = np.lexsort((np.arange(tables.runs), decoded.end[row], decoded.start[row]))
     runs = ((r, int(decoded.device[row, r]), (int(decoded.lane[row, r]),)) for r in order.tolist())
+    if not copies:
+        return replace(in_order(problem, policy, runs, ()), copies={})
     sent = decoded.sent[row]
     moved = np.argwhere(sent < math.inf)
     moves = []

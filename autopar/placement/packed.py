@@ -11,10 +11,11 @@ import numpy as np
 
 from ..problem import Problem
 from ..simulate import Schedule
-from .batch import Candidates, decode, schedule
+from .batch import Candidates, Decoded, schedule
 from .parts import parts
 from .race import SHORTER, Entry, Race
 from .rank import urgent_first
+from .served import carried_out
 from .tables import Floats, Ints, Tables
 
 EACH = 7_000
@@ -72,14 +73,14 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
 def _decoded(problem: Problem, placement: Sequence[int]) -> Schedule:
     """The schedule of a placement, urgent runs first."""
     tables = Tables(problem)
-    found = decode(tables, _candidates(np.array([urgent_first(problem)]), np.array([placement])))
-    return schedule(tables, found, 0, "packed")
+    found = carried_out(tables, _candidates(np.array([urgent_first(problem)]), np.array([placement])))
+    return schedule(tables, found, 0, "packed", copies=not tables.first_come)
 
 
 def _candidates(order: Ints, fixed: Ints) -> Candidates:
-    """Placements that leave nothing open: what is made is sent where it is read as soon as wires serve it."""
+    """Placements that leave nothing open."""
     none = np.zeros(len(order))
-    return Candidates(order, fixed, none, none, np.ones(len(order), dtype=bool))
+    return Candidates(order, fixed, none, none)
 
 
 class _Packing:
@@ -94,7 +95,7 @@ class _Packing:
         chosen = [starts[chain % len(starts)].play for chain in range(CHAINS)]
         self.device = np.array([play.device for play in chosen])
         self.keys = _places(np.array([play.start[: self.problem.runs] for play in chosen]))
-        found = decode(self.tables, _candidates(self.keys.argsort(axis=1), self.device))
+        found = carried_out(self.tables, _candidates(self.keys.argsort(axis=1), self.device))
         self.score = found.makespan
         self.best = starts[0]
 
@@ -132,7 +133,9 @@ class _Packing:
         if not children:
             return 0
         fixed, parent = np.array(children), np.array(chain)
-        found = decode(self.tables, _candidates(np.argsort(self.keys[parent], axis=1, kind="stable"), fixed))
+        found = carried_out(
+            self.tables, _candidates(np.argsort(self.keys[parent], axis=1, kind="stable"), fixed)
+        )
         trials = 0
         for own in range(CHAINS):
             rows = np.flatnonzero(parent == own)
@@ -145,7 +148,7 @@ class _Packing:
             shorter = makespan < self.best.makespan * (1 - SHORTER)
             if shorter or not self.state.surely(fixed[row]):
                 trials += 1
-                entry = self.race.trial(schedule(self.tables, found, row, "packed"))
+                entry = self.race.trial(self._schedule(found, row))
                 if entry is None or entry.over:
                     continue
                 if entry.makespan < self.best.makespan * (1 - SHORTER):
@@ -154,6 +157,9 @@ class _Packing:
             if self.draw.random() < REORDER:
                 self.keys[own] = _places(found.start[row : row + 1])[0]
         return trials
+
+    def _schedule(self, found: Decoded, row: int) -> Schedule:
+        return schedule(self.tables, found, row, "packed", copies=not self.tables.first_come)
 
     def _child(self, device: list[int], order: list[int]) -> Ints | None:
         """A placement beside one, given with the order of its runs; None where nothing would move or it may not."""

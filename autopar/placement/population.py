@@ -13,9 +13,10 @@ import numpy as np
 
 from ..problem import Problem
 from ..simulate import Schedule
-from .batch import FAR, Candidates, Decoded, decode, schedule
+from .batch import FAR, Candidates, Decoded, schedule
 from .priorities import noisy_orders
 from .rank import cost_to_go
+from .served import carried_out, served
 from .tables import Bools, Floats, Ints, Tables
 
 STEPS = 1_000_000
@@ -45,14 +46,16 @@ TAKE_OVER = 15
 """Rounds between the best chains' taking over the worst."""
 RADII = 4
 """Edges from a run at most to those that are moved with it."""
+TIMED = 0.3
+"""What it costs to time a list that chooses nothing, where 1 is to decode one."""
 KEEP = 6
-"""Schedules returned of each kind."""
+"""Schedules returned."""
 CLOSE = 1e-6
 """Share above the lower bound at which the search ends."""
 
 
 def evolve(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
-    """The best schedules found, the shortest first and then those without urgent copies.
+    """The best schedules found, the shortest first.
 
     About `steps` runs are placed, fewer of a small graph and of a large one, or until `until` of the monotonic clock.
     Devices, queues, wires and the order of copies are in the model; memory caps and the host's dispatch are not:
@@ -69,13 +72,15 @@ def evolve(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
 
 class _Population:
     def __init__(self, problem: Problem) -> None:
-        self.tables = Tables(problem)
+        self.tables = tables = Tables(problem)
         self.to_go = np.minimum(cost_to_go(problem), FAR)
         self.draw = np.random.default_rng(0)
         self.free = np.isfinite(self.tables.seconds)
         self.near = self._neighbourhoods()
+        self.leader = np.arange(tables.runs)
+        for members in problem.members:
+            self.leader[members] = min(members)
         self.best: list[tuple[float, Schedule]] = []
-        self.served: list[tuple[float, Schedule]] = []
 
     def _neighbourhoods(self) -> Bools:
         """(RADII, R, R): which runs are within one edge of each, two, and so on."""
@@ -96,53 +101,72 @@ class _Population:
         fixed = np.full(order.shape, -1)
         ahead, stay = draw.choice(AHEAD, FIRST), draw.choice(STAY, FIRST)
         ahead[:2], stay[:2] = (0.0, 1.0), 0.0
-        decoded = self._decode(Candidates(order, fixed, ahead, stay, np.zeros(FIRST, dtype=bool)))
+        decoded = self._decode(Candidates(order, fixed, ahead, stay))
         score = self._score(decoded)
         chosen = np.argsort(score, kind="stable")[:CHAINS]
         keys, device = _positions(decoded.start[chosen]), decoded.device[chosen].copy()
-        push = np.arange(CHAINS * CHILDREN) % 2 == 0
+        lane = decoded.lane[chosen].copy()
         score, ahead, stay = score[chosen], ahead[chosen], stay[chosen]
-        rounds = max(1, (lists - FIRST) // (CHAINS * CHILDREN))
+        each = (1 + TIMED) / 2 if self.tables.first_come else 1.0
+        rounds = max(1, int((lists - FIRST) / (CHAINS * CHILDREN * each)))
+        parent = np.repeat(np.arange(CHAINS), CHILDREN)
         for number in range(rounds):
             if (self.best and self.best[0][0] <= bound * (1 + CLOSE)) or time.monotonic() > until:
                 break
             warmth = 1 - number / rounds
-            parent = np.repeat(np.arange(CHAINS), CHILDREN)
-            weights = self._mutated(ahead[parent], AHEAD), self._mutated(stay[parent], STAY)
-            listed = self._children(keys[parent], device[parent], warmth)
-            order = np.argsort(listed[0], axis=1, kind="stable")
-            decoded = self._decode(Candidates(order, listed[1], *weights, push))
+            if self.tables.first_come and number % 2:
+                weights = ahead[parent], stay[parent]
+                decoded = self._timed(keys[parent], device[parent], lane[parent])
+            else:
+                weights = self._mutated(ahead[parent], AHEAD), self._mutated(stay[parent], STAY)
+                listed = self._children(keys[parent], device[parent], warmth)
+                order = np.argsort(listed[0], axis=1, kind="stable")
+                decoded = self._decode(Candidates(order, listed[1], *weights))
             found = self._score(decoded).reshape(CHAINS, CHILDREN)
             row = found.argmin(axis=1) + np.arange(CHAINS) * CHILDREN
             found = found.min(axis=1)
             kept = found <= score * (1 + HEAT * warmth * draw.random(CHAINS) ** 2)
             rows = row[kept]
             keys[kept], device[kept] = _positions(decoded.start[rows]), decoded.device[rows]
+            lane[kept] = decoded.lane[rows]
             score[kept], ahead[kept], stay[kept] = found[kept], weights[0][rows], weights[1][rows]
             if number % TAKE_OVER == TAKE_OVER - 1:
                 ranked = np.argsort(score, kind="stable")
                 better, worse = ranked[: CHAINS // 4], ranked[-(CHAINS // 4) :]
-                for own in (keys, device, score, ahead, stay):
+                for own in (keys, device, lane, score, ahead, stay):
                     own[worse] = own[better]
-        return [found for _, found in (*self.best, *self.served)]
+        return [found for _, found in self.best]
 
     def _decode(self, candidates: Candidates) -> Decoded:
-        decoded = decode(self.tables, candidates, self.to_go)
-        self._keep(self.best, decoded, np.arange(len(candidates)))
-        # What is pushed is served nearly as a wire would serve it that nobody holds back.
-        self._keep(
-            self.served, decoded, np.flatnonzero(candidates.push & (candidates.fixed >= 0).all(axis=1))
-        )
+        decoded = carried_out(self.tables, candidates, self.to_go)
+        self._keep(decoded)
         return decoded
 
-    def _keep(self, best: list[tuple[float, Schedule]], decoded: Decoded, rows: Ints) -> None:
-        if not len(rows):
-            return
-        row = int(rows[decoded.makespan[rows].argmin()])
+    def _timed(self, keys: Floats, device: Ints, lane: Ints) -> Decoded:
+        """Lists changed a little and timed as they then are: no run chooses its device or a gap."""
+        tables, draw = self.tables, self.draw
+        slot = np.arange(len(keys)) % CHILDREN
+        keys, moved, lane = keys.copy(), device.copy(), lane.copy()
+        self._move(moved, np.flatnonzero(slot % 2 == 0))
+        self._gather(moved, np.flatnonzero(slot % 8 == 1))
+        self._shift(keys, np.flatnonzero((slot % 2 == 1) | (slot % 4 == 2)))
+        if tables.groups:
+            moved = moved[:, self.leader]
+        changed = moved != device
+        lane[changed] = (draw.random(int(changed.sum())) * tables.lanes[moved[changed]]).astype(np.int64)
+        lane = np.minimum(lane, tables.lanes[moved] - 1)
+        decoded = served(tables, Decoded(np.zeros(len(keys)), keys, keys, moved, lane, np.zeros(0)))
+        self._keep(decoded)
+        return decoded
+
+    def _keep(self, decoded: Decoded) -> None:
+        best = self.best
+        row = int(decoded.makespan.argmin())
         length = float(decoded.makespan[row])
         # Where no way leads between devices, a list may have no schedule at all.
-        if length < (best[0][0] if best else math.inf):
-            best.insert(0, (length, schedule(self.tables, decoded, row, "search")))
+        if length < (best[0][0] if best else FAR):
+            found = schedule(self.tables, decoded, row, "search", copies=not self.tables.first_come)
+            best.insert(0, (length, found))
             del best[KEEP:]
 
     def _score(self, decoded: Decoded) -> Floats:

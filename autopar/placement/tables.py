@@ -14,19 +14,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-SENT = 8
-"""Readers of a value that are looked at when it is sent out."""
-
 
 class Tables:
     """R runs, D devices, V values; row V of the values and row R of the runs are padding.
 
     `seconds` (R, D), inf where a run may not go. `reads` and `makes` (R, widest) hold values, padded with V;
-    `before` (R, widest) the runs that are waited for without reading from them, padded with R. `parents` and
-    `children` (R, widest) are all the runs before and after, `readers` (V + 1, widest) the first runs that read a
-    value, padded with R. `wire` (D, D) is what limits the
-    first hop of the way from one device to another: a wire, else a copy queue, else W, which limits nothing;
-    `queue` (D, D) is the copy queue that limits it beside a wire.
+    `before` (R, widest) the runs that are waited for without reading from them, `later` those that so wait, padded
+    with R; `waits` (R) is how many values and runs each waits for. `parents` and `children` (R, widest) are all the
+    runs before and after, `readers` (V + 1, widest) the runs that read a value, padded with R. `wire` (D, D) is what
+    limits the first hop of the way from one device to another: a wire, else a copy queue, else W, which limits
+    nothing; `queue` (D, D) is the copy queue that limits it beside a wire.
     `via` (D, D) is where that hop ends. `latency` (inf without a link) and `s_per_byte` are of single hops.
     """
 
@@ -41,13 +38,18 @@ class Tables:
         self.lanes = np.array([len(lanes) for lanes in problem.lane_names])
         self.reads, self.read_count = padded(problem.reads, values)
         self.makes, self.make_count = padded(problem.makes, values)
-        # A value is sent at once to the devices of its first readers only: the others' copies are pulled.
-        self.readers, self.reader_count = padded([own[:SENT] for own in [*problem.readers, ()]], count)
+        self.readers, self.reader_count = padded([*problem.readers, ()], count)
         # Whether a step that places different numbers of outputs writes into the padding.
         self.padded = len(set(self.make_count.tolist())) > 1
         makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
         order = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
         self.before, self.before_count = padded(order, count)
+        later: list[list[int]] = [[] for _ in range(count)]
+        for r, earlier in enumerate(order):
+            for p in earlier:
+                later[p].append(r)
+        self.later, self.later_count = padded(later, count)
+        self.waits = np.array([len(reads) + len(own) for reads, own in zip(problem.reads, order)])
         self.parents, _ = padded(problem.before, count)
         self.children, _ = padded(problem.after, count)
         self.bytes = np.array([*problem.bytes, 0], dtype=np.float64)
@@ -82,6 +84,8 @@ class Tables:
                 for step in hops:
                     self.latency[step.src, step.dst] = step.latency_s
                     self.s_per_byte[step.src, step.dst] = step.s_per_byte
+        # Where nobody can hold a copy back, what a plan promises must not depend on another order.
+        self.first_come = not problem.costed.machine.queued
         self.queued = bool((self.queue < self.wires).any())
         self.indirect = bool((self.via != np.arange(devices)[None, :]).any())
         # Whole ways, for estimates.
