@@ -18,6 +18,7 @@ from .duplicate import duplicate
 from .fill import fill
 from .follow import follow
 from .heft import heft, list_schedule, lookahead
+from .identical import alike, identical
 from .improve import improve
 from .packed import pack
 from .population import evolve
@@ -67,11 +68,11 @@ def place(
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
     `auto` races everything on one device against the policies of `RACE`, or on a large graph `variants`, and what
-    `evolve` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; a plan over
-    several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may compute
-    runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). After `budget_s`
-    seconds nothing more is tried, and the plan says `stopped: time`. Raises PlanError for an unknown policy or name and
-    MemoryCapError when nothing fits.
+    `evolve` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; where all
+    lanes are alike, `identical` searches instead. A plan over several devices is chosen only when it is predicted to
+    be shorter than the best on one. With `copies` it may compute runs on several devices: the plan is then one of the
+    graph with these copies (`CostedGraph.again`). After `budget_s` seconds nothing more is tried, and the plan says
+    `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when nothing fits.
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     problem = Problem(costed)
@@ -80,14 +81,19 @@ def place(
     alone = _singles(race)
     stopped, once = "", 0.0
     if policy == "auto":
+        lanes = alike(problem)
+        found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
         wide = problem.runs > LARGE and not problem.tight
-        tried = [heft, *variants(problem)] if wide else [POLICIES[name] for name in RACE]
+        tried = [heft, *(() if found else variants(problem))] if wide else [POLICIES[name] for name in RACE]
+        if found and found.makespan <= bound * (1 + SHORTER):
+            tried = []
         for own in (*tried, *((fill, follow) if problem.tight else ())):
             if time.monotonic() > until:
                 stopped = "time"
                 break
             enter_fitting(race, own)
-        evolved = [race.enter(schedule) for schedule in evolve(problem, bound, steps, until)]
+        searched = [] if lanes else evolve(problem, bound, steps, until)
+        evolved = [race.enter(schedule) for schedule in searched]
         if any(entry and entry.over for entry in evolved):
             pack(race, bound, steps, until)
         leader = race.leading()

@@ -1,0 +1,103 @@
+"""Lanes that are all alike: when they are, and that what is found there is no longer than it must be."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopar
+from autopar.bench.planner.judging import without_solver
+from autopar.bench.planner.stg import listed
+from autopar.formats import described as written
+from autopar.formats import read
+from autopar.formats.stg import described
+from autopar.placement.bounds import lower_bound
+from autopar.placement.identical import alike, chains, identical
+from autopar.problem import Problem
+from autopar.simulate import Play
+from autopar.verify import infeasibilities
+
+
+def lanes_of(count, seconds, waits):
+    """A graph file of tasks that wait for others, on so many lanes."""
+    lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
+    return described("\n".join([str(len(lines)), *lines]), count)
+
+
+def devices_of(count, seconds, waits):
+    """The same on devices of one lane, between which nothing takes time."""
+    graph = lanes_of(1, seconds, waits)
+    names = [f"d{d}" for d in range(count)]
+    for task in graph["tasks"]:
+        task["seconds"] = dict.fromkeys(names, task["seconds"]["cpu"])
+    graph["devices"] = [{"name": name, "lanes": 1} for name in names]
+    ends = [(a, b) for a in names for b in names if a != b]
+    graph["links"] = [
+        {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 1e9, "wire": None} for a, b in ends
+    ]
+    return graph
+
+
+def filled(draw, lanes, length, pieces):
+    """Tasks that fill lanes without a pause, each waiting for up to three that end before it begins."""
+    spans = []
+    for _ in range(lanes):
+        cuts = [0, *sorted(draw.sample(range(1, length), pieces - 1)), length]
+        spans += pairwise(cuts)
+    spans.sort()
+    before = [
+        [p for p, (_, end) in enumerate(spans[:r]) if end <= start] for r, (start, _) in enumerate(spans)
+    ]
+    return [end - start for start, end in spans], [draw.sample(own, min(len(own), 3)) for own in before]
+
+
+def test_lanes_are_alike_only_where_nothing_else_counts():
+    graph = devices_of(3, [1.0, 2.0], [[], [0]])
+    assert alike(Problem(read(graph))) == [(0, 0), (1, 0), (2, 0)]
+    slower = {
+        **graph,
+        "tasks": [graph["tasks"][0] | {"seconds": {"d0": 1.0, "d1": 1.0, "d2": 2.0}}, graph["tasks"][1]],
+    }
+    bound = {**graph, "tasks": [graph["tasks"][0] | {"pin": "d1"}, graph["tasks"][1]]}
+    far = {**graph, "links": [link | {"latency_s": 1e-6} for link in graph["links"]]}
+    together = {**graph, "tasks": [task | {"colocate": "both"} for task in graph["tasks"]]}
+    small = {**graph, "devices": [device | {"memory_bytes": 1} for device in graph["devices"]]}
+    small["values"] = [value | {"bytes": 1} for value in graph["values"]]
+    for other in (slower, bound, far, together, small, lanes_of(1, [1.0, 2.0], [[], [0]])):
+        assert not alike(Problem(read(other)))
+
+
+@pytest.mark.parametrize("made", [lanes_of, devices_of])
+def test_lanes_are_filled_without_a_pause(made):
+    for seed in range(4):
+        graph = made(4, *filled(random.Random(seed), 4, 60, 10))
+        with without_solver():
+            plan = autopar.schedule(graph)
+        assert plan.makespan == plan.lower_bound == 60.0
+        assert not infeasibilities(graph, written(plan))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 25), st.integers(2, 4))
+def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(seed, tasks, lanes):
+    draw = random.Random(seed)
+    waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
+    graph = lanes_of(lanes, [draw.choice((0, 0.1, 1 / 3, 0.7, 2)) for _ in waits], waits)
+    problem = Problem(read(graph))
+    found = Play(problem, identical(problem, alike(problem), lower_bound(problem))).makespan
+    assert lower_bound(problem) <= found * (1 + 1e-9) <= listed(graph, lanes) * (1 + 2e-9)
+
+
+def test_chains_reach_what_list_schedules_do_not_and_find_the_same_again(monkeypatch):
+    for seed in range(3):
+        problem = Problem(read(lanes_of(6, *filled(random.Random(seed), 6, 200, 8))))
+        lanes = alike(problem)
+        found = identical(problem, lanes, 200.0)
+        assert identical(problem, lanes, 200.0) == found
+        monkeypatch.setattr(chains, "STEPS", 0)
+        assert (
+            Play(problem, identical(problem, lanes, 200.0)).makespan > Play(problem, found).makespan == 200.0
+        )
+        monkeypatch.undo()
