@@ -17,6 +17,7 @@ from .palette import QUIET
 from .placed import NOTES, placed_pieces
 from .svg import escape
 from .timeline_picture import timeline_svg
+from .waits import waited
 
 _MOST_RUNS = 8
 Facts = dict[str, Any]
@@ -127,9 +128,8 @@ def _run_rows(layout: Layout, name: str) -> list[list[str]]:
     ):
         if text:
             rows.append([label, text])
-    number = next(
-        i for i, step in enumerate(layout.found.steps) if isinstance(step, Placed) and step.run == name
-    )
+    number = layout.found.number[name]
+    rows.append(["waited for", waited(plan, layout.found, number) or "nothing"])
     slack = layout.found.slack[number]
     rows.append(["slack", "none, on the critical path" if number in layout.found.on_path else seconds(slack)])
     return rows

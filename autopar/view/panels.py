@@ -56,8 +56,11 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
         slow = slow_down(plan)
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
         x = figure(svg, x, *split_unit(seconds(timeline.makespan)), what)
+    if plan.period is not None:
+        x = figure(svg, x, *split_unit(seconds(plan.period)), "period: from call to call")
     if plan.lower_bound:
-        x = figure(svg, x, *split_unit(seconds(plan.lower_bound)), f"lower bound (gap {percent(plan.gap)})")
+        what = "lower bound" if plan.period is None else "bound of the period"
+        x = figure(svg, x, *split_unit(seconds(plan.lower_bound)), f"{what} (gap {percent(plan.gap)})")
     single = baseline(plan)
     if single:
         x = figure(svg, x, *split_unit(seconds(single[1])), f"best single device ({single[0]})")
@@ -69,7 +72,7 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
     what = f"moved, {count} transfer{'' if count == 1 else 's'}"
     x = figure(svg, x, *split_unit(size(plan.moved)), what)
     end = svg.width - MARGIN - 20
-    if single and plan.makespan:
+    if single and plan.makespan and plan.period is None:
         gain = single[1] / plan.makespan
         shares = f"critical path: {percent(layout.found.compute_s / plan.makespan)} compute, "
         shares += f"{percent(layout.found.transfer_s / plan.makespan)} transfer"
@@ -102,7 +105,7 @@ def _race(svg: Svg, plan: Plan, x: float, wide: float) -> None:
         if room > fonts.width(text, 11, bold) + 14:
             at = x + 7 if last else x + time * scale - 7
             svg.text(at, 120, text, 11, ink, anchor="start" if last else "end", bold=bold)
-    if plan.lower_bound:
+    if plan.lower_bound and plan.period is None:
         at = x + plan.lower_bound * scale
         svg.line((at, 102), (at, 128), stroke="#FFFFFF", stroke_width="5")
         svg.line((at, 102), (at, 128), stroke=INK, stroke_width="2.2")

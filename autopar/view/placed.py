@@ -33,7 +33,9 @@ def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
     svg.parts = [*head.parts, *side.parts, *chart.parts]
     svg.text(MARGIN, svg.height - 22, fonts.fit(NOTES, svg.width - 2 * MARGIN, 12), 12, QUIET)
     if layout.unnamed:
-        text = f"{len(layout.unnamed)} short runs are not named: point at them, or see the page (.html)"
+        text = (
+            f"{counted(len(layout.unnamed), 'short run')} not named: point at them, or see the page (.html)"
+        )
         svg.text(MARGIN, svg.height - 40, text, 12, QUIET)
     return str(svg)
 
@@ -58,7 +60,8 @@ def _head(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
     plan = layout.plan
     split = plan.costed.graph.split
     tasks, runs = counted(len(plan.costed.graph.tasks), "task"), counted(len(plan.placed), "run")
-    under = f"{tasks} in {runs}, placed by {plan.policy}"
+    under = f"{tasks} in {runs}" if plan.costed.machine.queued else tasks
+    under += f", placed by {plan.policy}"
     under += f", batch in {split}. " if split else ". "
     panels.title(
         svg,
