@@ -29,7 +29,9 @@ class _Replay:
     """Steps are numbers: the entries of `tasks`, then those of `transfers`, by start."""
 
     def __init__(self, graph: Data, plan: Data, noise: float, draw: random.Random) -> None:
-        self.tasks = sorted(plan["tasks"], key=_by_start)
+        # Tasks that take no time may begin together on one lane: those that others wait for are before them.
+        rank = _ranks(graph)
+        self.tasks = sorted(plan["tasks"], key=lambda step: (*_by_start(step), rank[step["id"]]))
         self.moves = sorted(plan["transfers"], key=_by_start)
         self.steps: list[Data] = [*self.tasks, *self.moves]
         self.count = len(self.tasks)
@@ -158,6 +160,26 @@ class _Replay:
             "tasks": timed[: self.count],
             "transfers": timed[self.count :],
         }
+
+
+def _ranks(graph: Data) -> dict[str, int]:
+    """How many tasks must end one after the other before each may start."""
+    after: dict[str, list[str]] = {task["id"]: [] for task in graph["tasks"]}
+    missing = dict.fromkeys(after, 0)
+    for value in graph["values"]:
+        if value.get("producer") is not None:
+            for reader in dict.fromkeys(value["consumers"]):
+                after[value["producer"]].append(reader)
+                missing[reader] += 1
+    rank = dict.fromkeys(after, 0)
+    free = [name for name, count in missing.items() if not count]
+    for name in free:
+        for later in after[name]:
+            rank[later] = max(rank[later], rank[name] + 1)
+            missing[later] -= 1
+            if not missing[later]:
+                free.append(later)
+    return rank
 
 
 def _by_start(step: Data) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """The judge of plans: it has nothing to say about what the planner writes, and finds each way to spoil it."""
 
 import copy
+import itertools
 import json
 import math
 import random
@@ -298,6 +299,22 @@ def test_seconds_by_lanes_may_be_named_in_numbers():
     plan = planned(graph)
     assert infeasibilities(graph, plan) == []
     assert replay(graph, plan)["makespan_s"] == pytest.approx(plan["makespan_s"])
+
+
+def test_tasks_that_take_no_time_are_replayed_in_whatever_order_they_are_listed():
+    names = [f"t{n}" for n in range(6)]
+    graph = {
+        "tasks": [{"id": name, "seconds": {"p": 0.0}} for name in names],
+        "values": [
+            {"id": f"v{n}", "producer": a, "consumers": [b], "bytes": 1}
+            for n, (a, b) in enumerate(itertools.pairwise(names))
+        ],
+        "devices": [{"name": "p"}],
+        "links": [],
+    }
+    plan = planned(graph)
+    plan["tasks"].reverse()
+    assert [step["id"] for step in replay(graph, plan)["tasks"]] == names
 
 
 def test_orders_that_wait_for_each_other_never_end():

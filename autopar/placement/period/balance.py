@@ -71,7 +71,7 @@ def splits(loads: Loads) -> list[list[int]]:
     held = np.zeros((loads.devices, length))
     for g, piece in enumerate(pieces):
         area[:, piece] += np.array(loads.seconds[g]) / np.array(loads.lanes)
-        held[:, piece] += np.array(loads.held[g])
+        held[:, piece] += np.array(loads.held[g], dtype=float)
     kinds: dict[bytes, list[int]] = {}
     for d in range(loads.devices):
         own = (loads.lanes[d], loads.caps[d], *_link(loads, d))
