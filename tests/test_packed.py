@@ -5,6 +5,7 @@ import random
 
 import pytest
 from partitionings import data
+from taskfiles import link
 
 from autopar.formats import described as written
 from autopar.formats.msr import described, partitioning
@@ -88,3 +89,13 @@ def test_a_freer_machine_takes_no_longer(seed):
     machine = described(partitioning(raw))
     for plan in (free, strict):
         assert infeasibilities(machine, json.loads(json.dumps(written(plan)))) == []
+
+
+def test_parts_of_what_cannot_fit_are_none():
+    graph = {
+        "tasks": [{"id": "a", "seconds": {"q": 1.0}}],
+        "values": [{"id": "x", "producer": None, "home": "q", "consumers": ["a"], "bytes": 10}],
+        "devices": [{"name": "p", "memory_bytes": 15}, {"name": "q", "memory_bytes": 0}],
+        "links": [link("p", "q"), link("q", "p")],
+    }
+    assert list(parts(Problem(costed(graph)), 20_000)) == []

@@ -55,7 +55,8 @@ def parts(problem: Problem, work: int, until: float = math.inf) -> Iterator[list
             left,
         )
         at, cut = search(calls, until, work)
-        yield [(host, *alike)[at[c]] for c in calls.group]
+        if calls.fits(at):
+            yield [(host, *alike)[at[c]] for c in calls.group]
         if cut:
             break
 

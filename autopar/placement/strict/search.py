@@ -29,7 +29,8 @@ ORDERS = 12
 
 def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[list[int], bool]:
     """The part of each class in the best placement found, and whether the time that `until` names (of
-    `time.monotonic`) ended the search. Deterministic; `work` is about the nodes and edges looked at.
+    `time.monotonic`) ended the search. Deterministic; `work` is about the nodes and edges looked at. The placement does
+    not fit where none that is tried does.
 
     Starts are everything on the host, accelerators filled one after the other, and the best splits of some orders;
     the best is improved by simulated annealing, whose result is split again in its own order.
@@ -42,6 +43,8 @@ def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[lis
         if time.monotonic() > until:
             break
     good = [(calls.latency(at), index) for index, at in enumerate(starts) if calls.fits(at)]
+    if not good:
+        return starts[0], False
     good.sort()
     # Equal latencies are mostly equal placements, from which nothing new would come.
     good = [entry for rank, entry in enumerate(good) if not rank or entry[0] > good[rank - 1][0]]
