@@ -135,7 +135,10 @@ def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
             f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
         )
     caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
+    if problem.costed.machine.queued:
+        way = f"memory={{{caps}}} would fit; a split of the batch or another device may too"
+    else:
+        way = f"memory_bytes of {caps} would fit; another device may too"
     return MemoryCapError(
-        f"nothing that was tried fits in memory. The nearest, {entry.schedule.policy}: {'; '.join(parts)}. "
-        f"memory={{{caps}}} would fit; a split of the batch or another device may too"
+        f"nothing that was tried fits in memory. The nearest, {entry.schedule.policy}: {'; '.join(parts)}. {way}"
     )
