@@ -15,8 +15,9 @@ from autopar.problem import Problem
 from autopar.simulate import Schedule
 
 
-def remembering(pairs: int, on, *, temporaries_first: bool = False):
-    """A forward that keeps 100 kB for each of its parts, and a backward that reads them and adds up a sum."""
+def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int = 50):
+    """A forward that keeps 100 kB for each of its parts, and a backward that reads them and adds up a sum, of `later`
+    kB."""
     tasks: dict = {}
     for i in range(pairs):
         tasks |= {f"f{i}": (["x"], MS), f"s{i}": ([f"f{i}"], MS)}
@@ -31,7 +32,7 @@ def remembering(pairs: int, on, *, temporaries_first: bool = False):
     tasks |= dict(order)
     sizes = {
         f"{kind}{i}": size
-        for kind, size in (("f", 100 * KB), ("t", 50 * KB), ("b", 50 * KB))
+        for kind, size in (("f", 100 * KB), ("t", later * KB), ("b", later * KB))
         for i in range(pairs)
     }
     return build(tasks, on, nbytes=sizes, outputs=["loss", f"b{pairs - 1}"], deliver="")
@@ -69,6 +70,13 @@ def test_two_devices_do_what_neither_can_alone():
     assert problems(plan) == []
     assert all(memory.cap is None or memory.peak <= memory.cap for memory in plan.memory)
     assert all(seconds is None for _, seconds in plan.singles)
+
+
+def test_what_is_remembered_leaves_room_for_temporaries_that_are_larger():
+    caps = {"cpu": 100 * KB, "emulated:0": 1475 * KB, "emulated:1": 1475 * KB}
+    plan = place(remembering(6, machine(2, memory=caps), later=400), "follow")
+    assert problems(plan) == []
+    assert all(memory.cap is None or memory.peak <= memory.cap for memory in plan.memory)
 
 
 def test_backward_runs_are_where_the_forward_left_what_they_read():

@@ -50,6 +50,9 @@ for."""
 TIGHTER = (0.9, 0.75, 0.5)
 """Shares of the caps to plan for, in turn, when a schedule does not fit for being quicker than it was
 planned."""
+TIGHTEST = (*TIGHTER, 0.4, 0.3, 0.2)
+"""The same for policies that lay runs by the room there is: what is remembered is spread over devices by it, so that
+a small share leaves room on each for what comes of that later."""
 HOPELESS = 8
 """Times its cap that a device would need for no tighter plan of a policy to be tried: its order does not go with
 short memory, and less room would not mend that."""
@@ -162,7 +165,7 @@ def _singles(race: Race) -> dict[int, list[Entry]]:
 def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
     """The entry of a policy, planned for less room while it does not fit and that may help."""
     entry = race.enter(policy(race.problem))
-    for room in TIGHTER:
+    for room in TIGHTEST if policy in (fill, follow) else TIGHTER:
         if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
             break
         schedule = policy(race.problem, room=room)
