@@ -14,7 +14,11 @@ from autopar.errors import PlanError
 from autopar.formats import read
 from autopar.liveness import memory
 from autopar.placement.bounds import lower_bound
-from autopar.placement.exact import TOLERANCE, exact
+from autopar.placement.bounds.ways import ways
+from autopar.placement.exact import TOLERANCE, exact, held
+from autopar.placement.exact.joins import joined
+from autopar.placement.heft import heft
+from autopar.placement.race import Race
 from autopar.problem import Problem
 from autopar.simulate import Play
 
@@ -51,6 +55,67 @@ def test_no_random_schedule_is_shorter(seed, tasks, ratio):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_small_graph_of_the_bench_is_solved(seed):
     hold(*solved(read(small(seed, tasks=12, devices=3))))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 16), st.integers(2, 4), st.sampled_from([0.1, 1.0, 10.0]))
+def test_no_random_schedule_has_less_around_a_run(seed, tasks, devices, ratio):
+    problem = Problem(read(small(seed, tasks=tasks, devices=devices, ratio=ratio)))
+    around = joined(problem, ways(problem, once=True))
+    for number in range(10):
+        play = Play(problem, random_schedule(problem, random.Random(number)))
+        ends = play.makespan * (1 + 1e-9)
+        assert around.length <= ends
+        for r, d in enumerate(play.device):
+            assert around.head[r, d] <= play.start[r] + ends * 1e-9
+            assert play.end[r] + around.tail[r, d] <= ends
+
+
+def test_what_is_read_together_is_made_or_brought_one_after_the_other():
+    # Of three values of a second each, at least two are made on one device or brought over one wire.
+    tasks = [{"id": n, "seconds": {"a": 1.0, "b": 1.0}} for n in ("p", "q", "r", "end")]
+    values = [{"id": f"{n}v", "producer": n, "consumers": ["end"], "bytes": 1} for n in ("p", "q", "r")]
+    link = {"latency_s": 0.0, "bytes_per_s": 1.0}
+    graph = {
+        "tasks": tasks,
+        "values": values,
+        "devices": [{"name": "a", "lanes": 1}, {"name": "b", "lanes": 1}],
+        "links": [{"src": "a", "dst": "b", **link}, {"src": "b", "dst": "a", **link}],
+    }
+    problem = Problem(read(graph))
+    plain = ways(problem, once=True)
+    assert plain.length == pytest.approx(2.0)
+    assert joined(problem, plain).length == pytest.approx(3.0)
+    assert solved(read(graph))[1].makespan == pytest.approx(3.0)
+
+
+def test_what_wires_would_not_keep_is_replaced_by_what_they_do():
+    problem = Problem(read(small(15)))
+    race = Race(problem)
+    first = race.enter(heft(problem))
+    found = exact(problem, first.schedule)
+    assert found.optimal
+    promised = race.enter(found.schedule).makespan
+    assert promised > found.makespan * (1 + TOLERANCE)
+    for schedule in held(problem, found.schedule, promised, found.lower_bound, effort=1.0, budget_s=None):
+        race.enter(schedule)
+    assert race.best().makespan < promised * (1 - TOLERANCE)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 3))
+def test_no_random_schedule_is_shorter_than_with_lanes_shared(seed, tasks, lanes):
+    draw = random.Random(seed)
+    graph = small(seed, tasks=tasks, devices=2)
+    graph["devices"][0]["lanes"] = lanes
+    for task in graph["tasks"]:
+        alone = task["seconds"].get("d0")
+        if alone and draw.random() < 0.7:
+            task["seconds"]["d0"] = {
+                str(n): alone / n ** draw.uniform(0, 1) for n in range(1, draw.randint(1, lanes) + 1)
+            }
+    problem, found = solved(read(graph))
+    hold(problem, found)
 
 
 @pytest.mark.parametrize("groups", [0, 2])

@@ -20,7 +20,7 @@ def start(problem: Problem):
     return race, race.enter(heft(problem))
 
 
-@pytest.mark.parametrize("seed", [3, 17])
+@pytest.mark.parametrize("seed", [3, 12])
 def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     pytest.importorskip("ortools")
     race, first = start(Problem(read(small(seed))))

@@ -1,4 +1,9 @@
-"""Prove a small plan the shortest, or find a shorter one, where OR-tools is installed."""
+"""Prove a small plan the shortest, or find a shorter one, where OR-tools is installed.
+
+First a short effort, some second of a core, which proves most graphs of this size. Each further one is twice as long,
+and made only while a proof is near (`NEAR`) or comes nearer: elsewhere more seconds rarely prove anything. Efforts are
+counted by the solver's deterministic clock: a ceiling in seconds may end them early, and never makes them longer.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,61 @@ import math
 import time
 from importlib.util import find_spec
 
-from .exact import TOLERANCE, exact
+from ..simulate import Schedule
+from .exact import TOLERANCE, exact, held
 from .race import Entry, Race
 
 RUNS = 60
 """Runs of the largest graph that is worth the effort."""
-TRIED = 4.0
-"""Effort spent on one graph at most: some fifteen seconds of a core."""
+SHORT = 0.15
+"""Effort spent first, and again on schedules whose wires serve first come, first served."""
+LONG = 2.0
+"""Effort spent in all at most: up to some twenty seconds of a core."""
+NEAR = 0.05
+"""Share by which the shortest schedule may be above its bound for a further effort."""
+NEARER = 2 / 3
+"""What an effort may leave of that share, or less, for a further one where a proof is not near."""
 
 
-def prove(
-    race: Race, chosen: Entry, bound: float, until: float, effort: float = TRIED
-) -> tuple[Entry, float]:
+def prove(race: Race, chosen: Entry, bound: float, until: float) -> tuple[Entry, float]:
     """The shortest plan found, and a bound that holds for plans that do every run once (0: none sought), in seconds.
 
-    `until` is a time of the monotonic clock. Nothing is tried where OR-tools is missing, the graph is large or has
-    runs that may take several lanes, or `bound` is reached.
+    `until` is a time of the monotonic clock. Nothing is tried where OR-tools is missing, the graph is large, or `bound`
+    is reached.
     """
-    left = until - time.monotonic()
-    small = 0 < race.problem.runs <= RUNS and not race.problem.modes
-    if not small or left <= 0 or chosen.makespan <= bound * (1 + TOLERANCE) or not find_spec("ortools"):
+    problem = race.problem
+    if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + TOLERANCE):
         return chosen, 0.0
-    found = exact(race.problem, chosen.schedule, effort=effort, budget_s=None if left == math.inf else left)
-    if found.makespan < chosen.makespan:
-        race.enter(found.schedule)
+    if time.monotonic() >= until or not find_spec("ortools"):
+        return chosen, 0.0
+    schedule, proven = chosen.schedule, bound
+    effort, left, gap = SHORT, LONG, _above(chosen.makespan, bound)
+    while left > 0 and time.monotonic() < until:
+        found = exact(problem, schedule, effort=min(effort, left), budget_s=_left(until), bound=proven)
+        schedule, proven = found.schedule, found.lower_bound
+        before, gap = gap, _above(found.makespan, proven)
+        if found.optimal or (gap > NEAR and gap > before * NEARER):
+            break
+        left, effort = left - effort, effort * 2
+    return _kept(race, chosen, schedule, proven, until), proven
+
+
+def _kept(race: Race, chosen: Entry, schedule: Schedule, proven: float, until: float) -> Entry:
+    """The shortest plan once the race knows a schedule, and what comes near it without holding copies back."""
+    if schedule is not chosen.schedule:
+        race.enter(schedule)
         chosen = race.best()
-    return chosen, found.lower_bound
+    served = not race.problem.costed.machine.queued
+    if served and chosen.makespan > proven * (1 + TOLERANCE) and time.monotonic() < until:
+        sought = held(race.problem, schedule, chosen.makespan, proven, effort=SHORT, budget_s=_left(until))
+        for other in sought:
+            race.enter(other)
+    return race.best()
+
+
+def _above(makespan: float, bound: float) -> float:
+    return makespan / bound - 1 if bound else math.inf
+
+
+def _left(until: float) -> float | None:
+    return None if until == math.inf else max(0.0, until - time.monotonic())

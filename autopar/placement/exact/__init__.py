@@ -1,29 +1,35 @@
 """The shortest schedule there is, with a proof, by constraint programming (OR-tools CP-SAT): small graphs.
 
 Optional intervals on unrelated devices (Laborie et al., "IBM ILOG CP Optimizer for scheduling", Constraints 23,
-2018), transfers as intervals of their wires, and what `bounds` knows of heads, tails and loads.
+2018), transfers as intervals of their wires, and what `bounds` and `joins` know of heads, tails and loads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+
+import numpy as np
 
 from ...errors import PlanError
 from ...liveness import memory
 from ...problem import Problem
 from ...simulate import Play, Schedule
 from ..bounds import lower_bound
+from ..bounds.load import load
 from ..bounds.ways import ways
+from .joins import joined
 from .units import Units
 
 EFFORT = 6.0
-"""What the solver may spend, in its own deterministic time: some twenty seconds of a core."""
-STAGES = ((10_000, 0.7), (1_000_000, 1.0))
+"""What the solver may spend, in its own deterministic time: a minute of a core at most."""
+STAGES = ((10_000, 0.7), (100_000, 1.0))
 """Units that the best known schedule is long, and the share of what is left to be spent with them: few make the solver
-quick, and what it then finds leaves little to prove with many."""
-TOLERANCE = 1e-4
+quick, and what it then finds leaves little to prove with many. A million made it count for half a minute unseen."""
+TOLERANCE = 2e-4
 """Share of the makespan below which two schedules are taken to be as long: the solver counts in whole units."""
+HELD_UNITS = 100_000
+"""Units of a schedule whose wires serve first come, first served: one pass, as nothing is proven by it."""
 
 
 @dataclass(frozen=True)
@@ -43,64 +49,92 @@ class Exact:
 
 
 def exact(
-    problem: Problem, start: Schedule, *, effort: float = EFFORT, budget_s: float | None = None
+    problem: Problem,
+    start: Schedule,
+    *,
+    effort: float = EFFORT,
+    budget_s: float | None = None,
+    bound: float = 0.0,
 ) -> Exact:
     """Improve `start`, which must fit, until it is proven that nothing is shorter or `effort` is spent.
 
-    The bound holds for schedules that do every run once. `budget_s` is a ceiling in seconds. The model has a variable
-    for each run, and each value, on each device: it is for up to some hundreds of runs. Raises PlanError where OR-tools
-    is not installed.
+    The bound holds for schedules that do every run once; `bound` is one that is known. `budget_s` is a ceiling in
+    seconds. The model has a variable for each run, and each value, on each device: it is for up to some hundreds of
+    runs. Raises PlanError where OR-tools is not installed.
     """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise PlanError(
-            "OR-tools, with which plans are proven optimal, is not installed; type: pip install 'autopar[exact]'"
-        ) from None
-    from .caps import cap
-    from .model import Model
-    from .reading import read
-    from .transfers import Transfers
+    _require()
+    from .solving import Known, solve
 
     schedule, best = start, Play(problem, start)
-    around = ways(problem, once=True)
-    bound = min(max(lower_bound(problem), around.length), best.makespan)
+    around = joined(problem, ways(problem, once=True))
+    shared = load(problem, around)
+    bound = min(max(bound, lower_bound(problem), around.length, shared.seconds), best.makespan)
     left, seconds = effort, 0.0
     for count, share in STAGES:
         if best.makespan <= bound * (1 + TOLERANCE) or (budget_s is not None and seconds >= budget_s):
             break
-        units = Units(best.makespan, count)
-        model = Model(problem, units, best, replace(around, length=bound))
-        transfers = Transfers(model)
-        model.limit()
-        if problem.tight:
-            cap(model, transfers)
-        solver = cp_model.CpSolver()
-        _configure(solver.parameters, left * share, None if budget_s is None else budget_s - seconds)
-        status = solver.solve(model.cp)
-        left -= solver.response_proto.deterministic_time
-        seconds += solver.wall_time
-        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            bound = max(bound, units.seconds(round(solver.best_objective_bound)))
-            found = read(model, transfers, solver)
-            play = Play(problem, found)
+        found = solve(
+            problem,
+            Known(best, replace(around, length=bound), shared),
+            best.makespan / (1 + TOLERANCE),
+            Units(best.makespan, count),
+            left * share,
+            None if budget_s is None else budget_s - seconds,
+        )
+        left -= found.effort
+        seconds += found.seconds
+        bound = min(max(bound, found.bound), best.makespan)
+        if found.schedule:
+            play = Play(problem, found.schedule)
             if play.makespan < best.makespan and _fits(problem, play):
-                schedule, best = found, play
+                schedule, best = found.schedule, play
     optimal = best.makespan <= bound * (1 + TOLERANCE)
     timed = budget_s is not None and not optimal and seconds >= budget_s
     return Exact(schedule, best.makespan, min(bound, best.makespan), optimal, effort - left, timed)
 
 
+def held(
+    problem: Problem, start: Schedule, below: float, bound: float, *, effort: float, budget_s: float | None
+) -> Iterator[Schedule]:
+    """Schedules of less than `below` seconds for wires that serve first come, first served, sought near `start`.
+
+    The first may have runs that wait for the sake of a wire, which they would not do; the second has none, and leaves
+    every run where the first put it. `bound` is one on all schedules.
+    """
+    _require()
+    from .serving import first_come, no_pause
+    from .solving import Known, solve
+
+    best = Play(problem, Schedule(start.policy, start.lanes))
+    around = joined(problem, ways(problem, once=True))
+    known = Known(best, replace(around, length=max(around.length, bound)), load(problem, around))
+    units = Units(best.makespan, HELD_UNITS)
+    first = solve(problem, known, below / (1 + TOLERANCE), units, effort, budget_s, (first_come,))
+    if not first.schedule:
+        return
+    yield first.schedule
+    best = Play(problem, Schedule(start.policy, first.schedule.lanes))
+    # Heads and tails in whole units may be a unit longer than the steps that make them, which leaves a pause.
+    none = np.where(np.isfinite(around.seconds), 0.0, np.inf)
+    known = replace(known, best=best, ways=replace(around, head=none, tail=none, length=0.0))
+    units = Units(best.makespan, HELD_UNITS)
+    left = None if budget_s is None else max(0.0, budget_s - first.seconds)
+    second = solve(
+        problem, known, below / (1 + TOLERANCE), units, effort, left, (first_come, no_pause), placed=True
+    )
+    if second.schedule:
+        yield second.schedule
+
+
+def _require() -> None:
+    try:
+        import ortools.sat.python.cp_model  # noqa: F401
+    except ImportError:
+        raise PlanError(
+            "OR-tools, with which plans are proven optimal, is not installed; type: pip install 'autopar[exact]'"
+        ) from None
+
+
 def _fits(problem: Problem, play: Play) -> bool:
     used = memory(problem, play) if problem.tight else ()
     return all(one.cap is None or one.peak <= one.cap for one in used)
-
-
-def _configure(parameters: Any, effort: float, budget_s: float | None) -> None:
-    parameters.random_seed = 0
-    parameters.max_deterministic_time = effort
-    if budget_s is not None:
-        parameters.max_time_in_seconds = budget_s
-    # Clauses learnt from conflicts prove these schedules; the linear relaxation costs more than it tells.
-    parameters.num_workers = 1
-    parameters.linearization_level = 0

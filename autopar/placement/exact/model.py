@@ -32,34 +32,38 @@ class Model:
     """Variables of `cp`, in units of time: `on[r][d]` whether run r is on device d, `start[r]` and `end[r]`,
     `modes[r, d]` the ways (lanes, units, literal) in which it may be there; `uses` of each resource."""
 
-    def __init__(self, problem: Problem, units: Units, best: Play, ways: Ways) -> None:
+    def __init__(
+        self, problem: Problem, units: Units, best: Play, ways: Ways, aim: int, placed: bool = False
+    ) -> None:
+        """A schedule of at most `aim` units is asked for; with `placed` the runs stay on the devices of `best`."""
         self.problem, self.units, self.best, self.ways = problem, units, best, ways
         self.cp = cp_model.CpModel()
         self.literals = Literals(self.cp)
         self.floor = units.floor(ways.length)
-        self.horizon = units.horizon
-        self.makespan = self.cp.new_int_var(self.floor, self.horizon, "makespan")
-        self.cp.add_hint(self.makespan, units.floor(best.makespan))
+        self.horizon, self.aim = units.horizon, aim
+        self.makespan = self.cp.new_int_var(min(self.floor, aim), aim, "makespan")
         self.cp.minimize(self.makespan)
         self.uses: dict[tuple[str, int], list[Use]] = {}
         self.on: list[dict[int, Literal]] = []
         self.modes: dict[tuple[int, int], list[tuple[int, int, Literal]]] = {}
         self.start: list[Any] = []
         self.end: list[Any] = []
-        self._place()
+        self._place(placed)
         for r in range(problem.runs):
             self._time(r)
         for r, before in enumerate(problem.before):
             for p in before:
                 self.cp.add(self.start[r] >= self.end[p])
 
-    def _place(self) -> None:
+    def _place(self, placed: bool) -> None:
         problem, grouped = self.problem, {}
         for r in range(problem.runs):
             g = problem.group[r]
             if g not in grouped:
                 members = problem.members[g] if g >= 0 else [r]
-                able = [d for d in problem.allowed[r] if all(self._may(m, d) for m in members)]
+                able = [self.best.device[r]]
+                if not placed:
+                    able = [d for d in problem.allowed[r] if all(self._may(m, d) for m in members)]
                 hints = [self.best.device[r] == d for d in able]
                 if len(able) == 1:
                     row: dict[int, Literal] = {able[0]: True}
@@ -76,7 +80,7 @@ class Model:
     def _may(self, r: int, d: int) -> bool:
         """Whether a run can be on a device in a schedule no longer than the best known."""
         total = self.ways.head[r][d] + self.problem.seconds[r][d] + self.ways.tail[r][d]
-        return self.best.device[r] == d or (total < math.inf and self.units.floor(total) <= self.horizon)
+        return self.best.device[r] == d or (total < math.inf and self.units.floor(total) <= self.aim)
 
     def _time(self, r: int) -> None:
         problem, units, row = self.problem, self.units, self.on[r]
@@ -90,9 +94,9 @@ class Model:
             for lanes, size, when in self.modes[r, d]:
                 sizes.append((size, when))
                 self.use(("device", d), Use(start, size, when, lanes, head[d], tail[d]))
-        end = start + _sum(sizes)
-        self.cp.add(start >= _sum([(head[d], here) for d, here in row.items()]))
-        self.cp.add(self.makespan >= end + _sum([(tail[d], here) for d, here in row.items()]))
+        end = start + total(sizes)
+        self.cp.add(start >= total([(head[d], here) for d, here in row.items()]))
+        self.cp.add(self.makespan >= end + total([(tail[d], here) for d, here in row.items()]))
         self.start.append(start)
         self.end.append(end)
         if problem.dispatch[r]:
@@ -133,11 +137,18 @@ class Model:
                 cp.add_no_overlap(intervals)
             else:
                 cp.add_cumulative(intervals, [use.amount for use in uses], capacity)
-            # A resource that is not used at all needs no time before and after it.
-            around = min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
-            work = _sum([(use.size * use.amount, use.when) for use in uses])
-            cp.add(capacity * self.makespan >= capacity * around + work)
+            work = total([(use.size * use.amount, use.when) for use in uses])
+            cp.add(capacity * self.makespan >= capacity * self.around((kind, number)) + work)
+
+    def around(self, resource: tuple[str, int]) -> int:
+        """Units that a resource is idle before the first use and after the last."""
+        uses = self.uses.get(resource)
+        if not uses:
+            return 0
+        # A resource that is not used at all needs no time before and after it.
+        return min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
 
 
-def _sum(terms: list[tuple[int, Literal]]) -> Any:
+def total(terms: list[tuple[int, Literal]]) -> Any:
+    """The sum of the sizes whose literals hold."""
     return sum(size * int(when) if isinstance(when, bool) else size * when for size, when in terms)

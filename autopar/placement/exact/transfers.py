@@ -51,7 +51,7 @@ class Transfers:
             for when, via, _, _ in self.brings[v, target]:
                 for first, _, _, size in self.brings[v, via] if via >= 0 else ():
                     later = self.start[v, target] >= self.start[v, via] + size
-                    self._enforce(later, when, first)
+                    self.enforce(later, when, first)
 
     def _wanted(self, v: int) -> dict[int, Literal]:
         """Where a value must come, unless it is there."""
@@ -95,13 +95,13 @@ class Transfers:
                 if number >= 0:
                     model.use((kind, number), Use(start, size, when, 1, head, tail))
             for r in readers:
-                self._enforce(model.start[r] >= start + size, when, model.on[r][target])
-            if last:
-                self._enforce(model.makespan >= start + size, when)
+                self.enforce(model.start[r] >= start + size, when, model.on[r][target])
+            if last or tail:
+                self.enforce(model.makespan >= start + size + tail, when)
             for position, run in problem.changes.get(v, ()):
                 early = [r for r in readers if problem.first_read[v, r] <= position]
                 none = [model.literals.no(model.on[r][target]) for r in early]
-                self._enforce(start >= model.end[run], when, *none)
+                self.enforce(start >= model.end[run], when, *none)
 
     def _around(
         self, v: int, target: int, sources: Mapping[int, Literal], readers: list[int], last: bool
@@ -139,7 +139,8 @@ class Transfers:
             found.append(literals.all([here, literals.any([wanted[d] for d in paired])]))
         return literals.any(found)
 
-    def _enforce(self, constraint: Any, *literals: Literal) -> None:
+    def enforce(self, constraint: Any, *literals: Literal) -> None:
+        """Let a constraint hold where all literals do."""
         if False not in [literal for literal in literals if isinstance(literal, bool)]:
             self.model.cp.add(constraint).only_enforce_if(
                 [literal for literal in literals if not isinstance(literal, bool)]
