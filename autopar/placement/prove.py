@@ -23,6 +23,8 @@ LONG = 2.0
 """Effort spent in all at most: up to some twenty seconds of a core."""
 NEAR = 0.05
 """Share by which the shortest schedule may be above its bound for a further effort."""
+CLOSE = 2e-3
+"""The same that is left as it is: what is within it costs as much to prove as all before."""
 NEARER = 2 / 3
 """What an effort may leave of that share, or less, for a further one where a proof is not near."""
 
@@ -44,7 +46,7 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> tuple[Entry,
         found = exact(problem, schedule, effort=min(effort, left), budget_s=_left(until), bound=proven)
         schedule, proven = found.schedule, found.lower_bound
         before, gap = gap, _above(found.makespan, proven)
-        if found.optimal or (gap > NEAR and gap > before * NEARER):
+        if found.optimal or gap <= CLOSE or (gap > NEAR and gap > before * NEARER):
             break
         left, effort = left - effort, effort * 2
     return _kept(race, chosen, schedule, proven, until), proven
@@ -57,7 +59,7 @@ def _kept(race: Race, chosen: Entry, schedule: Schedule, proven: float, until: f
         chosen = race.best()
     served = not race.problem.costed.machine.queued
     if served and chosen.makespan > proven * (1 + TOLERANCE) and time.monotonic() < until:
-        sought = held(race.problem, schedule, chosen.makespan, proven, effort=SHORT, budget_s=_left(until))
+        sought = held(race.problem, schedule, chosen.schedule, proven, effort=SHORT, budget_s=_left(until))
         for other in sought:
             race.enter(other)
     return race.best()

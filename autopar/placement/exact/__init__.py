@@ -94,36 +94,57 @@ def exact(
 
 
 def held(
-    problem: Problem, start: Schedule, below: float, bound: float, *, effort: float, budget_s: float | None
+    problem: Problem,
+    start: Schedule,
+    kept: Schedule,
+    bound: float,
+    *,
+    effort: float,
+    budget_s: float | None,
 ) -> Iterator[Schedule]:
-    """Schedules of less than `below` seconds for wires that serve first come, first served, sought near `start`.
+    """Schedules that are shorter than `kept` where wires serve first come, first served, sought near `start`.
 
-    The first may have runs that wait for the sake of a wire, which they would not do; the second has none, and leaves
-    every run where the first put it. `bound` is one on all schedules.
+    The first may have runs that wait for the sake of a wire, which they would not do. If so the others have none, and
+    the runs where the first, `start` and `kept` have them. `bound` is one on all schedules. At most `effort` each.
     """
     _require()
     from .serving import first_come, no_pause
     from .solving import Known, solve
 
     best = Play(problem, Schedule(start.policy, start.lanes))
+    below = Play(problem, kept).makespan / (1 + TOLERANCE)
     around = joined(problem, ways(problem, once=True))
     known = Known(best, replace(around, length=max(around.length, bound)), load(problem, around))
-    units = Units(best.makespan, HELD_UNITS)
-    first = solve(problem, known, below / (1 + TOLERANCE), units, effort, budget_s, (first_come,))
+    first = solve(problem, known, below, Units(best.makespan, HELD_UNITS), effort, budget_s, (first_come,))
     if not first.schedule:
         return
     yield first.schedule
-    best = Play(problem, Schedule(start.policy, first.schedule.lanes))
+    promised = Play(problem, first.schedule).makespan
     # Heads and tails in whole units may be a unit longer than the steps that make them, which leaves a pause.
     none = np.where(np.isfinite(around.seconds), 0.0, np.inf)
-    known = replace(known, best=best, ways=replace(around, head=none, tail=none, length=0.0))
-    units = Units(best.makespan, HELD_UNITS)
-    left = None if budget_s is None else max(0.0, budget_s - first.seconds)
-    second = solve(
-        problem, known, below / (1 + TOLERANCE), units, effort, left, (first_come, no_pause), placed=True
-    )
-    if second.schedule:
-        yield second.schedule
+    spent, seen = first.seconds, set()
+    for schedule in (first.schedule, start, kept):
+        best = Play(problem, Schedule(start.policy, schedule.lanes))
+        if best.makespan <= promised * (1 + TOLERANCE):
+            return
+        left = None if budget_s is None else budget_s - spent
+        if tuple(best.device) in seen or (left is not None and left <= 0):
+            continue
+        seen.add(tuple(best.device))
+        found = solve(
+            problem,
+            replace(known, best=best, ways=replace(around, head=none, tail=none, length=0.0)),
+            below,
+            Units(best.makespan, HELD_UNITS),
+            effort,
+            left,
+            (first_come, no_pause),
+            placed=True,
+        )
+        spent += found.seconds
+        if found.schedule:
+            yield found.schedule
+            below = min(below, Play(problem, Schedule(start.policy, found.schedule.lanes)).makespan)
 
 
 def _require() -> None:
