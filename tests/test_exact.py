@@ -98,7 +98,7 @@ def test_what_wires_would_not_keep_is_replaced_by_what_they_do():
     kept = race.enter(found.schedule)
     assert kept.makespan > found.makespan * (1 + TOLERANCE)
     for schedule in held(
-        problem, found.schedule, kept.schedule, found.lower_bound, effort=1.0, budget_s=None
+        problem, found.schedule, kept.makespan, found.lower_bound, effort=1.0, budget_s=None
     ):
         race.enter(schedule)
     assert race.best().makespan < kept.makespan * (1 - TOLERANCE)

@@ -18,7 +18,9 @@ from .race import Entry, Race
 RUNS = 60
 """Runs of the largest graph that is worth the effort."""
 SHORT = 0.15
-"""Effort spent first, and again on schedules whose wires serve first come, first served."""
+"""Effort spent first."""
+HELD = 0.3
+"""Effort spent on schedules whose wires serve first come, first served."""
 LONG = 2.0
 """Effort spent in all at most: up to some twenty seconds of a core."""
 NEAR = 0.05
@@ -59,7 +61,7 @@ def _kept(race: Race, chosen: Entry, schedule: Schedule, proven: float, until: f
         chosen = race.best()
     served = not race.problem.costed.machine.queued
     if served and chosen.makespan > proven * (1 + TOLERANCE) and time.monotonic() < until:
-        sought = held(race.problem, schedule, chosen.schedule, proven, effort=SHORT, budget_s=_left(until))
+        sought = held(race.problem, schedule, chosen.makespan, proven, effort=HELD, budget_s=_left(until))
         for other in sought:
             race.enter(other)
     return race.best()

@@ -30,6 +30,10 @@ TOLERANCE = 2e-4
 """Share of the makespan below which two schedules are taken to be as long: the solver counts in whole units."""
 HELD_UNITS = 100_000
 """Units of a schedule whose wires serve first come, first served: one pass, as nothing is proven by it."""
+HELD_CLOSE = 2e-3
+"""Share above what was promised at which such a schedule is taken to keep it."""
+HELD_ROUNDS = 4
+"""Placements tried for such a schedule at most."""
 
 
 @dataclass(frozen=True)
@@ -94,57 +98,59 @@ def exact(
 
 
 def held(
-    problem: Problem,
-    start: Schedule,
-    kept: Schedule,
-    bound: float,
-    *,
-    effort: float,
-    budget_s: float | None,
+    problem: Problem, start: Schedule, below: float, bound: float, *, effort: float, budget_s: float | None
 ) -> Iterator[Schedule]:
-    """Schedules that are shorter than `kept` where wires serve first come, first served, sought near `start`.
+    """Schedules of less than `below` seconds where wires serve first come, first served, sought near `start`.
 
-    The first may have runs that wait for the sake of a wire, which they would not do. If so the others have none, and
-    the runs where the first, `start` and `kept` have them. `bound` is one on all schedules. At most `effort` each.
+    Each may have runs that wait for the sake of a wire, which they would not do; then one follows that has none and the
+    same placement, and then another placement, until a schedule keeps what was promised or `effort` is spent. `bound`
+    is one on all schedules, `budget_s` a ceiling in seconds.
     """
     _require()
-    from .serving import first_come, no_pause
-    from .solving import Known, solve
+    from .serving import elsewhere, first_come, no_pause
+    from .solving import Known, Rule, solve
 
-    best = Play(problem, Schedule(start.policy, start.lanes))
-    below = Play(problem, kept).makespan / (1 + TOLERANCE)
     around = joined(problem, ways(problem, once=True))
-    known = Known(best, replace(around, length=max(around.length, bound)), load(problem, around))
-    first = solve(problem, known, below, Units(best.makespan, HELD_UNITS), effort, budget_s, (first_come,))
-    if not first.schedule:
-        return
-    yield first.schedule
-    promised = Play(problem, first.schedule).makespan
-    # Heads and tails in whole units may be a unit longer than the steps that make them, which leaves a pause.
     none = np.where(np.isfinite(around.seconds), 0.0, np.inf)
-    spent, seen = first.seconds, set()
-    for schedule in (first.schedule, start, kept):
-        best = Play(problem, Schedule(start.policy, schedule.lanes))
-        if best.makespan <= promised * (1 + TOLERANCE):
+    known = Known(
+        _served(problem, start), replace(around, length=max(around.length, bound)), load(problem, around)
+    )
+    # Heads and tails in whole units may be a unit longer than the steps that make them, which leaves a pause.
+    loose = replace(around, head=none, tail=none, length=0.0)
+    tried: list[list[int]] = []
+    seconds = 0.0
+
+    def ask(known: Known, *rules: Rule, placed: bool = False) -> Schedule | None:
+        nonlocal effort, seconds
+        left = None if budget_s is None else max(0.0, budget_s - seconds)
+        units = Units(known.best.makespan, HELD_UNITS)
+        found = solve(problem, known, below / (1 + TOLERANCE), units, effort / 2, left, rules, placed)
+        effort, seconds = effort - found.effort, seconds + found.seconds
+        return found.schedule
+
+    for _ in range(HELD_ROUNDS):
+        if effort <= 0 or (budget_s is not None and seconds >= budget_s):
             return
-        left = None if budget_s is None else budget_s - spent
-        if tuple(best.device) in seen or (left is not None and left <= 0):
-            continue
-        seen.add(tuple(best.device))
-        found = solve(
-            problem,
-            replace(known, best=best, ways=replace(around, head=none, tail=none, length=0.0)),
-            below,
-            Units(best.makespan, HELD_UNITS),
-            effort,
-            left,
-            (first_come, no_pause),
-            placed=True,
-        )
-        spent += found.seconds
-        if found.schedule:
-            yield found.schedule
-            below = min(below, Play(problem, Schedule(start.policy, found.schedule.lanes)).makespan)
+        first = ask(known, first_come, elsewhere(tried))
+        if not first:
+            return
+        yield first
+        promised = Play(problem, first).makespan
+        known = replace(known, best=_served(problem, first))
+        tried.append(known.best.device)
+        if known.best.makespan > promised * (1 + HELD_CLOSE):
+            second = ask(replace(known, ways=loose), first_come, no_pause, placed=True)
+            if second:
+                yield second
+                known = replace(known, best=_served(problem, second))
+        below = min(below, known.best.makespan)
+        if below <= promised * (1 + HELD_CLOSE):
+            return
+
+
+def _served(problem: Problem, schedule: Schedule) -> Play:
+    """A schedule whose wires serve first come, first served."""
+    return Play(problem, Schedule(schedule.policy, schedule.lanes))
 
 
 def _require() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -71,6 +71,17 @@ def no_pause(model: Model, transfers: Transfers) -> None:
                     other.start + other.size for other in own if other is not sent and other.when is True
                 ]
                 _one_of(model, sent.start, [sent.ready, *others])
+
+
+def elsewhere(tried: Sequence[Sequence[int]]) -> Callable[[Model, Transfers], None]:
+    """A rule: not all runs where one of these placements has them."""
+
+    def apart(model: Model, transfers: Transfers) -> None:
+        no = model.literals.no
+        for devices in tried:
+            model.cp.add_bool_or(no(model.on[r].get(d, False)) for r, d in enumerate(devices))
+
+    return apart
 
 
 def _sent(model: Model, transfers: Transfers) -> dict[int, list[_Sent]]:
