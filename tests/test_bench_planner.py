@@ -140,6 +140,7 @@ def test_annealing_keeps_the_worst_it_has_met():
 
     found = adversary.anneal(rival, random.Random(1), 2)
     assert found["tried"] == len(seen) == 3
+    assert 1 <= found["full"] <= 3
     assert found["ratio"] > 0
     assert found["wrong"] == 0
 

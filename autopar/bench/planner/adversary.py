@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import repeat
+from multiprocessing import get_context
 from typing import Any
 
 from ...errors import PlanError
 from ...formats import read
-from ...placement import POLICIES
+from ...placement import POLICIES, place
 from ...tables import table
 from . import rivals
 from .judging import Asked, Data, Goal, by_policy, planned, verdict
@@ -23,33 +26,45 @@ TASKS, NODES = 10, 4
 REDUCED = 4
 STEPS = 12
 """Changes tried in a restart in the reduced size."""
-FULL = 100
+FULL = 50
+QUICK = 7_000
+"""Runs that the planner may place while an instance is sought; what is worst of each restart is planned in full."""
+PROCESSES = 2
 LEAST, MOST, STEP = 0.1, 1.0, 0.1
 """Of all weights, and how much one change may move one."""
 HOT, COOLING = 0.1, 0.95
 
 
 def run(asked: Asked) -> Data:
-    """So many restarts, 100 being full size; odd ones seek what is bad beside policies and single devices, even ones
-    beside SAGA's schedulers."""
+    """So many restarts of each kind, 100 being full size: beside policies and single devices, and beside SAGA's
+    schedulers."""
     outside = rivals.installed()
     if not outside:
         print(rivals.MISSING)
-    kinds = {"policies and single devices": _inside, **({"SAGA": _outside} if outside else {})}
+    kinds = [kind for kind in RIVALS if outside or kind != "SAGA"]
     each: dict[str, Data] = {}
-    for kind, rival in kinds.items():
-        for restart in range(asked.seeds or REDUCED):
-            own = anneal(rival, random.Random(f"{kind} {restart}"), FULL if asked.seeds else STEPS)
-            each[f"{kind} {restart}"] = {"kind": kind, **own}
+    for kind in kinds:
+        steps = FULL if asked.seeds else STEPS
+        with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+            found = pool.map(restarted, repeat(kind), range(asked.seeds or REDUCED), repeat(steps))
+            each |= {f"{kind} {restart}": {"kind": kind, **own} for restart, own in enumerate(found)}
     rows = [
-        ("beside", "restarts", "worst ours ÷ best of them", "by", "instances tried", "ours not judged valid")
+        (
+            "beside",
+            "restarts",
+            "worst ours ÷ best of them",
+            "by",
+            "instances tried",
+            "planned in full",
+            "not valid",
+        )
     ]
     for kind in kinds:
         of_kind = [o for o in each.values() if o["kind"] == kind]
         top = max(of_kind, key=lambda o: o["ratio"])
-        counts = str(sum(o["tried"] for o in of_kind)), str(sum(o["wrong"] for o in of_kind))
+        counts = (str(sum(o[key] for o in of_kind)) for key in ("tried", "full", "wrong"))
         rows.append((kind, str(len(of_kind)), f"{top['ratio']:.4f}", top["by"], *counts))
-    print(table(rows, right=(1, 2, 4, 5)))
+    print(table(rows, right=(1, 2, 4, 5, 6)))
     worst, own = max(each.items(), key=lambda item: item[1]["ratio"])
     print(f"worst: {own['ratio']:.4f}, {worst}, by {own['by']}: {own['instance']}")
 
@@ -64,27 +79,45 @@ def run(asked: Asked) -> Data:
     return {"instances": each, "goals": verdict(goals)}
 
 
+def restarted(kind: str, restart: int, steps: int) -> Data:
+    """One restart against a kind of rivals."""
+    return anneal(RIVALS[kind], random.Random(f"{kind} {restart}"), steps)
+
+
 def anneal(rival: Callable[[Instance], tuple[float, str]], draw: random.Random, steps: int) -> Data:
-    """The worst instance met in so many changes of a random one: our makespan ÷ the rival's, and what it looks like."""
-    current = start(draw)
-    energy, by, wrong = _energy(current, rival)
-    top, top_by, shown, heat = energy, by, current, HOT
-    for _ in range(steps):
-        other = changed(current, draw)
-        found, by, invalid = _energy(other, rival)
-        wrong += invalid
+    """The worst instance met in so many changes of a random one: our makespan ÷ the rival's, and what it looks like.
+
+    What is annealed is how bad an instance is for the planner with few steps. Each that is worse than those before is
+    planned in full, which `ratio`, `by` and `instance` are of; `full` counts these.
+    """
+    other = current = start(draw)
+    energy = top = ratio = 0.0
+    shown, by, heat, full, wrong = current, "", HOT, 0, 0
+    for _ in range(steps + 1):
+        makespan, name = rival(other)
+        found = _quick(other) / makespan
         if found > top:
-            top, top_by, shown = found, by, other
+            top, full, ours = found, full + 1, planned(other.graph())
+            wrong += bool(ours.wrong)
+            if ours.makespan / makespan > ratio:
+                ratio, by, shown = ours.makespan / makespan, name, other
         if found >= energy or draw.random() < math.exp((found - energy) / heat):
             current, energy = other, found
+        other = changed(current, draw)
         heat *= COOLING
-    return {"ratio": top, "by": top_by, "tried": steps + 1, "wrong": wrong, "instance": _described(shown)}
+    return {
+        "ratio": ratio,
+        "by": by,
+        "tried": steps + 1,
+        "full": full,
+        "wrong": wrong,
+        "instance": _described(shown),
+    }
 
 
-def _energy(instance: Instance, rival: Callable[[Instance], tuple[float, str]]) -> tuple[float, str, int]:
-    ours = planned(instance.graph())
-    makespan, by = rival(instance)
-    return ours.makespan / makespan, by, bool(ours.wrong)
+def _quick(instance: Instance) -> float:
+    """The makespan of the planner with few steps."""
+    return place(read(instance.graph()), steps=QUICK).makespan
 
 
 def _inside(instance: Instance) -> tuple[float, str]:
@@ -107,6 +140,10 @@ def _outside(instance: Instance) -> tuple[float, str]:
         (rivals.scheduled(name, instance, network, graph), name) for name in rivals.names(len(instance.work))
     ]
     return min((found.makespan, name) for found, name in each if not found.wrong)
+
+
+RIVALS = {"policies and single devices": _inside, "SAGA": _outside}
+"""What a kind of rivals makes of an instance: its makespan, and whose it is."""
 
 
 def start(draw: random.Random) -> Instance:
