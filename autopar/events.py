@@ -13,18 +13,16 @@ if TYPE_CHECKING:
     from .simulate import Play
 
 
-def serve(play: Play, duration: Sequence[float], waiting: Sequence[Sequence[int]]) -> None:
-    """Set the times of all steps, each of which lasts `duration` seconds and lets those `waiting` for it go on.
+def serve(play: Play, duration: Sequence[float]) -> None:
+    """Set the times of all steps, each of which lasts `duration` seconds.
 
     Whoever asks first for what is shared has it first. Raises PlanError for orders that wait for each other.
     O((V + E) log V) for V steps.
     """
     problem, first = play.problem, play.problem.runs
-    count = len(play.needs)
+    count = len(play.end)
     start, end, ready = play.start, play.end, play.ready
-    missing = [len(earlier) for earlier in play.needs]
-    for r, before in enumerate(problem.before):
-        missing[r] += len(before)
+    missing, waiting = [*play.steps.missing], play.steps.waiting
 
     # A queue is (its order or None, position); its head asks for the shared resource it needs, then runs. A run
     # that takes several lanes waits until it is the head of all of them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from .cost import CostedGraph
 from .errors import DeviceError, PlanError
@@ -55,51 +56,48 @@ class Problem:
         self.names = tuple(run.name for run in costed.runs)
         self.runs = len(costed.runs)
         self.number = {name: r for r, name in enumerate(self.names)}
-        self.seconds = [tuple(math.inf if s is None else s for s in run.seconds) for run in costed.runs]
+        self.seconds = [_numbers(run.seconds) for run in costed.runs]
         self.modes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
         self.dispatch = [run.dispatch_s for run in costed.runs]
         self.workspace = [run.workspace_bytes for run in costed.runs]
 
-        self.values: list[str] = []
-        self.bytes: list[int] = []
-        self.maker: list[int] = []
-        self.home: list[int] = []
-        self.readers: list[list[int]] = []
-        self.deliver: list[list[int]] = []
-        self.carry: list[list[int]] = []
-        self.stays: list[bool] = []
+        self.values = [name for run in costed.runs for name in run.makes]
+        self.value = {name: v for v, name in enumerate(self.values)}
+        self.bytes = [graph.value[name].bytes for name in self.values]
+        self.maker = [r for r, run in enumerate(costed.runs) for _ in run.makes]
+        self.home = [-1] * len(self.values)
+        self.readers: list[list[int]] = [[] for _ in self.values]
+        self.deliver: list[list[int]] = [[] for _ in self.values]
+        self.carry: list[list[int]] = [[] for _ in self.values]
+        self.stays = [name in graph.kept for name in self.values]
         self.holders: dict[str, list[int]] = {}
-        self.value: dict[str, int] = {}
-        self.makes = [
-            tuple(self._value(name, r, -1) for name in run.makes) for r, run in enumerate(costed.runs)
-        ]
+        self.makes = [tuple(self.value[name] for name in run.makes) for run in costed.runs]
         self.reads: list[tuple[int, ...]] = []
         self.kept: list[tuple[tuple[str, int], ...]] = []
+        resident = costed.resident
         for r, run in enumerate(costed.runs):
             reads: list[int] = []
             kept: dict[str, int] = {}
             for name in run.reads:
-                if name in costed.resident:
+                if name in resident:
                     storage, nbytes = graph.copies[name]
                     kept[storage] = max(kept.get(storage, 0), nbytes)
                     self.holders.setdefault(name, []).append(r)
-                elif name in self.value:
-                    reads.append(self.value[name])
                 else:
-                    reads.append(self._value(name, -1, index.get(costed.home.get(name, machine.host), 0)))
+                    reads.append(self.value[name] if name in self.value else self._given(name))
             self.reads.append(tuple(reads))
             self.kept.append(tuple(kept.items()))
             for v in reads:
                 self.readers[v].append(r)
         for name, device in costed.deliver:
-            v = self._value(name, -1, index.get(costed.home.get(name, machine.host), 0))
+            v = self._given(name)
             if device and index[device] not in self.deliver[v]:
                 self.deliver[v].append(index[device])
         for name, target in graph.updates:
             if target in graph.carried and target in costed.resident:
                 self.carry[self.value[name]] += self.holders.get(target, ())
 
-        self.before = [tuple(self.number[name] for name in costed.before[run]) for run in self.names]
+        self.before = [self._before(r) for r in range(self.runs)]
         waiting: list[list[int]] = [[] for _ in self.names]
         for r, earlier in enumerate(self.before):
             for p in earlier:
@@ -122,18 +120,26 @@ class Problem:
         self._group()
         self._routes()
 
-    def _value(self, name: str, maker: int, home: int) -> int:
+    def _given(self, name: str) -> int:
+        """The number of a value that no run makes, if no other has made it one."""
         if name not in self.value:
+            costed = self.costed
             self.value[name] = len(self.values)
             self.values.append(name)
-            self.bytes.append(self.costed.graph.value[name].bytes)
-            self.maker.append(maker)
-            self.home.append(-1 if maker >= 0 else home)
+            self.bytes.append(costed.graph.value[name].bytes)
+            self.maker.append(-1)
+            self.home.append(costed.index.get(costed.home.get(name, costed.machine.host), 0))
             self.readers.append([])
             self.deliver.append([])
             self.carry.append([])
-            self.stays.append(name in self.costed.graph.kept)
+            self.stays.append(name in costed.graph.kept)
         return self.value[name]
+
+    def _before(self, r: int) -> tuple[int, ...]:
+        found = dict.fromkeys([self.maker[v] for v in self.reads[r] if self.maker[v] >= 0])
+        found.update((self.number[name], None) for name in self.costed.runs[r].after)
+        found.pop(r, None)
+        return tuple(found)
 
     def _modes(self) -> None:
         for r, run in enumerate(self.costed.runs):
@@ -178,9 +184,10 @@ class Problem:
                 self.members.append([])
             self.group.append(groups[run.colocate])
             self.members[groups[run.colocate]].append(r)
-        everywhere = range(len(self.devices))
+        everywhere = tuple(range(len(self.devices)))
         self.allowed = [
-            tuple(d for d in everywhere if self.seconds[r][d] < math.inf) for r in range(self.runs)
+            tuple(d for d in everywhere if row[d] < math.inf) if math.inf in row else everywhere
+            for row in self.seconds
         ]
         for r in range(self.runs):
             if not self.allowed[r]:
@@ -252,3 +259,9 @@ class Problem:
         if src == dst:
             return 0.0
         return self.latency[src][dst] + self.bytes[value] * self.s_per_byte[src][dst]
+
+
+def _numbers(seconds: tuple[float | None, ...]) -> tuple[float, ...]:
+    if None in seconds:
+        return tuple(math.inf if s is None else s for s in seconds)
+    return cast("tuple[float, ...]", seconds)

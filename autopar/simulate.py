@@ -17,7 +17,8 @@ from .errors import PlanError
 from .events import serve
 from .liveness import memory
 from .plans import Placed, Transfer
-from .problem import Hop, Problem
+from .problem import Problem
+from .steps import Steps
 from .timeline import Memory
 
 Move = tuple[str, str, str]
@@ -75,14 +76,16 @@ def timing(play: Play) -> Timing:
     ]
     transfers = []
     lanes = {
-        hop: problem.costed.machine.copy_lane(problem.devices[hop.src], problem.devices[hop.dst])
-        for hop in {hop for _, hop in play.moves}
+        ends: problem.costed.machine.copy_lane(problem.devices[ends[0]], problem.devices[ends[1]])
+        for ends in {(hop.src, hop.dst) for _, hop in play.moves}
     }
     for number in sorted(range(first, len(play.start)), key=lambda n: (play.start[n], play.end[n], n)):
         v, hop = play.moves[number - first]
         ends = problem.devices[hop.src], problem.devices[hop.dst]
         times = play.start[number], play.end[number], play.ready[number]
-        transfers.append(Transfer(problem.values[v], *ends, lanes[hop], *times, problem.bytes[v]))
+        transfers.append(
+            Transfer(problem.values[v], *ends, lanes[hop.src, hop.dst], *times, problem.bytes[v])
+        )
     resident = residency(problem, play.device)
     return Timing(tuple(placed), tuple(transfers), resident, memory(problem, play), play.makespan)
 
@@ -137,23 +140,17 @@ class Play:
                     f"{problem.names[r]!r} on {problem.devices[self.device[r]]}" for r in members
                 )
                 raise PlanError(f"the plan parts runs that must share a device: {names}")
-        self.moves: list[tuple[int, Hop]] = []
-        self.needs: list[list[int]] = [[] for _ in range(problem.runs)]
-        self._move()
+        self.steps = Steps(problem, self.device)
+        self.moves = self.steps.moves
         self._order_copies(schedule)
-        count = len(self.needs)
+        count = problem.runs + len(self.moves)
         self.start, self.end, self.ready = [0.0] * count, [0.0] * count, [0.0] * count
         duration = [seconds[d] for seconds, d in zip(problem.seconds, self.device)]
         if problem.modes:
             self._take(duration)
         duration += [hop.latency_s + problem.bytes[v] * hop.s_per_byte for v, hop in self.moves]
-        waiting: list[list[int]] = [list(later) for later in problem.after]
-        waiting += [[] for _ in self.moves]
-        for step, earlier in enumerate(self.needs):
-            for p in earlier:
-                waiting[p].append(step)
-        if not self._in_turn(duration, waiting):
-            serve(self, duration, waiting)
+        if not self._in_turn(duration):
+            serve(self, duration)
         self.makespan = max(self.end, default=0.0)
 
     def _again(self, r: int, name: str, device: int, lane: str) -> None:
@@ -170,46 +167,6 @@ class Play:
                 f"the plan puts run {name!r} on {problem.devices[device]}; "
                 f"it can only run on {problem.where(r)}"
             )
-
-    def _move(self) -> None:
-        """Add the hops that bring each value to all devices that want it, and make its readers wait for them."""
-        problem, device, needs, first = self.problem, self.device, self.needs, self.problem.runs
-        alone = len(set(device)) == 1
-        for v, readers in enumerate(problem.readers):
-            if alone and problem.maker[v] >= 0 and not problem.deliver[v]:
-                continue
-            maker = problem.maker[v]
-            source = device[maker] if maker >= 0 else problem.home[v]
-            wanted = {device[r] for r in readers}
-            if problem.deliver[v] or problem.carry[v]:
-                wanted.update(problem.deliver[v], (device[r] for r in problem.carry[v]))
-            wanted.discard(source)
-            if not wanted:
-                continue
-            arrival = {source: maker}
-            if problem.values[v] in problem.holders:
-                arrival |= dict.fromkeys((device[r] for r in problem.holders[problem.values[v]]), -1)
-            route = problem.route[source]
-            for target in sorted(wanted - arrival.keys(), key=lambda d: (len(route[d] or ()), d)):
-                hops = route[target]
-                if hops is None:
-                    raise PlanError(
-                        f"no link leads from {problem.devices[source]} to {problem.devices[target]}, where "
-                        f"{problem.values[v]!r} is needed; add Link({problem.devices[source]!r}, "
-                        f"{problem.devices[target]!r}, …) to the machine"
-                    )
-                for hop in hops:
-                    if hop.dst not in arrival:
-                        made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
-                        if v in problem.changes:
-                            made += problem.versions(v, (r for r in readers if device[r] == hop.dst))
-                        arrival[hop.dst] = len(needs)
-                        self.moves.append((v, hop))
-                        needs.append(made)
-            for r in readers:
-                step = arrival[device[r]]
-                if step >= first:
-                    needs[r].append(step)
 
     def _order_copies(self, schedule: Schedule) -> None:
         problem = self.problem
@@ -232,7 +189,7 @@ class Play:
                     raise PlanError(f"the order of {lane_name} does not hold each transfer of the plan once")
                 self.copies[lane] = given
 
-    def _in_turn(self, duration: list[float], waiting: list[list[int]]) -> bool:
+    def _in_turn(self, duration: list[float]) -> bool:
         """Set the times where queues share nothing, so that a step starts as soon as what it waits for and the step
         before it have ended; False where that is not so. Queues without an order take who is ready first."""
         problem, first = self.problem, self.problem.runs
@@ -240,9 +197,7 @@ class Play:
         if self.more or any(problem.dispatch) or any(hop.wire >= 0 for hop in hops):
             return False
         start, end, ready = self.start, self.end, self.ready
-        missing = [len(needs) for needs in self.needs]
-        for r, before in enumerate(problem.before):
-            missing[r] += len(before)
+        missing, waiting = [*self.steps.missing], self.steps.waiting
         behind, ahead = [-1] * len(end), [-1] * len(end)
         for order in (*self.orders, *(order for order in self.copies if order)):
             for step, later in pairwise(order):

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.bench.planner.varied import varied
 from autopar.formats import read
+from autopar.liveness import _apart, _shared
 from autopar.placement.heft import heft
 from autopar.placement.rank import cost_to_go, mean_first
 from autopar.placement.variants import WEIGHTS, variants
@@ -82,3 +84,12 @@ def test_variants_can_be_carried_out(problem: Problem) -> None:
     assert 1 <= len(found) <= len(WEIGHTS)
     assert len({make(problem).policy for make in found}) == len(found)
     assert all(Play(problem, make(problem)).makespan >= 0 for make in found)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_values_apart_take_the_memory_of_shared_ones(seed: int) -> None:
+    graph = varied(seed)
+    problem = Problem(read({**graph, "tasks": [{**task, "state_bytes": 0} for task in graph["tasks"]]}))
+    play = Play(problem, heft(problem))
+    assert not problem.holders
+    assert sorted(_apart(problem, play)) == sorted(_shared(problem, play))

@@ -159,29 +159,39 @@ def _values(
     found: dict[str, Value] = {}
     deliver, homes = [], []
     for index, item in enumerate(listed):
-        entry = fields.row(item, "values[{}]", index)
-        name = fields.text(fields.need(entry, "id", "values[{}]", index), "the id of values[{}]", index)
+        # What is as it should be is seen at once: a large graph has several values for each task.
+        entry = item if type(item) is dict else fields.row(item, "values[{}]", index)
+        name = entry.get("id")
+        if type(name) is not str or not name:
+            name = fields.text(fields.need(entry, "id", "values[{}]", index), "the id of values[{}]", index)
         if name in found:
             raise PlanError(f"two values have the id {name!r}; give each an id of its own")
-        size = fields.nbytes(fields.need(entry, "bytes", "value {!r}", name), "'bytes' of value {!r}", name)
+        size = entry.get("bytes")
+        if type(size) is not int or not 0 <= size <= fields.LARGEST:
+            size = fields.need(entry, "bytes", "value {!r}", name)
+            size = fields.nbytes(size, "'bytes' of value {!r}", name)
         producer = entry.get("producer")
         maker = -1
         if producer is not None:
-            maker = fields.known(producer, tasks, "task", "the producer of value {!r}", name)
+            maker = tasks.get(producer, -1) if type(producer) is str else -1
+            if maker < 0:
+                maker = fields.known(producer, tasks, "task", "the producer of value {!r}", name)
             rows[maker].makes.append(name)
         else:
             home = fields.need(entry, "home", "value {!r}, which has no producer,", name)
             fields.known(home, position, "device", "the home of value {!r}", name)
             homes.append((name, home))
-        consumers = fields.need(entry, "consumers", "value {!r}", name)
-        fields.items(consumers, "'consumers' of value {!r}", name)
+        consumers = entry.get("consumers")
+        if type(consumers) is not list:
+            consumers = fields.need(entry, "consumers", "value {!r}", name)
+            consumers = fields.items(consumers, "'consumers' of value {!r}", name)
         try:
             readers = [tasks[reader] for reader in consumers]
         except (KeyError, TypeError):
             readers = [
                 fields.known(each, tasks, "task", "a consumer of value {!r}", name) for each in consumers
             ]
-        for t in dict.fromkeys(readers):
+        for t in readers if len(readers) < 2 else dict.fromkeys(readers):
             rows[t].reads.append(name)
             if maker >= 0:
                 rows[t].before.append(maker)
