@@ -196,6 +196,8 @@ class Play:
         hops = [hop for _, hop in self.moves]
         if self.more or any(problem.dispatch) or any(hop.wire >= 0 for hop in hops):
             return False
+        if not hops and sum(map(bool, self.orders)) == 1:
+            return self._alone(duration)
         start, end, ready = self.start, self.end, self.ready
         missing, waiting = [*self.steps.missing], self.steps.waiting
         behind, ahead = [-1] * len(end), [-1] * len(end)
@@ -239,6 +241,20 @@ class Play:
                     else:
                         heapq.heappush(asking, (ready[later], later))
         return finished == len(end)
+
+    def _alone(self, duration: list[float]) -> bool:
+        """The same where all runs are in one lane: each starts when the one before it has ended."""
+        time, begun, end = 0.0, [False] * len(self.end), self.end
+        for r in max(self.orders, key=len):
+            for p in self.problem.before[r]:
+                if not begun[p]:
+                    return False
+                if end[p] > self.ready[r]:
+                    self.ready[r] = end[p]
+            begun[r] = True
+            self.start[r] = time
+            end[r] = time = time + duration[r]
+        return True
 
     def _take(self, duration: list[float]) -> None:
         """Set the seconds of runs that could take several lanes by how many they do take."""

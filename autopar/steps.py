@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .errors import PlanError
 from .problem import Hop, Problem
@@ -19,7 +20,8 @@ class Steps:
         self.problem, self.device = problem, device
         self.moves: list[tuple[int, Hop]] = []
         self.missing = [*map(len, problem.before)]
-        self.waiting: list[list[int]] = [*map(list, problem.after)]
+        # Lists of their own only where something is added.
+        self.waiting: list[Any] = [*problem.after]
         alone = len(set(device)) == 1
         for v, readers in enumerate(problem.readers):
             maker = problem.maker[v]
@@ -61,7 +63,10 @@ class Steps:
                         own = (r for r in problem.readers[v] if device[r] == hop.dst)
                         made += problem.versions(v, own)
                     for p in made:
-                        waiting[p].append(step)
+                        later = waiting[p]
+                        if isinstance(later, tuple):
+                            waiting[p] = later = [*later]
+                        later.append(step)
                     self.moves.append((v, hop))
                     waiting.append([])
                     missing.append(len(made))

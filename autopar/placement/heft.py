@@ -38,9 +38,10 @@ def list_schedule(
     stay: float = 0.0,
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
+    hold: bool = True,
 ) -> Schedule:
     """Place runs in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead` times
-    `to_go` and `stay` times the seconds of the copies it needs there.
+    `to_go` and `stay` times the seconds of the copies it needs there. Copies have an order too if `hold`.
 
     Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
     Near linear in runs, reads and devices.
@@ -48,7 +49,7 @@ def list_schedule(
     work = _Work(problem, room, ahead, stay)
     for r in order:
         work.place(r, (allowed or problem.allowed)[r], to_go[r] if to_go else None)
-    return work.schedule(policy)
+    return work.schedule(policy, hold)
 
 
 class _Work:
@@ -97,7 +98,8 @@ class _Work:
                 lanes, start, length = self._slot(r, d, ready)
         for lane in lanes:
             self.queues[d][lane].take(start, length)
-        self.host.take(start, problem.dispatch[r])
+        if problem.dispatch[r]:
+            self.host.take(start, problem.dispatch[r])
         self.end[r] = end = start + length
         self.device[r] = d
         self.placed.append((start, end, len(self.placed), r, d, lanes))
@@ -128,10 +130,11 @@ class _Work:
                 rest = max(rest, self._carrying(r, d))
             options.append((start + length + rest, d, lanes, start, length, rest))
         options.sort()
-        sources = [
-            (self.there[v], self.source[v], self._since(v), self.problem.bytes[v])
-            for v in self.problem.reads[r]
-        ]
+        sources = []
+        for v in self.problem.reads[r]:
+            there, source = self.there[v], self.source[v]
+            since = self._since(v) if self.problem.changes else there[source]
+            sources.append((there, source, since, self.problem.bytes[v]))
         best = (math.inf, len(self.queues))
         found = options[0][1:5]
         for least, d, lanes, start, length, rest in options:
@@ -199,11 +202,15 @@ class _Work:
                         continue
                     seconds = hop.latency_s + nbytes * hop.s_per_byte
                     moved += seconds
-                    if hop.lane < 0:
+                    lane = hop.lane
+                    if lane < 0:
                         time += seconds
                         continue
-                    time = self._copy_slot(hop, seconds, max(time, last.get(hop.lane, 0.0))) + seconds
-                    last[hop.lane] = time
+                    if lane in last and last[lane] > time:
+                        time = last[lane]
+                    if hop.wire >= 0 or time < self.copies[lane].starts[-1]:
+                        time = self._copy_slot(hop, seconds, time)
+                    last[lane] = time = time + seconds
             if time > ready:
                 ready = time
                 if ready > limit:
@@ -213,7 +220,10 @@ class _Work:
     def _bring(self, r: int, d: int, ready: float) -> float:
         """Reserve the transfers that bring all a run reads to its device; when the last of them ends."""
         for v in self.problem.reads[r]:
-            ready = max(ready, self._send(v, d))
+            there = self.there[v]
+            time = there[d] if d in there else self._send(v, d)
+            if time > ready:
+                ready = time
         return ready
 
     def _send(self, v: int, d: int) -> float:
@@ -224,12 +234,13 @@ class _Work:
         hops = self.problem.route[self.source[v]][d]
         if hops is None:
             return math.inf
-        time = self._since(v)
+        time = self._since(v) if self.problem.changes else there[self.source[v]]
         for hop in hops:
             if hop.dst not in there:
                 seconds = hop.latency_s + self.problem.bytes[v] * hop.s_per_byte
-                start = self._copy_slot(hop, seconds, time)
+                start = time
                 if hop.lane >= 0:
+                    start = self._copy_slot(hop, seconds, time)
                     self.copies[hop.lane].take(start, seconds)
                 if hop.wire >= 0:
                     self.wires[hop.wire].take(start, seconds)
@@ -248,19 +259,19 @@ class _Work:
         return time
 
     def _copy_slot(self, hop: Hop, seconds: float, ready: float) -> float:
-        if hop.lane < 0:
-            return ready
         queue = self.copies[hop.lane]
         if hop.wire < 0:
             return queue.find(ready, seconds)
         return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
 
-    def schedule(self, policy: str) -> Schedule:
+    def schedule(self, policy: str, hold: bool) -> Schedule:
         """The orders it came to, deliveries to the caller, and to where state is carried, at last."""
         problem = self.problem
+        runs = (placed[3:] for placed in sorted(self.placed))
+        if not hold:
+            return in_order(problem, policy, runs)
         for v, devices in enumerate(problem.deliver):
             for d in dict.fromkeys((*devices, *(self.device[r] for r in problem.carry[v]))):
                 self._send(v, d)
-        runs = (placed[3:] for placed in sorted(self.placed))
         moves = (moved[3:] for moved in sorted(self.moved, key=lambda move: move[:4]))
         return in_order(problem, policy, runs, moves)

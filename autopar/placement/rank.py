@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..problem import Problem
-from .bounds.ways import ways
+from .bounds.ways import tails
 
 _ORDERS: weakref.WeakKeyDictionary[Problem, list[int]] = weakref.WeakKeyDictionary()
 
@@ -82,7 +82,7 @@ def cost_to_go(problem: Problem) -> list[list[float]]:
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """
-    tail = ways(problem, once=True).tail
+    tail = tails(problem)
     return np.where(np.isfinite(tail), tail, 0.0).tolist()
 
 

@@ -20,6 +20,7 @@ from .follow import follow
 from .heft import heft, list_schedule, lookahead
 from .identical import alike, identical
 from .improve import improve
+from .nondelay import crowded, keep_busy
 from .packed import pack
 from .population import evolve
 from .prove import prove
@@ -81,20 +82,24 @@ def place(
     problem = Problem(costed)
     race = Race(problem)
     bound = lower_bound(problem)
-    alone = _singles(race)
+    wide = policy == "auto" and problem.runs > LARGE and not problem.tight
+    alone = _singles(race, strict=wide)
     stopped, once = "", 0.0
     if policy == "auto":
         lanes = alike(problem)
         found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
-        wide = problem.runs > LARGE and not problem.tight
-        tried = [heft, *(() if found else variants(problem))] if wide else [POLICIES[name] for name in RACE]
+        tried = [POLICIES[name] for name in RACE]
+        if wide:
+            tried = [heft] if found else variants(problem)
         if found and found.makespan <= bound * (1 + SHORTER):
             tried = []
         for own in (*tried, *((fill, follow) if problem.tight else ())):
             if time.monotonic() > until:
                 stopped = "time"
                 break
-            enter_fitting(race, own)
+            entry = enter_fitting(race, own)
+            if wide and entry and crowded(problem):
+                keep_busy(race, entry)
         searched = [] if lanes else evolve(problem, bound, steps, until)
         evolved = [race.enter(schedule) for schedule in searched]
         if any(entry and entry.over for entry in evolved):
@@ -153,10 +158,13 @@ def replan(costed: CostedGraph, edited: Plan) -> Plan:
     return _plan(race, race.best([entry]), lower_bound(problem), alone)
 
 
-def _singles(race: Race) -> dict[int, list[Entry]]:
-    """Everything on each device in turn, as far as that is possible."""
+def _singles(race: Race, strict: bool = False) -> dict[int, list[Entry]]:
+    """Everything on each device in turn, as far as that is possible; if `strict`, only where it is."""
     alone: dict[int, list[Entry]] = {}
     for d in range(len(race.problem.devices)):
+        if strict and not is_single(race.problem, d):
+            alone[d] = []
+            continue
         entries = [race.enter(schedule) for schedule in single(race.problem, d)]
         alone[d] = [entry for entry in entries if entry]
     return alone

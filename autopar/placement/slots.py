@@ -39,8 +39,10 @@ class Slots:
         if length <= 0:
             return
         starts, ends = self.starts, self.ends
-        gap = bisect_right(starts, start) - 1
-        end, last = start + length, ends[gap]
+        end = start + length
+        # Most often at the end of all.
+        gap = len(starts) - 1 if start >= starts[-1] else bisect_right(starts, start) - 1
+        last = ends[gap]
         if end < last:
             if start > starts[gap]:
                 ends[gap] = start

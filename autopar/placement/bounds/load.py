@@ -55,7 +55,8 @@ def load(problem: Problem, ways: Ways) -> Load:
         """The bound that some prices prove, and where each run is cheapest."""
         with np.errstate(invalid="ignore"):
             cost = work * price
-        cost[np.isnan(cost)] = np.inf
+        if not price.all():
+            cost[np.isnan(cost)] = np.inf
         if capped.any():
             cost += held * rent
         wires.charge(cost, toll)
@@ -185,11 +186,11 @@ def crossings(problem: Problem) -> Crossings:
         on_wires = [(hop.wire, s) for hop, s in seconds if hop.wire >= 0]
         return on_wires + [(problem.wires + hop.lane, s) for hop, s in seconds if hop.lane >= 0]
 
-    for v, readers in enumerate(problem.readers):
+    for v, readers in enumerate(problem.readers if number else ()):
         maker, held = problem.maker[v], problem.values[v] in problem.holders
         source = problem.home[v] if maker < 0 else only[maker]
         wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
-        if held or not number:
+        if held or (source < 0 and not wanted):
             continue
         if source < 0:
             # A maker that may be repeated may be so wherever its value is wanted.

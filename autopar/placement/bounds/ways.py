@@ -37,12 +37,7 @@ def ways(problem: Problem, *, once: bool = False) -> Ways:
     E reads. Unless every run is done but `once`, a tail is that of whichever copy of a run ends first, and each of
     its readers may read another copy, which is where that reader is best off.
     """
-    net = Network(problem)
-    seconds = np.full((problem.runs, net.devices), np.inf)
-    for r, allowed in enumerate(problem.allowed):
-        row = problem.seconds[r]
-        for d in allowed:
-            seconds[r, d] = row[d]
+    net, seconds = Network(problem), _seconds(problem)
     if not problem.runs:
         return Ways(seconds, seconds, seconds, 0.0)
     head, delivered = _heads(problem, net, seconds)
@@ -51,6 +46,20 @@ def ways(problem: Problem, *, once: bool = False) -> Ways:
         tail = _tails(problem, net, seconds, once)
     with_all = (head + seconds + tail).min(axis=1)
     return Ways(head, tail, seconds, max(delivered, float(with_all.max())))
+
+
+def tails(problem: Problem) -> Floats:
+    """The `tail` of `ways` when every run is done once, of any number of runs."""
+    return _tails(problem, Network(problem), _seconds(problem), once=True)
+
+
+def _seconds(problem: Problem) -> Floats:
+    found = np.array(problem.seconds, dtype=float).reshape(problem.runs, len(problem.devices))
+    for members in problem.members:
+        for r in members:
+            for d in {*range(found.shape[1])} - {*problem.allowed[r]}:
+                found[r, d] = np.inf
+    return found
 
 
 class Network:

@@ -1,0 +1,77 @@
+"""Lanes that never wait for a run while they have another to start, where wires serve first come, first served.
+
+Non-delay schedules (Baker, "Introduction to Sequencing and Scheduling", Wiley, 1974). An order made beforehand keeps a
+lane idle for as long as a crowded wire is late with what the next run reads.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from ..problem import Problem
+from ..simulate import Play, Schedule
+from .orders import in_order
+from .race import SHORTER, Entry, Race
+
+
+def crowded(problem: Problem) -> bool:
+    """Whether what is here is of use: there are wires, and nothing that it leaves out."""
+    return bool(problem.copy_lanes) and not problem.costed.machine.queued and not problem.modes
+
+
+def keep_busy(race: Race, entry: Entry) -> None:
+    """Enter the runs of an entry once more on the same devices, in a non-delay order, if that is the shortest yet."""
+    schedule, makespan = nondelay(entry.play, f"{entry.schedule.policy}, lanes kept busy")
+    if makespan < race.best().makespan * (1 - SHORTER):
+        race.enter(schedule)
+
+
+def nondelay(play: Play, policy: str) -> tuple[Schedule, float]:
+    """The runs of a simulation on the devices where they are, those that can start on one in the order in which they
+    started, and the makespan in seconds.
+
+    For machines without copy queues, where no host dispatches, and runs of one lane. O((V + E) log V) for V steps.
+    """
+    problem, device, urgency = play.problem, play.device, play.start
+    moves, waiting, missing, first = play.moves, play.steps.waiting, [*play.steps.missing], play.problem.runs
+    idle = [[*range(len(names))] for names in problem.lane_names]
+    able: list[list[tuple[float, int]]] = [[] for _ in problem.devices]
+    free = [0.0] * len(problem.copy_lanes)
+    lane = [0] * first
+    placed: list[tuple[int, int, tuple[int, ...]]] = []
+    events: list[tuple[float, int]] = []
+    now = 0.0
+    ready = [step for step, count in enumerate(missing) if not count]
+    while ready or events:
+        touched: set[int] = set()
+        if not ready:
+            now = events[0][0]
+            while events and events[0][0] == now:
+                step = heappop(events)[1]
+                if step < first:
+                    touched.add(device[step])
+                    heappush(idle[device[step]], lane[step])
+                for later in waiting[step]:
+                    missing[later] -= 1
+                    if not missing[later]:
+                        ready.append(later)
+            ready.sort()
+        for step in ready:
+            if step < first:
+                touched.add(device[step])
+                heappush(able[device[step]], (urgency[step], step))
+            else:
+                v, hop = moves[step - first]
+                begin = now if hop.lane < 0 else max(now, free[hop.lane])
+                end = begin + (hop.latency_s + problem.bytes[v] * hop.s_per_byte)
+                if hop.lane >= 0:
+                    free[hop.lane] = end
+                heappush(events, (end, step))
+        ready.clear()
+        for d in touched:
+            while able[d] and idle[d]:
+                r = heappop(able[d])[1]
+                lane[r] = heappop(idle[d])
+                placed.append((r, d, (lane[r],)))
+                heappush(events, (now + problem.seconds[r][d], r))
+    return in_order(problem, policy, placed), now

@@ -1,0 +1,56 @@
+"""Orders in which no lane waits while it has something to start, and what large graphs are given of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from autopar.bench import instances
+from autopar.bench.planner.judging import by_direction, planned, unwired
+from autopar.formats import read
+from autopar.placement.heft import heft
+from autopar.placement.nondelay import crowded, nondelay
+from autopar.placement.population import LARGE
+from autopar.problem import Problem
+from autopar.replay import replay
+from autopar.simulate import Play, Schedule
+
+
+def served(problem: Problem) -> Play:
+    """The list schedule of a problem where wires serve first come, first served."""
+    return Play(problem, Schedule("heft", heft(problem).lanes))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
+    problem = Problem(read(instances.small(seed)))
+    play = served(problem)
+    schedule, makespan = nondelay(play, "busy")
+    again = Play(problem, schedule)
+    assert again.device == play.device
+    assert again.makespan == pytest.approx(makespan)
+    # Wherever a lane idles before a run, that run has waited for something that had not come.
+    for order in again.orders:
+        for before, r in pairwise(order):
+            if again.start[r] > again.end[before] * (1 + 1e-9):
+                assert again.start[r] == pytest.approx(again.ready[r])
+
+
+def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
+    problem = Problem(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
+    play = served(problem)
+    assert nondelay(play, "busy")[1] < play.makespan
+
+
+def test_it_is_for_machines_that_have_wires() -> None:
+    graph = instances.small(3)
+    assert crowded(Problem(read(by_direction(graph))))
+    assert not crowded(Problem(read(unwired(graph))))
+
+
+def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
+    graph = by_direction(instances.planted(1, LARGE, 4, 2.0)[0])
+    ours = planned(graph)
+    assert not ours.wrong
+    assert replay(graph, ours.data)["makespan_s"] <= ours.makespan * 1.02
