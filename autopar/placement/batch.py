@@ -8,7 +8,7 @@ what follows (PEFT; Arabnejad and Barbosa, IEEE TPDS 25(3), 2014). Queues and wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -284,7 +284,7 @@ def schedule(tables: Tables, decoded: Decoded, row: int, policy: str, copies: bo
     order = np.lexsort((np.arange(tables.runs), decoded.end[row], decoded.start[row]))
     runs = ((r, int(decoded.device[row, r]), (int(decoded.lane[row, r]),)) for r in order.tolist())
     if not copies:
-        return replace(in_order(problem, policy, runs, ()), copies={})
+        return in_order(problem, policy, runs)
     sent = decoded.sent[row]
     moved = np.argwhere(sent < math.inf)
     moves = []
