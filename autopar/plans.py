@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,9 +174,12 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far above the lower bound it may be: 0.1 is 10 %. Of the period where there is one."""
+        """How far above the lower bound it may be: 0.1 is 10 %, inf where only 0 is proven. Of the period where there
+        is one."""
         reached = self.makespan if self.period is None else self.period
-        return reached / self.lower_bound - 1 if self.lower_bound else 0.0
+        if not self.lower_bound:
+            return math.inf if reached else 0.0
+        return reached / self.lower_bound - 1
 
     @property
     def moved(self) -> int:

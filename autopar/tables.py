@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def size(value: float) -> str:
 
 def percent(share: float) -> str:
     """A share of one as a whole percentage: `58 %`."""
-    return f"{share * 100:.0f} %"
+    return "∞ %" if share == math.inf else f"{share * 100:.0f} %"
 
 
 def counted(number: int, noun: str) -> str:

@@ -28,17 +28,23 @@ PLACES = [
 ]
 
 
+EARLIER: set[threading.Thread] = set()
+"""Threads of tests of other files."""
+
+
 def threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("autopar"))
+    alive = set(threading.enumerate()) - EARLIER
+    return sorted(thread.name for thread in alive if thread.name.startswith("autopar"))
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     gc.collect()
-    before = threads()
+    EARLIER.clear()
+    EARLIER.update(threading.enumerate())
     yield
     gc.collect()
-    assert threads() == before
+    assert not threads()
 
 
 def python(code: str) -> str:
