@@ -19,11 +19,11 @@ from .rank import cost_to_go
 from .served import carried_out, served
 from .tables import Bools, Floats, Ints, Tables
 
-STEPS = 1_000_000
+STEPS = 1_800_000
 """Runs placed in all candidates together, at most; the search is counted in these, never in seconds."""
-EACH = 7_000
+EACH = 10_000
 """The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
-LEAST = 350_000
+LEAST = 400_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
 LARGE = 1_500
@@ -42,12 +42,12 @@ IDLE = 0.2
 better one."""
 HEAT = 0.02
 """Share by which a chain may become worse at first."""
-TAKE_OVER = 15
+TAKE_OVER = 4
 """Rounds between the best chains' taking over the worst."""
 RADII = 4
 """Edges from a run at most to those that are moved with it."""
-TIMED = 0.3
-"""What it costs to time a list that chooses nothing, where 1 is to decode one."""
+TIMED = 0.45
+"""What it costs to time a list, where 1 is to decode one."""
 KEEP = 6
 """Schedules returned."""
 CLOSE = 1e-6
@@ -107,7 +107,7 @@ class _Population:
         keys, device = _positions(decoded.start[chosen]), decoded.device[chosen].copy()
         lane = decoded.lane[chosen].copy()
         score, ahead, stay = score[chosen], ahead[chosen], stay[chosen]
-        each = (1 + TIMED) / 2 if self.tables.first_come else 1.0
+        each = (1 + 2 * TIMED) / 2 if self.tables.first_come else 1.0
         rounds = max(1, int((lists - FIRST) / (CHAINS * CHILDREN * each)))
         parent = np.repeat(np.arange(CHAINS), CHILDREN)
         for number in range(rounds):

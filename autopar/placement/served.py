@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from .batch import FAR, Candidates, Decoded, decode
-from .tables import Bools, Floats, Ints, Tables
+from .tables import Floats, Ints, Tables
 
 
 def carried_out(tables: Tables, candidates: Candidates, to_go: Floats | None = None) -> Decoded:
@@ -52,7 +52,6 @@ class _Served:
             np.broadcast_to(tables.seconds, (count, runs, devices)), decoded.device[:, :, None], axis=2
         )[:, :, 0]
         self.length = self.length.reshape(-1)
-        self.wanted = self._wanted()
         self.there = np.full(count * (values + 1) * devices, math.inf)
         self.of_value = self.rows * (values + 1)
         self.wire_free = np.zeros(count * (tables.wires + 1))
@@ -60,19 +59,27 @@ class _Served:
         self.end = np.zeros(count * (runs + 1))
         self.missing = np.tile(np.append(tables.waits, FOREVER), count)
         self._queues()
-        self._bring()
+        self._sends()
+        # What is there before the call is made by the run that stands for none.
+        none = np.full(count, runs)
+        self._finish(none, self.of_run + none, np.zeros(count))
 
-    def _wanted(self) -> Bools:
-        """(K, V + 1, D): where each value is wanted."""
+    def _sends(self) -> None:
+        """Which values each run must send where, run by run and row by row in one list."""
         tables = self.tables
-        found = np.zeros((self.count, tables.values + 1, tables.devices), dtype=bool)
-        for v in range(tables.values):
-            own = tables.problem.readers[v]
-            if own:
-                found[self.rows[:, None], v, self.decoded.device[:, own]] = True
+        wanted = np.zeros((self.count, tables.values, tables.devices), dtype=bool)
+        for v, own in enumerate(tables.problem.readers):
+            wanted[self.rows[:, None], v, self.decoded.device[:, own]] = True
         for v, d in tables.deliver:
-            found[:, v, d] = True
-        return found
+            wanted[:, v, d] = True
+        row, value, target = np.nonzero(wanted)
+        maker = tables.maker.take(value)
+        at = row * (tables.runs + 1) + maker
+        source = np.where(maker < tables.runs, self.device.take(at), tables.home.take(value))
+        away = np.flatnonzero(source != target)
+        away = away[np.argsort(at[away], kind="stable")]
+        self.value, self.source, self.target = value[away], source[away], target[away]
+        self.first = np.searchsorted(at[away], np.arange(self.count * (tables.runs + 1) + 1))
 
     def _queues(self) -> None:
         """The runs of each queue in order, as positions in one list a row, and where each queue begins and ends."""
@@ -91,13 +98,6 @@ class _Served:
         self.last = (queue[:, :, None] <= queues).sum(axis=1)
         self.head = np.concatenate([np.zeros((count, 1), dtype=np.int64), self.last[:, :-1]], axis=1)
         self.free = np.zeros(self.head.shape)
-
-    def _bring(self) -> None:
-        """Send what is there before the call to where it is wanted."""
-        tables = self.tables
-        for v in np.flatnonzero(tables.home[:-1] >= 0).tolist():
-            at_home = np.full(self.count, tables.home[v])
-            self._made(np.full(self.count, v), at_home, np.zeros(self.count))
 
     def times(self) -> Decoded:
         tables, rows = self.tables, self.rows
@@ -125,51 +125,58 @@ class _Served:
         return replace(self.decoded, makespan=makespan, start=start, end=ended)
 
     def _finish(self, run: Ints, at: Ints, end: Floats) -> None:
+        """Let what a run of each row makes set out, and those that read it wait no more."""
         tables = self.tables
-        device = self.device.take(at)
-        for j in range(int(tables.make_count.take(run).max(initial=0))):
-            self._made(tables.makes[run, j], device, end)
-        later = int(tables.later_count.take(run).max(initial=0))
+        devices = tables.devices
+        for j in range(int(tables.make_count.take(run).max())):
+            made = tables.makes[run, j]
+            home = tables.home.take(made)
+            here = np.where(home < 0, self.device.take(at), home)
+            self.there[(self.of_value + made) * devices + here] = end
+        first = self.first.take(at)
+        count = self.first.take(at + 1) - first
+        for turn in range(int(count.max())):
+            rows = np.flatnonzero(count > turn)
+            self._send(rows, first[rows] + turn, end[rows])
+        for values, readers, widest in tables.reached:
+            width = int(widest.take(run).max())
+            if width:
+                reader = readers.take(run, axis=0)[:, :width]
+                held = self.of_value[:, None] + values.take(run, axis=0)[:, :width]
+                where = self.device.take(self.of_run[:, None] + reader)
+                self._ready(reader, self.there.take(held * devices + where))
+        later = int(tables.later_count.take(run).max())
         if later:
             self._ready(tables.later[run, :later], end[:, None])
 
-    def _made(self, value: Ints, device: Ints, end: Floats) -> None:
-        """Let a value of each row set out from a device, where it is from `end` on, and its readers wait no more."""
+    def _send(self, at: Ints, number: Ints, since: Floats) -> None:
+        """Carry out one of the sends of each of these rows."""
         tables = self.tables
-        devices = tables.devices
-        held = (self.of_value + value) * devices
-        self.there[held + device] = end
-        wanted = self.wanted.reshape(-1, devices).take(self.of_value + value, axis=0)
-        wanted[self.rows, device] = False
-        for d in np.flatnonzero(wanted.any(axis=0)).tolist():
-            at = np.flatnonzero(wanted[:, d])
-            self._send(at, value[at], device[at], d, end[at], held[at])
-        count = int(tables.reader_count.take(value).max(initial=0))
-        if count:
-            readers = tables.readers.take(value, axis=0)[:, :count]
-            where = self.device.take(self.of_run[:, None] + readers)
-            self._ready(readers, self.there.take(held[:, None] + where))
-
-    def _send(self, at: Ints, value: Ints, source: Ints, d: int, since: Floats, held: Ints) -> None:
-        tables = self.tables
+        value, source, target = self.value[number], self.source[number], self.target[number]
+        held = (self.of_value.take(at) + value) * tables.devices
         nbytes = tables.bytes.take(value)
         while len(at):
-            leg = source * tables.devices + d
-            stop = tables.via.take(leg)
-            known = self.there.take(held + stop)
-            leg = source * tables.devices + stop
-            wire = self.of_wire.take(at) + tables.wire.take(leg)
-            limited = tables.wire.take(leg) < tables.wires
-            begin = np.where(limited, np.maximum(since, self.wire_free.take(wire)), since)
+            leg = source * tables.devices + target
+            if tables.indirect:
+                stop = tables.via.take(leg)
+                leg = source * tables.devices + stop
+            else:
+                stop = target
+            wire = tables.wire.take(leg)
+            shared = self.of_wire.take(at) + wire
+            begin = np.where(wire < tables.wires, np.maximum(since, self.wire_free.take(shared)), since)
             arrival = begin + tables.latency.take(leg) + nbytes * tables.s_per_byte.take(leg)
+            if not tables.indirect:
+                self.wire_free[shared] = self.there[held + stop] = arrival
+                return
+            known = self.there.take(held + stop)
             fresh = known == math.inf
             arrival = np.where(fresh, arrival, known)
-            self.wire_free[wire[fresh]] = arrival[fresh]
+            self.wire_free[shared[fresh]] = arrival[fresh]
             self.there[held + stop] = arrival
-            if not tables.indirect:
-                return
-            on = np.flatnonzero(stop != d)
-            at, source, since, held, nbytes = at[on], stop[on], arrival[on], held[on], nbytes[on]
+            on = np.flatnonzero(stop != target)
+            at, source, target, since = at[on], stop[on], target[on], arrival[on]
+            held, nbytes = held[on], nbytes[on]
 
     def _ready(self, runs: Ints, time: Floats) -> None:
         """Each of these runs (K, widest; R where there is none) waits for one less, until `time`."""

@@ -18,12 +18,13 @@ Bools = NDArray[np.bool_]
 class Tables:
     """R runs, D devices, V values; row V of the values and row R of the runs are padding.
 
-    `seconds` (R, D), inf where a run may not go. `reads` and `makes` (R, widest) hold values, padded with V;
-    `before` (R, widest) the runs that are waited for without reading from them, `later` those that so wait, padded
-    with R; `waits` (R) is how many values and runs each waits for. `parents` and `children` (R, widest) are all the
-    runs before and after, `readers` (V + 1, widest) the runs that read a value, padded with R. `wire` (D, D) is what
-    limits the first hop of the way from one device to another: a wire, else a copy queue, else W, which limits
-    nothing; `queue` (D, D) is the copy queue that limits it beside a wire.
+    `seconds` (R, D), inf where a run may not go. `reads` (R, widest) and `makes` (R + 1, widest; the last are those
+    that are there before the call) hold values, padded with V; `maker` (V) is R where no run makes a value. `before`
+    (R, widest) are the runs that are waited for without reading from them, `later` (R + 1, widest) those that so wait,
+    padded with R; `waits` (R) is how many values and runs each waits for. `reached` are all (value, reader) of each
+    row of `makes`, as `_layers` gives them. `parents` and `children` (R, widest) are all the runs before and after.
+    `wire` (D, D) is what limits the first hop of the way from one device to another: a wire, else a copy queue, else
+    W, which limits nothing; `queue` (D, D) is the copy queue that limits it beside a wire.
     `via` (D, D) is where that hop ends. `latency` (inf without a link) and `s_per_byte` are of single hops.
     """
 
@@ -37,14 +38,18 @@ class Tables:
                 self.seconds[r, d] = problem.seconds[r][d]
         self.lanes = np.array([len(lanes) for lanes in problem.lane_names])
         self.reads, self.read_count = padded(problem.reads, values)
-        self.makes, self.make_count = padded(problem.makes, values)
-        self.readers, self.reader_count = padded([*problem.readers, ()], count)
+        made = [*problem.makes, [v for v, home in enumerate(problem.home) if home >= 0]]
+        self.makes, self.make_count = padded(made, values)
+        self.maker = np.array([count if maker < 0 else maker for maker in problem.maker], dtype=np.int64)
+        self.reached = _layers(
+            [[(v, r) for v in own for r in problem.readers[v]] for own in made], values, count
+        )
         # Whether a step that places different numbers of outputs writes into the padding.
-        self.padded = len(set(self.make_count.tolist())) > 1
+        self.padded = len(set(self.make_count[:-1].tolist())) > 1
         makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
         order = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
         self.before, self.before_count = padded(order, count)
-        later: list[list[int]] = [[] for _ in range(count)]
+        later: list[list[int]] = [[] for _ in range(count + 1)]
         for r, earlier in enumerate(order):
             for p in earlier:
                 later[p].append(r)
@@ -85,12 +90,32 @@ class Tables:
                     self.latency[step.src, step.dst] = step.latency_s
                     self.s_per_byte[step.src, step.dst] = step.s_per_byte
         # Where nobody can hold a copy back, what a plan promises must not depend on another order.
-        self.first_come = not problem.costed.machine.queued
+        self.first_come = self.wires > 0 and not problem.costed.machine.queued
         self.queued = bool((self.queue < self.wires).any())
         self.indirect = bool((self.via != np.arange(devices)[None, :]).any())
         # Whole ways, for estimates.
         self.way_latency = np.array(problem.latency, dtype=np.float64).reshape(devices, devices)
         self.way_s_per_byte = np.array(problem.s_per_byte, dtype=np.float64).reshape(devices, devices)
+
+
+def _layers(
+    pairs: Sequence[Sequence[tuple[int, int]]], value: int, run: int
+) -> list[tuple[Ints, Ints, Ints]]:
+    """Rows of (value, reader) as arrays of values, of readers and of row lengths, such that no row of one array has a
+    reader twice; padded with `value` and `run`."""
+    layers: list[list[list[tuple[int, int]]]] = []
+    for row, own in enumerate(pairs):
+        seen: dict[int, int] = {}
+        for v, r in own:
+            depth = seen[r] = seen.get(r, -1) + 1
+            if depth == len(layers):
+                layers.append([[] for _ in pairs])
+            layers[depth][row].append((v, r))
+    found = []
+    for layer in layers:
+        values, lengths = padded([[v for v, _ in row] for row in layer], value)
+        found.append((values, padded([[r for _, r in row] for row in layer], run)[0], lengths))
+    return found
 
 
 def padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Ints, Ints]:
