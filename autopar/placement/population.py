@@ -19,7 +19,7 @@ from .rank import cost_to_go
 from .served import carried_out, served
 from .tables import Bools, Floats, Ints, Tables
 
-STEPS = 1_800_000
+STEPS = 1_300_000
 """Runs placed in all candidates together, at most; the search is counted in these, never in seconds."""
 EACH = 10_000
 """The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
