@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -50,9 +51,11 @@ def serve(play: Play, duration: Sequence[float]) -> None:
         if not missing[step]:
             heapq.heappush(events, (0.0, able, step))
     finished = 0
+    turns = itertools.count()
 
     def begin(step: int, now: float) -> None:
         start[step] = now
+        play.turn[step] = next(turns)
         end[step] = now + duration[step]
         shared = shared_of[step]
         if shared >= 0:

@@ -6,9 +6,11 @@ Plain JSON data in and out. Nothing here knows how plans are made, or imports wh
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 Data = Mapping[str, Any]
@@ -17,10 +19,11 @@ Data = Mapping[str, Any]
 def replay(graph: Data, plan: Data, *, noise: float = 0.0, seed: int = 0) -> dict[str, Any]:
     """The plan with new times, as plans of a graph file are written.
 
-    Each lane keeps its order of tasks; which values go from where to where is kept too, and each wire takes
-    transfers as they become ready (of those ready together, the one the plan lists first). Everything starts as
-    early as it can. With `noise` 0.1 every time is off by up to ± 10 %, drawn from `seed`. Raises ValueError when
-    the orders wait for each other, or when something is read where it never comes.
+    Each lane keeps its order of tasks (those that begin and end together go as they are listed, unless one reads
+    what another makes); which values go from where to where is kept too, and each wire takes transfers as they become
+    ready (of those ready together, the one the plan lists first). Everything starts as early as it can. With `noise`
+    0.1 every time is off by up to ± 10 %, drawn from `seed`. Raises ValueError when the orders wait for each other, or
+    when something is read where it never comes.
     """
     return _Replay(graph, plan, noise, random.Random(seed)).result(plan)
 
@@ -29,9 +32,7 @@ class _Replay:
     """Steps are numbers: the entries of `tasks`, then those of `transfers`, by start."""
 
     def __init__(self, graph: Data, plan: Data, noise: float, draw: random.Random) -> None:
-        # Tasks that take no time may begin together on one lane: those that others wait for are before them.
-        rank = _ranks(graph)
-        self.tasks = sorted(plan["tasks"], key=lambda step: (*_by_start(step), rank[step["id"]]))
+        self.tasks = _in_order(graph, plan["tasks"])
         self.moves = sorted(plan["transfers"], key=_by_start)
         self.steps: list[Data] = [*self.tasks, *self.moves]
         self.count = len(self.tasks)
@@ -57,22 +58,29 @@ class _Replay:
         self._run()
 
     def _waits(self, value: Mapping[str, Data]) -> None:
-        """What each step waits for: the step that brings a value to where it is read."""
+        """What each step waits for: the step that first brings a value to where it is read."""
         source: dict[tuple[str, str], int] = {}
+        since: dict[tuple[str, str], float] = {}
+
+        def bring(key: tuple[str, str], n: int) -> None:
+            # A task may be computed again on a device that its result has come to by then.
+            if self.steps[n]["end_s"] < since.get(key, math.inf):
+                since[key], source[key] = self.steps[n]["end_s"], n
+
         made: dict[str, list[str]] = {}
         read: dict[str, list[str]] = {}
         for name, entry in value.items():
             for reader in dict.fromkeys(entry["consumers"]):
                 read.setdefault(reader, []).append(name)
             if entry.get("producer") is None:
-                source[name, entry["home"]] = -1
+                source[name, entry["home"]], since[name, entry["home"]] = -1, -math.inf
             else:
                 made.setdefault(entry["producer"], []).append(name)
         for n, step in enumerate(self.tasks):
             for name in made.get(step["id"], ()):
-                source[name, step["device"]] = n
+                bring((name, step["device"]), n)
         for n, step in enumerate(self.moves, self.count):
-            source.setdefault((step["value"], step["dst"]), n)
+            bring((step["value"], step["dst"]), n)
         self.waiting: list[list[int]] = [[] for _ in self.steps]
         self.missing = [0] * len(self.steps)
         for n, step in enumerate(self.steps):
@@ -162,24 +170,50 @@ class _Replay:
         }
 
 
-def _ranks(graph: Data) -> dict[str, int]:
-    """How many tasks must end one after the other before each may start."""
-    after: dict[str, list[str]] = {task["id"]: [] for task in graph["tasks"]}
-    missing = dict.fromkeys(after, 0)
+def _in_order(graph: Data, tasks: Collection[Data]) -> list[Data]:
+    """Entries of tasks by start and end. Where these are equal, as of tasks that take no time, as listed; but each
+    after those of them whose results it reads."""
+    makers: dict[str, list[str]] = {}
     for value in graph["values"]:
         if value.get("producer") is not None:
-            for reader in dict.fromkeys(value["consumers"]):
-                after[value["producer"]].append(reader)
-                missing[reader] += 1
-    rank = dict.fromkeys(after, 0)
-    free = [name for name, count in missing.items() if not count]
-    for name in free:
-        for later in after[name]:
-            rank[later] = max(rank[later], rank[name] + 1)
+            for reader in value["consumers"]:
+                makers.setdefault(reader, []).append(value["producer"])
+    there = {(step["id"], step["device"]) for step in tasks}
+    found: list[Data] = []
+    for _, group in groupby(sorted(tasks, key=_by_start), key=_by_start):
+        tied = [*group]
+        own: dict[str, list[int]] = {}
+        for n, step in enumerate(tied if len(tied) > 1 else ()):
+            own.setdefault(step["id"], []).append(n)
+        # What is computed on a device too is read there from no other.
+        before = [
+            [
+                p
+                for name in makers.get(step["id"], ())
+                for p in own.get(name, ())
+                if tied[p]["device"] == step["device"] or (name, step["device"]) not in there
+            ]
+            for step in tied
+        ]
+        found += [tied[n] for n in _sorted(before)]
+    return found
+
+
+def _sorted(before: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Numbers, each after those of `before`, the least that can be next first."""
+    missing = [len(earlier) for earlier in before]
+    after: list[list[int]] = [[] for _ in before]
+    for n, earlier in enumerate(before):
+        for p in earlier:
+            after[p].append(n)
+    free = [n for n, count in enumerate(missing) if not count]
+    while free:
+        n = heapq.heappop(free)
+        yield n
+        for later in after[n]:
             missing[later] -= 1
             if not missing[later]:
-                free.append(later)
-    return rank
+                heapq.heappush(free, later)
 
 
 def _by_start(step: Data) -> tuple[float, float]:

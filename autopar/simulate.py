@@ -41,7 +41,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Timing:
-    """A schedule with times, in seconds from the start of the call. Sorted by start, as in `Plan`."""
+    """A schedule with times, in seconds from the start of the call. Sorted by start, as in `Plan`, and what takes no
+    time at one moment by turn."""
 
     placed: tuple[Placed, ...]
     transfers: tuple[Transfer, ...]
@@ -72,14 +73,14 @@ def timing(play: Play) -> Timing:
             play.end[r],
             tuple(play.more.get(r, ())),
         )
-        for r in sorted(range(first), key=lambda r: (play.start[r], play.end[r], r))
+        for r in sorted(range(first), key=play.when)
     ]
     transfers = []
     lanes = {
         ends: problem.costed.machine.copy_lane(problem.devices[ends[0]], problem.devices[ends[1]])
         for ends in {(hop.src, hop.dst) for _, hop in play.moves}
     }
-    for number in sorted(range(first, len(play.start)), key=lambda n: (play.start[n], play.end[n], n)):
+    for number in sorted(range(first, len(play.start)), key=play.when):
         v, hop = play.moves[number - first]
         ends = problem.devices[hop.src], problem.devices[hop.dst]
         times = play.start[number], play.end[number], play.ready[number]
@@ -106,8 +107,9 @@ class Play:
     """One run of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
     follow.
 
-    `start`, `end` and `ready` hold seconds for each step; `device` and `lane` where each run is, `more` the other
-    lanes of runs that take several; `makespan` is when all runs have ended and everything has been delivered.
+    `start`, `end` and `ready` hold seconds for each step, `turn` numbers that grow along every queue and from each step
+    to those that wait for it; `device` and `lane` say where each run is, `more` the other lanes of runs that take
+    several; `makespan` is when all runs have ended and everything has been delivered.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -145,6 +147,7 @@ class Play:
         self._order_copies(schedule)
         count = problem.runs + len(self.moves)
         self.start, self.end, self.ready = [0.0] * count, [0.0] * count, [0.0] * count
+        self.turn = [0] * count
         duration = [seconds[d] for seconds, d in zip(problem.seconds, self.device)]
         if problem.modes:
             self._take(duration)
@@ -152,6 +155,10 @@ class Play:
         if not self._in_turn(duration):
             serve(self, duration)
         self.makespan = max(self.end, default=0.0)
+
+    def when(self, step: int) -> tuple[float, float, int]:
+        """What steps are sorted by, so that each comes after those it waits for."""
+        return self.start[step], self.end[step], self.turn[step]
 
     def _again(self, r: int, name: str, device: int, lane: str) -> None:
         """Note one more lane of a run that takes several; else say why it cannot be in this lane."""
@@ -198,7 +205,7 @@ class Play:
             return False
         if not hops and sum(map(bool, self.orders)) == 1:
             return self._alone(duration)
-        start, end, ready = self.start, self.end, self.ready
+        start, end, ready, turn = self.start, self.end, self.ready, self.turn
         missing, waiting = [*self.steps.missing], self.steps.waiting
         behind, ahead = [-1] * len(end), [-1] * len(end)
         for order in (*self.orders, *(order for order in self.copies if order)):
@@ -230,6 +237,7 @@ class Play:
                 own = queue[step]
                 start[step] = time = max(time, free[own])
                 end[step] = free[own] = time = time + duration[step]
+            turn[step] = finished
             finished += 1
             for later in waiting[step]:
                 if ready[later] < time:
@@ -245,7 +253,9 @@ class Play:
     def _alone(self, duration: list[float]) -> bool:
         """The same where all runs are in one lane: each starts when the one before it has ended."""
         time, begun, end = 0.0, [False] * len(self.end), self.end
-        for r in max(self.orders, key=len):
+        longest = max(self.orders, key=len)
+        for turn, r in enumerate(longest):
+            self.turn[r] = turn
             for p in self.problem.before[r]:
                 if not begun[p]:
                     return False

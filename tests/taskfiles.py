@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
+
+from autopar.formats import described
+from autopar.scheduling import schedule
 
 
 def link(src: str, dst: str, **more: Any) -> dict[str, Any]:
@@ -31,6 +35,11 @@ def small() -> dict[str, Any]:
         ],
         "links": [link("cpu", "gpu", wire="bus"), link("gpu", "cpu", wire="bus")],
     }
+
+
+def planned(graph: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a graph file as it would be read back."""
+    return json.loads(json.dumps(described(schedule(graph))))
 
 
 def randomly(

@@ -61,6 +61,16 @@ def test_a_task_that_may_not_be_elsewhere_or_does_not_fit_there_is_computed_once
     assert infeasibilities(graph, plan) == []
 
 
+def test_what_passes_through_a_device_with_a_copy_comes_from_the_copy():
+    graph = fan(seconds={"p": 0.1, "q": 0.1})
+    graph["links"] = [link("p", "q"), link("q", "r")]
+    plan = described(schedule(graph))
+    assert devices_of(plan, "a") == ["p", "q"]
+    assert [(step["src"], step["dst"]) for step in plan["transfers"]] == [("q", "r")]
+    assert plan["makespan_s"] == pytest.approx(0.1 + 1.001 + 1.0)
+    assert infeasibilities(graph, plan) == []
+
+
 def test_chains_are_computed_again_together():
     graph = fan()
     graph["tasks"].insert(1, {"id": "b", "seconds": dict.fromkeys("pqr", 0.1)})
@@ -92,6 +102,15 @@ def test_copies_make_a_plan_shorter_or_are_not_made(seed):
     costed = found.play.problem.costed
     costed.graph.check()
     assert found is entry or costed.again
+    original = dict(costed.again)
+    tasks = [
+        (original.get(run.name, run.name), device) for run, device in zip(costed.runs, found.play.device)
+    ]
+    assert len(set(tasks)) == len(tasks)
+    values = [original.get(name, name) for name in found.play.problem.values]
+    made = [(v, found.play.device[r]) for r, own in enumerate(found.play.problem.makes) for v in own]
+    places = [*made, *((v, hop.dst) for v, hop in found.play.moves)]
+    assert len({(values[v], d) for v, d in places}) == len(places)
     plan = described(replace(schedule(read(graph)), costed=costed, **shown(found)))
     assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
 
@@ -107,6 +126,18 @@ def test_names_that_are_taken_are_given_to_nothing_else():
     graph["tasks"].append({"id": "a again on q", "seconds": {"p": 1.0}})
     costed = read(graph)
     where = {"a": "p", "on p": "p", "on q": "q", "on r": "r", "a again on q": "p"}
-    found = again(costed, where, [("a", "q")]).graph.check()
+    found = again(costed, where, [("a", "q")], {}).graph.check()
     assert len({task.name for task in found.tasks}) == len(costed.graph.tasks) + 1
     assert not repeatable(costed, replace(costed.run["a"], colocate="g"))
+
+
+def test_a_copy_reads_what_an_earlier_copy_made_on_its_device():
+    graph = fan()
+    graph["tasks"].insert(1, {"id": "b", "seconds": dict.fromkeys("pqr", 0.1)})
+    graph["values"].append({"id": "w", "producer": "b", "consumers": ["on q"], "bytes": 0})
+    graph["values"][0]["consumers"] = ["b"]
+    where = {"a": "p", "b": "p", "on p": "p", "on q": "q", "on r": "r"}
+    once = again(read(graph), where, [("a", "q")], {})
+    twice = again(once, {**where, "a again on q": "q"}, [("b", "q")], {})
+    assert twice.run["b again on q"].reads == ("v again on q",)
+    assert twice.run["b"].reads == ("v",)

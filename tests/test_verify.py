@@ -1,7 +1,6 @@
 """The judge of plans: it has nothing to say about what the planner writes, and finds each way to spoil it."""
 
 import copy
-import itertools
 import json
 import math
 import random
@@ -10,18 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from taskfiles import link, randomly, small
+from taskfiles import link, planned, randomly, small
 
 from autopar.errors import MemoryCapError
 from autopar.formats import described
 from autopar.replay import replay
 from autopar.scheduling import schedule
 from autopar.verify import infeasibilities
-
-
-def planned(graph: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a graph file as it would be read back."""
-    return json.loads(json.dumps(described(schedule(graph))))
 
 
 def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -37,8 +31,16 @@ def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], di
 @given(st.integers(0, 10**9), st.booleans(), st.booleans())
 def test_plans_can_be_carried_out(seed, tight, wired):
     graph, plan = random_plan(seed, tight, wired)
-    if plan:
-        assert infeasibilities(graph, plan) == []
+    if plan is None:
+        return
+    assert infeasibilities(graph, plan) == []
+    again = replay(graph, plan)
+    assert again["makespan_s"] <= plan["makespan_s"] * 1.02
+    assert [task["id"] for task in again["tasks"]] == [task["id"] for task in plan["tasks"]]
+    if not tight:
+        assert infeasibilities(graph, again) == []
+    if not wired:
+        assert again["makespan_s"] == pytest.approx(plan["makespan_s"])
 
 
 def test_what_ends_first_where_no_way_leads_on_is_planned_elsewhere():
@@ -248,79 +250,3 @@ def test_the_planner_counts_memory_as_the_judge_does(seed):
         if not any("deliver_to" in value for value in graph["values"]):
             assert least == peak
         assert least <= peak
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 10**9))
-def test_a_plan_replayed_can_be_carried_out_and_needs_no_longer_where_nothing_is_shared(seed):
-    graph, plan = random_plan(seed, False, seed % 2 == 0)
-    again = replay(graph, plan)
-    assert infeasibilities(graph, again) == []
-    if seed % 2:
-        assert again["makespan_s"] == pytest.approx(plan["makespan_s"])
-
-
-def test_noise_is_drawn_from_a_seed_and_stays_within_its_bounds():
-    graph = small()
-    plan = planned(graph)
-    calm = replay(graph, plan)
-    found = {replay(graph, plan, noise=0.1, seed=seed)["makespan_s"] for seed in range(20)}
-    assert len(found) > 10
-    assert all(0.9 * calm["makespan_s"] <= time <= 1.1 * calm["makespan_s"] for time in found)
-    assert replay(graph, plan, noise=0.1, seed=3) == replay(graph, plan, noise=0.1, seed=3)
-
-
-def test_wires_serve_who_comes_first():
-    graph = {
-        "tasks": [
-            {"id": "slow", "seconds": {"p": 2.0}},
-            {"id": "quick", "seconds": {"q": 1.0}},
-            {"id": "end", "seconds": {"r": 1.0}},
-        ],
-        "values": [
-            {"id": "late", "producer": "slow", "consumers": ["end"], "bytes": 1e6},
-            {"id": "early", "producer": "quick", "consumers": ["end"], "bytes": 1e6},
-        ],
-        "devices": [{"name": name} for name in "pqr"],
-        "links": [link("p", "r", wire="bus"), link("q", "r", wire="bus")],
-    }
-    plan = planned(graph)
-    for step in plan["transfers"]:
-        step["start_s"] += 10.0 * (step["value"] == "early")
-    start = {step["value"]: step["start_s"] for step in replay(graph, plan)["transfers"]}
-    assert start["early"] == 1.0
-    assert start["late"] == pytest.approx(2.001)
-
-
-def test_seconds_by_lanes_may_be_named_in_numbers():
-    graph = small()
-    cost = graph["tasks"][1]["seconds"]
-    cost["cpu"] = {int(taken): seconds for taken, seconds in cost["cpu"].items()}
-    plan = planned(graph)
-    assert infeasibilities(graph, plan) == []
-    assert replay(graph, plan)["makespan_s"] == pytest.approx(plan["makespan_s"])
-
-
-def test_tasks_that_take_no_time_are_replayed_in_whatever_order_they_are_listed():
-    names = [f"t{n}" for n in range(6)]
-    graph = {
-        "tasks": [{"id": name, "seconds": {"p": 0.0}} for name in names],
-        "values": [
-            {"id": f"v{n}", "producer": a, "consumers": [b], "bytes": 1}
-            for n, (a, b) in enumerate(itertools.pairwise(names))
-        ],
-        "devices": [{"name": "p"}],
-        "links": [],
-    }
-    plan = planned(graph)
-    plan["tasks"].reverse()
-    assert [step["id"] for step in replay(graph, plan)["tasks"]] == names
-
-
-def test_orders_that_wait_for_each_other_never_end():
-    graph = small()
-    plan = planned(graph)
-    entry(plan, id="c")["start_s"] = -1.0
-    entry(plan, id="a").update(device="gpu", lane=0, start_s=0.0)
-    with pytest.raises(ValueError, match=r"wait for each other|never comes"):
-        replay(graph, plan)

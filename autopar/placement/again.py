@@ -19,11 +19,18 @@ def repeatable(costed: CostedGraph, run: Run) -> bool:
     )
 
 
-def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple[str, str]]) -> CostedGraph:
+def again(
+    costed: CostedGraph,
+    device: Mapping[str, str],
+    more: Collection[tuple[str, str]],
+    stops: Mapping[tuple[str, str], str],
+) -> CostedGraph:
     """The graph with each (run, device) of `more`, all `repeatable`, as a run of its own that is bound to its device.
 
     `device` is where all runs are: those on a device with a copy read what the copy makes, other copies there
-    included, and what must be delivered there is the copy's. Linear in the graph.
+    included, and what must be delivered there is the copy's. So is what would pass through a device with a copy:
+    `stops` has the device between for each pair of devices that has one, so that no value comes to be on a device
+    twice. Linear in the graph.
     """
     taken = {*costed.graph.value, *costed.graph.task, *costed.run}
     # A value may be called what a task is called.
@@ -41,18 +48,30 @@ def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple
                     copy += "'"
                 taken.add(copy)
                 found[original] = copy
+    read: dict[str, dict[str, str]] = {where: {**found} for where, found in names.items()}
+    for copy, original in costed.again:
+        if copy in costed.producer:
+            read.setdefault(device[costed.producer[copy]], {})[original] = copy
+
+    def source(value: str, at: str) -> str:
+        """What is read on a device for a value of the graph."""
+        if value in read.get(at, {}) or value not in costed.producer:
+            return read.get(at, {}).get(value, value)
+        between = stops.get((device[costed.producer[value]], at), at)
+        return read.get(between, {}).get(value, value)
+
     values = {value.name: value for value in costed.graph.values}
     tasks: list[Task] = []
     costs: list[TaskCost] = []
     runs: list[Run] = []
     for run in costed.runs:
-        here = {value: names.get(device[run.name], {}).get(value, value) for value in run.reads}
+        here = {value: source(value, device[run.name]) for value in run.reads}
         tasks += [_task(costed.graph.task[task], here, {}) for task in run.tasks]
         costs += [costed.cost[task] for task in run.tasks]
         runs.append(replace(run, reads=tuple(here.values())))
         for where in copies.get(run.name, ()):
             there, called = names[where], steps[where]
-            reads = {value: there.get(value, value) for value in run.reads}
+            reads = {value: source(value, where) for value in run.reads}
             made = [value for task in run.tasks for value in costed.graph.task[task].outputs]
             inside = {**{value: there[value] for value in made}, **reads}
             tasks += [
@@ -63,7 +82,7 @@ def again(costed: CostedGraph, device: Mapping[str, str], more: Collection[tuple
             runs.append(_run(run, called, there, reads, costed.index[where]))
             for value in made:
                 values[there[value]] = _value(values[value], there)
-    delivered = {pair: names.get(pair[1], {}).get(pair[0], pair[0]) for pair in costed.deliver}
+    delivered = {pair: source(*pair) for pair in costed.deliver}
     count = len(costed.graph.outputs)
     graph = replace(
         costed.graph,

@@ -72,14 +72,9 @@ def _promising(problem: Problem, play: Play) -> list[_Copy]:
         if problem.maker[v] >= 0:
             key = problem.maker[v], hop.dst
             comes[key] = max(comes.get(key, 0.0), play.end[step])
-    original = dict(costed.again)
-    done = {(original.get(name, name), d) for name, d in zip(problem.names, play.device)}
     found = []
     for (r, d), arrives in sorted(comes.items()):
-        # What passes through a device on its way may have been made there too.
-        if (problem.names[r], d) in done or d not in problem.allowed[r]:
-            continue
-        if not repeatable(costed, costed.runs[r]):
+        if d not in problem.allowed[r] or not repeatable(costed, costed.runs[r]):
             continue
         start = 0.0
         for v in problem.reads[r]:
@@ -94,12 +89,12 @@ def _promising(problem: Problem, play: Play) -> list[_Copy]:
 
 
 def _with(play: Play, copies: Sequence[_Copy]) -> Entry | None:
-    """The schedule of a simulation with copies put in where they could start, simulated; None when that never ends
-    or brings a value twice."""
+    """The schedule of a simulation with copies put in where they could start, simulated; None when that never
+    ends."""
     problem = play.problem
     where = {name: problem.devices[d] for name, d in zip(problem.names, play.device)}
     pairs = [(problem.names[copy.run], problem.devices[copy.device]) for copy in copies]
-    costed = again(problem.costed, where, pairs)
+    costed = again(problem.costed, where, pairs, _stops(problem))
     called = {
         (original, d): copy
         for copy, original in costed.again
@@ -119,16 +114,18 @@ def _with(play: Play, copies: Sequence[_Copy]) -> Entry | None:
         end = copy.start + problem.seconds[copy.run][copy.device]
         order.insert(at, (copy.start, end, called[run, copy.device]))
     names = {lane: tuple(name for _, _, name in order) for lane, order in orders.items()}
-    entry = Race(Problem(costed)).trial(Schedule("with copies", names))
-    return entry if entry and _once(entry.play) else None
+    return Race(Problem(costed)).trial(Schedule("with copies", names))
 
 
-def _once(play: Play) -> bool:
-    """Whether each value comes to a device once at most, be it from the original of its run or from a copy."""
-    original = dict(play.problem.costed.again)
-    names = (play.problem.values[v] for v, _ in play.moves)
-    arrivals = [(original.get(name, name), hop.dst) for name, (_, hop) in zip(names, play.moves)]
-    return len(set(arrivals)) == len(arrivals)
+def _stops(problem: Problem) -> dict[tuple[str, str], str]:
+    """The device between, for two devices that no link joins."""
+    names = problem.devices
+    return {
+        (names[s], names[d]): names[hops[0].dst]
+        for s, row in enumerate(problem.route)
+        for d, hops in enumerate(row)
+        if hops and len(hops) > 1
+    }
 
 
 def _idle_at(start: float) -> Callable[[Sequence[tuple[float, float, str]]], float]:

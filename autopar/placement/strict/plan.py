@@ -199,15 +199,17 @@ def _plan(
         built.machine,
         {built.producer[value]: value for run in built.runs for value in run.makes},
     )
+    nodes = order(graph)
+    # Nodes that take no time share their moment with others, and are listed in the order in which they are computed.
     placed = [
         Placed(
-            node.name,
+            graph.nodes[v].name,
             machine.devices[where[v]].name,
             machine.devices[where[v]].compute_lanes[lane[v]],
             start[v],
             end[v],
         )
-        for v, node in enumerate(graph.nodes)
+        for v in nodes
     ]
     transfers = []
     for v, part, fetched, begun, ended in copies:
@@ -220,7 +222,7 @@ def _plan(
         used[part] += graph.nodes[v].nbytes
     way = [0.0] * len(where)
     readers = [own for own, _ in outputs(graph)]
-    for v in order(graph):
+    for v in nodes:
         node = graph.nodes[v]
         way[v] += node.cpu_s if node.accelerator_s is None else min(node.cpu_s, node.accelerator_s)
         for reader in readers[v]:

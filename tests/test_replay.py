@@ -1,0 +1,129 @@
+"""What becomes of plans when only placement and orders are kept: the planner's promises hold."""
+
+import itertools
+
+import pytest
+from taskfiles import link, planned, small
+
+from autopar.formats import described, read
+from autopar.placement import place
+from autopar.replay import replay
+from autopar.simulate import Schedule
+from autopar.verify import infeasibilities
+
+
+def test_noise_is_drawn_from_a_seed_and_stays_within_its_bounds():
+    graph = small()
+    plan = planned(graph)
+    calm = replay(graph, plan)
+    found = {replay(graph, plan, noise=0.1, seed=seed)["makespan_s"] for seed in range(20)}
+    assert len(found) > 10
+    assert all(0.9 * calm["makespan_s"] <= time <= 1.1 * calm["makespan_s"] for time in found)
+    assert replay(graph, plan, noise=0.1, seed=3) == replay(graph, plan, noise=0.1, seed=3)
+
+
+def test_wires_serve_who_comes_first():
+    graph = {
+        "tasks": [
+            {"id": "slow", "seconds": {"p": 2.0}},
+            {"id": "quick", "seconds": {"q": 1.0}},
+            {"id": "end", "seconds": {"r": 1.0}},
+        ],
+        "values": [
+            {"id": "late", "producer": "slow", "consumers": ["end"], "bytes": 1e6},
+            {"id": "early", "producer": "quick", "consumers": ["end"], "bytes": 1e6},
+        ],
+        "devices": [{"name": name} for name in "pqr"],
+        "links": [link("p", "r", wire="bus"), link("q", "r", wire="bus")],
+    }
+    plan = planned(graph)
+    for step in plan["transfers"]:
+        step["start_s"] += 10.0 * (step["value"] == "early")
+    start = {step["value"]: step["start_s"] for step in replay(graph, plan)["transfers"]}
+    assert start["early"] == 1.0
+    assert start["late"] == pytest.approx(2.001)
+
+
+def test_seconds_by_lanes_may_be_named_in_numbers():
+    graph = small()
+    cost = graph["tasks"][1]["seconds"]
+    cost["cpu"] = {int(taken): seconds for taken, seconds in cost["cpu"].items()}
+    plan = planned(graph)
+    assert infeasibilities(graph, plan) == []
+    assert replay(graph, plan)["makespan_s"] == pytest.approx(plan["makespan_s"])
+
+
+def test_tasks_that_take_no_time_are_replayed_in_whatever_order_they_are_listed():
+    names = [f"t{n}" for n in range(6)]
+    graph = {
+        "tasks": [{"id": name, "seconds": {"p": 0.0}} for name in names],
+        "values": [
+            {"id": f"v{n}", "producer": a, "consumers": [b], "bytes": 1}
+            for n, (a, b) in enumerate(itertools.pairwise(names))
+        ],
+        "devices": [{"name": "p"}],
+        "links": [],
+    }
+    plan = planned(graph)
+    plan["tasks"].reverse()
+    assert [step["id"] for step in replay(graph, plan)["tasks"]] == names
+
+
+def test_orders_that_wait_for_each_other_never_end():
+    graph = small()
+    plan = planned(graph)
+    task = {step["id"]: step for step in plan["tasks"]}
+    task["c"]["start_s"] = -1.0
+    task["a"].update(device="gpu", lane=0, start_s=0.0)
+    with pytest.raises(ValueError, match=r"wait for each other|never comes"):
+        replay(graph, plan)
+
+
+def test_tasks_that_take_no_time_keep_the_order_in_which_their_lane_takes_them():
+    # a could go first, and then so could what it sends over the wire, which b is in a hurry for.
+    graph = {
+        "tasks": [
+            {"id": "a", "seconds": {"p": 0.0}},
+            {"id": "b", "seconds": {"p": 0.0}},
+            {"id": "after a", "seconds": {"q": 1.0}},
+            {"id": "after b", "seconds": {"q": 3.0}},
+        ],
+        "values": [
+            {"id": "x", "producer": None, "home": "r", "consumers": ["b"], "bytes": 10**6},
+            {"id": "of a", "producer": "a", "consumers": ["after a"], "bytes": 3 * 10**6},
+            {"id": "of b", "producer": "b", "consumers": ["after b"], "bytes": 10**6},
+        ],
+        "devices": [{"name": name} for name in "pqr"],
+        "links": [link("r", "p", wire="bus"), link("p", "q", wire="bus")],
+    }
+    lanes = {"p/0": ("b", "a"), "q/0": ("after b", "after a")}
+    plan = described(place(read(graph), lambda costed: Schedule("by hand", lanes)))
+    assert [task["id"] for task in plan["tasks"]][:2] == ["b", "a"]
+    again = replay(graph, plan)
+    assert again["tasks"] == plan["tasks"]
+    assert again["makespan_s"] == plan["makespan_s"]
+
+
+def test_a_value_is_read_from_where_it_first_is():
+    graph = {
+        "tasks": [
+            {"id": "a", "seconds": {"p": 1.0, "q": 1.0}},
+            *({"id": n, "seconds": {n: 1.0}} for n in "qr"),
+        ],
+        "values": [{"id": "v", "producer": "a", "consumers": ["q", "r"], "bytes": 0}],
+        "devices": [{"name": name} for name in "pqr"],
+        "links": [link("p", "q"), link("q", "r")],
+    }
+    tasks = [("a", "p", 0.0), ("a", "q", 0.5), ("q", "q", 1.5), ("r", "r", 1.002)]
+    moves = [("p", "q", 1.0), ("q", "r", 1.001)]
+    plan = {
+        "makespan_s": 2.5,
+        "lower_bound_s": 0.0,
+        "tasks": [{"id": n, "device": d, "lane": 0, "start_s": s, "end_s": s + 1} for n, d, s in tasks],
+        "transfers": [
+            {"value": "v", "src": a, "dst": b, "start_s": s, "end_s": s + 1e-3} for a, b, s in moves
+        ],
+    }
+    assert infeasibilities(graph, plan) == []
+    start = {step["id"]: step["start_s"] for step in replay(graph, plan)["tasks"]}
+    assert start["r"] == pytest.approx(1.002)
