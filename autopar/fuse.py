@@ -7,13 +7,13 @@ a second fuses what has the same neighbours.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from .cost import Run, TaskCost
 from .errors import PlanError
 from .graph import JOIN, PART, SUM, Graph, Task
 from .machine import Machine
+from .topological import topological
 
 SHORTEST_S = 50e-6
 """Seconds a run should last on its fastest device: several times a hand-off between lanes and the dispatch of
@@ -223,7 +223,7 @@ def _runs(
             colocate=held[0].colocate,
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
-    return tuple(found[run] for run in _order(before))
+    return tuple(found[run] for run in topological(before))
 
 
 def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
@@ -254,22 +254,3 @@ def _scratch(graph: Graph, held: list[Task], makes: tuple[str, ...], costs: Mapp
         peak = max(peak, live + costs[task.name].workspace_bytes)
         live -= ends.get(position, 0)
     return peak
-
-
-def _order(before: dict[int, dict[int, None]]) -> list[int]:
-    """Topological order of the runs, the one whose number is smallest first among those that are ready."""
-    after: dict[int, list[int]] = {run: [] for run in before}
-    missing = {run: len(earlier) for run, earlier in before.items()}
-    for run, earlier in before.items():
-        for p in earlier:
-            after[p].append(run)
-    ready = sorted(run for run, count in missing.items() if not count)
-    order = []
-    while ready:
-        run = heapq.heappop(ready)
-        order.append(run)
-        for later in after[run]:
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(ready, later)
-    return order

@@ -22,7 +22,7 @@ from ..machine import Machine
 from . import fields
 from .devices import LISTS
 from .devices import machine as read_machine
-from .order import topological
+from .order import in_order
 from .reach import check_reach
 
 TARGET = "task"
@@ -67,7 +67,7 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
         rows.append(task)
     _share(rows, [device.name for device in on.devices])
     values, deliver, homes = _values(fields.rows(data, "values", LISTS), rows, tasks, position)
-    order = topological([task.name for task in rows], [task.before for task in rows])
+    order = in_order([task.name for task in rows], [task.before for task in rows])
     check_reach(on, rows, deliver, homes)
     return _assemble(name, on, [rows[t] for t in order], values, deliver, homes)
 

@@ -15,6 +15,7 @@ from ...formats.own import costed
 from ...plans import Placed, Plan, Transfer
 from ...simulate import Schedule, simulate
 from ...timeline import Memory
+from ...topological import topological
 from ..period import balance, bound
 from ..period.loads import Standing
 from .calls import Calls
@@ -151,21 +152,7 @@ def _steps(
     before: dict[int, set[int]] = {s: set() for s in step}
     for v in nodes:
         before[step[v]].update(step[u] for u in reads[v] if step[u] != step[v])
-    after: dict[int, list[int]] = {s: [] for s in step}
-    for s in before:
-        for earlier in before[s]:
-            after[earlier].append(s)
-    missing = {s: len(earlier) for s, earlier in before.items()}
-    ready = sorted(s for s, count in missing.items() if not count)
-    found = []
-    while ready:
-        s = heapq.heappop(ready)
-        found.append((s - parts, 0) if s >= parts else (-1, s))
-        for later in sorted(after[s]):
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(ready, later)
-    return found
+    return [(s - parts, 0) if s >= parts else (-1, s) for s in topological(before)]
 
 
 def _cores(
