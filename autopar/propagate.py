@@ -18,8 +18,9 @@ from .capture import Captured
 from .errors import PlanError
 from .forms import Form, Made, axes, called, copied, in_order
 from .graph import Task, Value, replace_refs
-from .plans import Placed, Plan, Transfer
-from .simulate import Schedule, simulate
+from .placement.orders import kept
+from .plans import Plan
+from .simulate import simulate
 
 log = logging.getLogger("autopar")
 
@@ -55,7 +56,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     costed = replace(plan.costed, graph=replace(graph, values=tuple(found[v.name] for v in graph.values)))
     if all((v.bytes, v.storage) == (found[v.name].bytes, found[v.name].storage) for v in before):
         return replace(plan, costed=costed)
-    timing = simulate(costed, _schedule(plan))
+    timing = simulate(costed, kept(plan))
     return replace(
         plan,
         costed=costed,
@@ -234,18 +235,6 @@ class _Propagation:
             return replace(value, shape=(), dtype="object", bytes=0, storage=storage, order=())
         dtype, size = str(form.dtype).removeprefix("torch."), math.prod(form.shape) * form.dtype.itemsize
         return Value(value.name, form.shape, dtype, size, storage, value.kind, value.path, axes(form))
-
-
-def _schedule(plan: Plan) -> Schedule:
-    """Who runs what in which order, and what is copied."""
-    lanes: dict[str, tuple[str, ...]] = {}
-    copies: dict[str, tuple[tuple[str, str, str], ...]] = {}
-    for lane, steps in plan.orders.items():
-        if runs := tuple(step.run for step in steps if isinstance(step, Placed)):
-            lanes[lane] = runs
-        if moves := tuple((step.value, step.src, step.dst) for step in steps if isinstance(step, Transfer)):
-            copies[lane] = moves
-    return Schedule(plan.policy, lanes, copies)
 
 
 def _blank(form: Form | None) -> bool:

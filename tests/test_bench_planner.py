@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from autopar.bench import instances
 from autopar.bench.planner import (
     PARTS,
     adversary,
@@ -25,9 +24,6 @@ from autopar.bench.planner.related import Instance
 from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
 from autopar.formats import read
-from autopar.placement import place
-from autopar.problem import Problem
-from autopar.simulate import Play
 from autopar.verify import infeasibilities
 
 
@@ -223,13 +219,6 @@ def test_saga_is_asked_and_judged():
 def test_an_unknown_part_is_refused():
     with pytest.raises(PlanError, match=r"--part sgt is not known; give one of small"):
         run(["sgt"])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_orders_of_a_plan_make_the_plan_again(seed):
-    costed = read(instances.small(seed, tasks=12))
-    plan = place(costed)
-    assert Play(Problem(costed), small.orders(plan)).makespan == pytest.approx(plan.makespan)
 
 
 def test_without_the_solver_gaps_are_to_the_bound(monkeypatch, capsys):

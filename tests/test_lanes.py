@@ -10,10 +10,11 @@ from taskfiles import link, randomly, small
 from autopar.errors import PlanError
 from autopar.formats import read, text
 from autopar.placement import replan
+from autopar.placement.orders import kept
 from autopar.plans import Plan
 from autopar.problem import Problem
 from autopar.scheduling import schedule
-from autopar.simulate import Schedule, simulate
+from autopar.simulate import Play, Schedule, simulate
 
 
 def wide(**seconds: float):
@@ -77,6 +78,7 @@ def test_a_plan_is_what_its_orders_simulate_to(seed):
     plan = schedule(randomly(random.Random(seed), 10))
     again = replan(plan.costed, plan)
     assert again.makespan == pytest.approx(plan.makespan)
+    assert Play(Problem(plan.costed), kept(plan)).makespan == pytest.approx(plan.makespan)
     assert {step.run: step.lanes for step in again.placed} == {step.run: step.lanes for step in plan.placed}
 
 

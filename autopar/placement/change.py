@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..critical import critical
 from ..errors import AutoparError
 from ..plans import Placed, Plan
 from ..problem import Problem
-from ..simulate import Move, Schedule
+from ..simulate import Schedule
 from .bounds import lower_bound
 from .duplicate import duplicate
 from .fill import fill
@@ -19,6 +19,7 @@ from .follow import follow
 from .heft import heft, lookahead
 from .improve import improve
 from .once import once
+from .orders import kept
 from .period import balance, bound
 from .period.loads import Standing
 from .population import evolve
@@ -190,19 +191,6 @@ def _searched(plan: Plan, race: Race) -> float:
 
 
 def _orders(plan: Plan) -> Schedule:
-    """The placement of a plan and the order of its lanes and copies."""
-    lanes: dict[str, list[str]] = {}
-    for step in plan.placed:
-        for lane in step.lanes:
-            lanes.setdefault(lane, []).append(step.run)
-    copies: dict[str, list[Move]] = {}
-    machine = plan.costed.machine
-    for t in plan.transfers:
-        queue = machine.queue(machine.link[t.src, t.dst])
-        if queue is not None and machine.queued:
-            copies.setdefault(queue, []).append((t.value, t.src, t.dst))
-    return Schedule(
-        "as it is",
-        {lane: tuple(names) for lane, names in lanes.items()},
-        {queue: tuple(moves) for queue, moves in copies.items()},
-    )
+    """The placement of a plan and the orders that it keeps; wires of a graph file's machine serve who comes first."""
+    found = kept(plan)
+    return found if plan.costed.machine.queued else replace(found, copies={})

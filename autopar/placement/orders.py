@@ -1,9 +1,10 @@
-"""The orders of all queues from runs and copies by start."""
+"""The orders of all queues, from runs and copies by start, or from a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..plans import Placed, Plan
 from ..problem import Hop, Problem
 from ..simulate import Move, Schedule
 
@@ -29,4 +30,25 @@ def in_order(
         policy,
         {lane: tuple(names) for lane, names in lanes.items()},
         {lane: tuple(own) for lane, own in copies.items()},
+    )
+
+
+def kept(plan: Plan) -> Schedule:
+    """The orders of the lanes, copy queues and wires of a plan; copies over what is no link are left out."""
+    machine = plan.costed.machine
+    lanes: dict[str, list[str]] = {}
+    copies: dict[str, list[Move]] = {}
+    for step in plan.steps:
+        if isinstance(step, Placed):
+            for lane in step.lanes:
+                lanes.setdefault(lane, []).append(step.run)
+            continue
+        link = machine.link.get((step.src, step.dst))
+        queue = machine.queue(link) if link else None
+        if queue is not None:
+            copies.setdefault(queue, []).append((step.value, step.src, step.dst))
+    return Schedule(
+        plan.policy,
+        {lane: tuple(names) for lane, names in lanes.items()},
+        {queue: tuple(moves) for queue, moves in copies.items()},
     )

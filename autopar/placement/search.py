@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from ..cost import CostedGraph
 from ..errors import PlanError
 from ..plans import Plan
 from ..problem import Problem
-from ..simulate import Move, Schedule, timing
+from ..simulate import Schedule, timing
 from ..tables import seconds
 from .bounds import lower_bound
 from .duplicate import duplicate
@@ -21,6 +22,7 @@ from .heft import heft, list_schedule, lookahead
 from .identical import alike, identical
 from .improve import improve
 from .nondelay import crowded, keep_busy
+from .orders import kept
 from .packed import pack
 from .population import evolve
 from .prove import prove
@@ -129,30 +131,19 @@ def replan(costed: CostedGraph, edited: Plan) -> Plan:
     problem = Problem(costed)
     race = Race(problem)
     alone = _singles(race)
-    lanes: dict[str, list[str]] = {}
-    for step in sorted(edited.placed, key=lambda step: (step.start, step.end)):
+    for step in edited.placed:
         costed.machine.require(step.device)
         if step.lane not in costed.machine.device[step.device].compute_lanes:
             raise PlanError(
                 f"the plan places run {step.run!r} on lane {step.lane!r} of {step.device}; "
                 f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
             )
-        for lane in step.lanes:
-            lanes.setdefault(lane, []).append(step.run)
-    copies: dict[str, list[Move]] = {}
-    for transfer in sorted(edited.transfers, key=lambda step: (step.start, step.end)):
-        link = costed.machine.link.get((transfer.src, transfer.dst))
-        queue = costed.machine.queue(link) if link else None
-        if queue is not None:
-            copies.setdefault(queue, []).append((transfer.value, transfer.src, transfer.dst))
-    runs = {lane: tuple(names) for lane, names in lanes.items()}
-    as_it_was = race.trial(
-        Schedule("the plan given", runs, {lane: tuple(moves) for lane, moves in copies.items()})
-    )
+    given = kept(replace(edited, costed=costed, policy="the plan given"))
+    as_it_was = race.trial(given)
     if as_it_was:
         race.admit(as_it_was)
     # Where runs have moved, other values do: the copy queues then take them as they become ready.
-    entry = as_it_was or race.enter(Schedule("the plan given", runs))
+    entry = as_it_was or race.enter(replace(given, copies={}))
     if entry is None:
         raise race.errors[-1]
     return _plan(race, race.best([entry]), lower_bound(problem), alone)

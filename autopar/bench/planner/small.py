@@ -8,10 +8,9 @@ import time
 from ...formats import read
 from ...placement import place
 from ...placement.exact import EFFORT, exact
+from ...placement.orders import kept
 from ...placement.population import STEPS
-from ...plans import Plan
 from ...problem import Problem
-from ...simulate import Schedule
 from ...tables import table
 from .. import instances
 from .judging import Asked, Data, Goal, by_policy, median, planned, verdict, without_solver, worst
@@ -107,31 +106,13 @@ def solve(graph: Data, effort: float) -> Data:
     """What CP-SAT makes of the best plan in which every task is computed once."""
     start = time.process_time()
     costed = read(graph)
-    found = exact(Problem(costed), orders(place(costed, steps=STEPS)), effort=effort)
+    found = exact(Problem(costed), kept(place(costed, steps=STEPS)), effort=effort)
     return {
         "exact": found.makespan,
         "proven_bound": found.lower_bound,
         "proven": found.optimal,
         "solver_s": time.process_time() - start,
     }
-
-
-def orders(plan: Plan) -> Schedule:
-    """The orders that a plan keeps."""
-    lanes: dict[str, list[str]] = {}
-    for step in plan.placed:
-        for lane in step.lanes:
-            lanes.setdefault(lane, []).append(step.run)
-    copies: dict[str, list[tuple[str, str, str]]] = {}
-    for move in plan.transfers:
-        queue = plan.costed.machine.queue(plan.costed.machine.link[move.src, move.dst])
-        if queue is not None:
-            copies.setdefault(queue, []).append((move.value, move.src, move.dst))
-    return Schedule(
-        plan.policy,
-        {lane: tuple(names) for lane, names in lanes.items()},
-        {queue: tuple(moves) for queue, moves in copies.items()},
-    )
 
 
 def _percents(values: list[float]) -> str:
