@@ -13,6 +13,7 @@ from ..problem import Problem
 from ..simulate import Schedule
 from .batch import Candidates, Decoded, schedule
 from .parts import parts
+from .priorities import places
 from .race import SHORTER, Entry, Race
 from .rank import urgent_first
 from .served import carried_out
@@ -94,7 +95,7 @@ class _Packing:
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(self.problem.before, self.problem.after)]
         chosen = [starts[chain % len(starts)].play for chain in range(CHAINS)]
         self.device = np.array([play.device for play in chosen])
-        self.keys = _places(np.array([play.start[: self.problem.runs] for play in chosen]))
+        self.keys = places(np.array([play.start[: self.problem.runs] for play in chosen]))
         found = carried_out(self.tables, _candidates(self.keys.argsort(axis=1), self.device))
         self.score = found.makespan
         self.best = starts[0]
@@ -155,7 +156,7 @@ class _Packing:
                     self.best = entry
             self.device[own], self.score[own] = fixed[row], makespan
             if self.draw.random() < REORDER:
-                self.keys[own] = _places(found.start[row : row + 1])[0]
+                self.keys[own] = places(found.start[row : row + 1])[0]
         return trials
 
     def _schedule(self, found: Decoded, row: int) -> Schedule:
@@ -250,11 +251,3 @@ class _State:
     def surely(self, placement: Ints) -> bool:
         """Whether there is room for all values at once as well."""
         return bool(self._left(placement).min() >= self.spare)
-
-
-def _places(start: Floats) -> Floats:
-    """The place of each run in the order of starts; ties in graph order."""
-    order = np.argsort(start, axis=1, kind="stable")
-    found = np.empty(order.shape)
-    np.put_along_axis(found, order, np.arange(order.shape[1], dtype=np.float64)[None], axis=1)
-    return found

@@ -14,7 +14,7 @@ import numpy as np
 from ..problem import Problem
 from ..simulate import Schedule
 from .batch import FAR, Candidates, Decoded, schedule
-from .priorities import noisy_orders
+from .priorities import noisy_orders, places
 from .rank import cost_to_go
 from .served import carried_out, served
 from .tables import Bools, Floats, Ints, Tables
@@ -104,7 +104,7 @@ class _Population:
         decoded = self._decode(Candidates(order, fixed, ahead, stay))
         score = self._score(decoded)
         chosen = np.argsort(score, kind="stable")[:CHAINS]
-        keys, device = _positions(decoded.start[chosen]), decoded.device[chosen].copy()
+        keys, device = places(decoded.start[chosen]), decoded.device[chosen].copy()
         lane = decoded.lane[chosen].copy()
         score, ahead, stay = score[chosen], ahead[chosen], stay[chosen]
         each = (1 + 2 * TIMED) / 2 if self.tables.first_come else 1.0
@@ -127,7 +127,7 @@ class _Population:
             found = found.min(axis=1)
             kept = found <= score * (1 + HEAT * warmth * draw.random(CHAINS) ** 2)
             rows = row[kept]
-            keys[kept], device[kept] = _positions(decoded.start[rows]), decoded.device[rows]
+            keys[kept], device[kept] = places(decoded.start[rows]), decoded.device[rows]
             lane[kept] = decoded.lane[rows]
             score[kept], ahead[kept], stay[kept] = found[kept], weights[0][rows], weights[1][rows]
             if number % TAKE_OVER == TAKE_OVER - 1:
@@ -254,11 +254,3 @@ class _Population:
             if earlier:
                 own[:, run] = np.maximum(own[:, run], own[:, earlier].max(axis=1) + 1e-6)
         keys[rows] = own[:, :runs]
-
-
-def _positions(start: Floats) -> Floats:
-    """The place of each run in the order of starts; ties in graph order."""
-    order = np.argsort(start, axis=1, kind="stable")
-    found = np.empty(order.shape)
-    np.put_along_axis(found, order, np.arange(order.shape[1], dtype=np.float64)[None], axis=1)
-    return found
