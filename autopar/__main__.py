@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands[chosen.command](arguments[split:])
     except AutoparError as error:
-        print(f"autopar {chosen.command}: {error}", file=sys.stderr)
+        # Names of a user's own may have line breaks in them.
+        print(f"autopar {chosen.command}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
 
 

@@ -48,15 +48,18 @@ def schedule(
     for a graph that is none or cannot be planned, DeviceError for an unknown device, MemoryCapError when nothing
     fits.
     """
-    if objective not in OBJECTIVES:
+    if objective not in (*OBJECTIVES,):
         raise PlanError(f"objective={objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
-    if budget_s is not None and not budget_s > 0:
+    if budget_s is not None and not (isinstance(budget_s, (int, float)) and budget_s > 0):
         raise PlanError(f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or None")
     if model not in (None, *MODELS):
         raise PlanError(f"model={model!r} is not known; give one of {', '.join(MODELS)}")
+    for word, given, such in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
+        if given is not None and not isinstance(given, Mapping):
+            raise PlanError(f"{word}={given!r} is no mapping; give {such}")
     with uncollected():
-        given = {"machine": machine, "memory": memory, "pins": pins}
-        changed = [word for word, value in given.items() if value]
+        asked = {"machine": machine, "memory": memory, "pins": pins}
+        changed = [word for word, value in asked.items() if value]
         if model == "strict-msr" or (model is None and objective == "throughput" and not changed):
             name, found = partitioned(graph)
             if found and not changed:
@@ -79,12 +82,15 @@ def schedule(
 def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
     """The graph with runs bound to devices by name, or by a glob of names; a plain name goes before a glob.
 
-    Raises PlanError for a name that no run has and for a device that cannot run one.
+    Raises PlanError for a name that no run has and for a device that cannot run one, DeviceError for one that the
+    machine lacks.
     """
     if not pins:
         return costed
     chosen: dict[str, str] = {}
-    for pattern, device in sorted(pins.items(), key=lambda pin: (pin[0] in costed.run, pin[0])):
+    # A node of a networkx graph may be anything, and its task is called what it is as text.
+    named = [(str(pattern), device) for pattern, device in pins.items()]
+    for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.run, pin[0])):
         costed.machine.require(device)
         plain = pattern in costed.run
         names = [pattern] if plain else [name for name in costed.run if fnmatchcase(name, pattern)]

@@ -254,10 +254,20 @@ def test_memory_and_pins_are_taken_from_the_call():
         schedule(graph, pins={"a": "tpu"})
     with pytest.raises(MemoryCapError):
         schedule(graph, memory={"gpu": "1 kB"})
-    with pytest.raises(PlanError, match="objective='speed'"):
-        schedule(graph, objective="speed")
-    with pytest.raises(PlanError, match="budget_s=0"):
-        schedule(graph, budget_s=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"objective": "speed"}, "objective='speed' is not known"), ({"objective": ["latency"]}, "is not known"),
+     ({"budget_s": 0}, "budget_s=0 leaves no time"), ({"budget_s": NAN}, "budget_s=nan leaves no time"),
+     ({"budget_s": "5"}, "budget_s='5'"), ({"memory": ["gpu"]}, r"memory=\['gpu'\] is no mapping"),
+     ({"pins": "a"}, "pins='a' is no mapping"), ({"pins": {7: "cpu"}}, "names no task of 'graph'"),
+     ({"model": ["machine"]}, "is not known")],
+    ids=str,
+)  # fmt: skip
+def test_words_of_the_call_that_mean_nothing_get_a_sentence(given, says):
+    with pytest.raises(PlanError, match=says):
+        schedule(small(), **given)
 
 
 def test_a_ceiling_that_cuts_the_search_short_is_said():

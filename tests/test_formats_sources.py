@@ -113,6 +113,29 @@ def test_networkx_graphs():
     assert infeasibilities(plain(graph, on)[1], described(schedule(graph, on))) == []
 
 
+def test_edges_of_a_networkx_multigraph_are_values_of_their_own():
+    graph = networkx.MultiDiGraph()
+    graph.add_nodes_from((1, 2), seconds=1.0)
+    graph.add_edge(1, 2, bytes=100)
+    graph.add_edge(1, 2, bytes=200)
+    costed = read(graph, read(small()).machine)
+    assert sorted(v.bytes for v in costed.graph.values if v.kind == "made") == [100, 200]
+    assert schedule(costed, pins={"1": "gpu"}).place["1"].device == "gpu"
+    assert schedule(costed, pins={1: "gpu"}).place["1"].device == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [("cpu", "must be a list"), (["cpu"], "must be an object"), ([{"lanes": 2}], "no 'name'")],
+    ids=str,
+)
+def test_devices_of_a_networkx_graph_that_are_none(devices, says):
+    graph = networkx.DiGraph(devices=devices)
+    graph.add_node("a", seconds=1.0)
+    with pytest.raises(PlanError, match=says):
+        schedule(graph)
+
+
 def test_networkx_graphs_that_are_none():
     on = read(small()).machine
     graph = networkx.DiGraph([("a", "b")])

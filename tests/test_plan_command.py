@@ -114,6 +114,7 @@ BAD = {
     "no time": {**small(), "tasks": [{"id": "a", "seconds": {"cpu": float("nan")}}], "values": []},
     "no device": {**small(), "tasks": [{"id": "a", "seconds": {}}], "values": []},
     "no room": {**small(), "devices": [{"name": n, "lanes": 2, "memory_bytes": 10} for n in ("cpu", "gpu")]},
+    "a name of two lines": {**small(), "tasks": [{"id": "a\nb", "seconds": {"cpu": 1}}]},
     "no list": {"tasks": []},
     "no object": [],
 }

@@ -10,6 +10,7 @@ import networkx
 from ..errors import PlanError
 from ..machine import Machine
 from .devices import described as described_machine
+from .devices import machine as read_machine
 
 
 def described(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def described(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
         if machine
         else {key: graph.graph.get(key, []) for key in ("devices", "links")}
     )
-    names = [device["name"] for device in on["devices"]]
+    names = [device.name for device in read_machine(on).devices]
     tasks = []
     for node, given in graph.nodes(data=True):
         if "seconds" not in given:
@@ -52,7 +53,10 @@ def described(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
         )
     values: dict[tuple[str, str], dict[str, Any]] = {}
     for src, dst, given in graph.edges(data=True):
-        label = f"{src} → {dst}" if given.get("value") is None else f"{src}: {given['value']}"
+        own = given.get("value") is None
+        label = f"{src} → {dst}" if own else f"{src}: {given['value']}"
+        while own and (str(src), label) in values:
+            label += "'"
         nbytes = given.get("bytes", 0)
         value = values.setdefault(
             (str(src), label), {"id": label, "producer": str(src), "consumers": [], "bytes": nbytes}

@@ -85,7 +85,7 @@ def _processors(machine: Machine | int | None, path: Path) -> int:
         return machine
     raise DeviceError(
         f"{path.name} is for any number of identical processors and machine={machine!r} is no number of them; give "
-        "one, such as 4"
+        "one, such as 4 (--processors 4)"
     )
 
 
