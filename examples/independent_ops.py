@@ -21,6 +21,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import autopar
+from autopar.bench.wall import wall
 
 
 def machine(accelerators: int) -> autopar.Machine | list[str]:
@@ -57,16 +58,9 @@ def overlap(timeline: autopar.Timeline, lanes: list[str]) -> float:
     return total
 
 
-def wall(function, *inputs: torch.Tensor) -> float:
+def least(function, *inputs: torch.Tensor) -> float:
     """Least seconds of three calls by the caller's clock until everything is there."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        function(*inputs)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(wall(function, *inputs) for _ in range(3))
 
 
 def eight(size: int) -> dict[str, float | str]:
@@ -87,8 +81,8 @@ def eight(size: int) -> dict[str, float | str]:
         "independent": networkx.number_weakly_connected_components(graph),
         "at once": max(sum(s.start <= t.start < s.end for s in spans) for t in spans),
         "devices": len({span.device for span in spans}),
-        "one device s": wall(alone, x),
-        "all devices s": wall(both, x),
+        "one device s": least(alone, x),
+        "all devices s": least(both, x),
         "equal": float(all(torch.allclose(a.cpu(), b) for a, b in zip(y, model(x)))),
         "label": both.plan.costed.machine.label,
     }
@@ -109,8 +103,8 @@ def small(count: int = 64, size: int = 128) -> dict[str, float]:
     with two.record() as timeline:
         two(x)
     found = {
-        "one lane s": wall(one, x),
-        "two lanes s": wall(two, x),
+        "one lane s": least(one, x),
+        "two lanes s": least(two, x),
         "both lanes busy s": overlap(timeline.last, ["cpu/0", "cpu/1"]),
         "of s": timeline.last.makespan,
     }

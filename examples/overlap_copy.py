@@ -8,16 +8,13 @@ round all lanes must bring it to about 2 where compute and copy last alike; that
 
 import argparse
 import statistics
-import time
 from dataclasses import replace
 
 import torch
 
 import autopar
 from autopar.bench.lock import one_lock
-
-SLOWER = 4
-"""How much slower the declared clock runs when the first one was too fast for this machine."""
+from autopar.bench.wall import in_time, wall
 
 
 def device() -> tuple[autopar.Machine | list[str], str, int]:
@@ -68,15 +65,6 @@ def measure(pieces: int = 100, size: int = 0, rounds: int = 3, slower: float = 1
     }
 
 
-def wall(function, *inputs: torch.Tensor) -> float:
-    """Seconds by the caller's clock until everything is there."""
-    start = time.perf_counter()
-    function(*inputs)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -85,15 +73,7 @@ def main() -> None:
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)
     chosen = vars(options.parse_args())
-    try:
-        with torch.no_grad():
-            try:
-                found = measure(**chosen)
-            except autopar.LateError as error:
-                print(f"once more on a clock {SLOWER} times as slow: {error}")
-                found = measure(**chosen, slower=SLOWER)
-    except autopar.LateError as error:
-        raise SystemExit(f"no figures from this run: {error}") from None
+    found = in_time(measure, **chosen)
     print(found["label"])
     print(f"compute {found['compute']:.4f} s, copy {found['copy']:.4f} s, overlapped {found['overlapped']:.4f} s, "
           f"under one lock {found['locked']:.4f} s")  # fmt: skip

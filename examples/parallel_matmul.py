@@ -8,16 +8,13 @@ all lanes must bring it to about 2, else the figure would measure nothing; that 
 
 import argparse
 import statistics
-import time
 from dataclasses import replace
 
 import torch
 
 import autopar
 from autopar.bench.lock import one_lock
-
-SLOWER = 4
-"""How much slower the declared clock runs when the first one was too fast for this machine."""
+from autopar.bench.wall import in_time, wall
 
 
 def two_devices() -> tuple[autopar.Machine | list[str], int]:
@@ -68,16 +65,6 @@ def measure(pieces: int = 50, size: int = 0, rounds: int = 3, slower: float = 1.
                     "label": one.plan.costed.machine.label}  # fmt: skip
 
 
-def wall(function, *inputs: torch.Tensor) -> float:
-    """Seconds by the caller's clock until everything is there."""
-    start = time.perf_counter()
-    function(*inputs)
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
-    return time.perf_counter() - start
-
-
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -86,15 +73,7 @@ def main() -> None:
     options.add_argument("--size", default=0, type=int)
     options.add_argument("--rounds", default=3, type=int)
     chosen = vars(options.parse_args())
-    try:
-        with torch.no_grad():
-            try:
-                found = measure(**chosen)
-            except autopar.LateError as error:
-                print(f"once more on a clock {SLOWER} times as slow: {error}")
-                found = measure(**chosen, slower=SLOWER)
-    except autopar.LateError as error:
-        raise SystemExit(f"no figures from this run: {error}") from None
+    found = in_time(measure, **chosen)
     print(found["label"])
     print(
         f"one device alone {found['one']:.4f} s, both at once {found['two']:.4f} s, "
