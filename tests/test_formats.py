@@ -182,7 +182,11 @@ WRONG = [
         r"group 'g'.*'b' leaves cpu and 'c' can only run on gpu",
     ),
     (broken(devices__0__lanes=0), r"'lanes' of device 'cpu' is 0; it must be a whole number"),
-    (broken(devices__0__lanes=1.5), r"it must be a whole number from 1 on"),
+    (broken(devices__0__lanes=1.5), r"it must be a whole number from 1 to"),
+    (
+        broken(devices__0__lanes=10**9),
+        r"'lanes' of device 'cpu' is 1000000000; it must be a whole number from 1",
+    ),
     (broken(devices__1__memory_bytes="1GB"), r"'memory_bytes' of device 'gpu' is '1GB'"),
     (broken(devices=[]), r'"devices" is empty'),
     (broken(links__0__dst="tpu"), r"'dst' of links\[0\] is 'tpu', which is no device"),

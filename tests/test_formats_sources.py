@@ -85,6 +85,7 @@ def test_dnn_partitioning_graphs():
 @pytest.mark.parametrize(
     ("change", "says"),
     [({"nodes": 3}, '"nodes" is 3'), ({"maxFPGAs": ...}, "no 'maxFPGAs'"), ({"maxCPUs": -1}, "negative"),
+     ({"maxCPUs": 1.5}, "maxCPUs is 1.5; it must be a whole number from 0"),
      ({"edges": [{"sourceId": 1, "destId": 9, "cost": 1}]}, r"destId of edges\[0\] is '9', which is no node"),
      ({"edges": [{"sourceId": 1, "destId": 2}]}, "no 'cost'"),
      ({"nodes": [{"id": 1}]}, "node 1 has no 'cpuLatency'")],

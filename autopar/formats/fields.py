@@ -14,6 +14,8 @@ from ..errors import PlanError
 
 LARGEST = 1e30
 """What no number of a file may exceed, so that sums of them stay finite."""
+MANY = 1_000_000
+"""What no number of things may exceed, as each has a name of its own."""
 
 
 def row(data: Any, what: str, *of: Any) -> Mapping[str, Any]:
@@ -69,11 +71,13 @@ def nbytes(value: Any, what: str, *of: Any) -> int:
     return int(found) if found == int(found) else cast(int, found)
 
 
-def count(value: Any, what: str, *of: Any) -> int:
-    """A whole number from 1 on."""
+def count(value: Any, what: str, *of: Any, least: int = 1) -> int:
+    """A whole number of things, from `least` to `MANY`."""
     found = number(value, "how many", what, *of)
-    if found < 1 or found != int(found):
-        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a whole number from 1 on")
+    if not least <= found <= MANY or found != int(found):
+        raise PlanError(
+            f"{what.format(*of)} is {_short(value)}; it must be a whole number from {least} to {MANY:,}"
+        )
     return int(found)
 
 

@@ -115,8 +115,7 @@ def partitioning(data: Mapping[str, Any]) -> Partitioning:
         cost = fields.need(entry, "cost", "edges[{}]", index)
         edges.append(Edge(src, dst, fields.seconds(cost, "cost of edges[{}]", index) / 1e3))
     accelerators, cpus = (
-        int(fields.number(fields.need(data, key, "the graph"), "how many", key))
-        for key in ("maxFPGAs", "maxCPUs")
+        fields.count(fields.need(data, key, "the graph"), key, least=0) for key in ("maxFPGAs", "maxCPUs")
     )
     cap = fields.nbytes(fields.need(data, "maxSizePerFPGA", "the graph"), "maxSizePerFPGA")
     return Partitioning(tuple(nodes), tuple(edges), accelerators, cpus, cap)

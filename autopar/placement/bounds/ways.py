@@ -151,7 +151,6 @@ def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Float
     rest = np.zeros((runs + 1, net.devices))
     shortest = np.zeros(runs + 1)
     order, bounds = levels(problem.after)
-    readers = problem.readers
     makes, readers = problem.makes, problem.readers
     read, read_at = ragged([[v for v in makes[r] for _ in readers[v]] for r in order], values)
     by, _ = ragged([[later for v in makes[r] for later in readers[v]] for r in order], runs)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...cost import CostedGraph
+from ...critical import STRICT
 from ...errors import MemoryCapError, PlanError
 from ...formats.msr import Partitioning, described
 from ...formats.own import costed
@@ -23,8 +24,6 @@ from .graph import order, outputs
 from .reasons import StrictReasons, StrictShares
 from .search import search
 from .throughput import strict_loads
-
-POLICY = "strict-msr"
 
 
 def strict_plan(graph: Partitioning, name: str = "graph", budget_s: float | None = None) -> Plan:
@@ -78,10 +77,10 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         lanes.setdefault(lane, []).append(graph.nodes[v].name)
     cores = built.machine.devices[0].compute_lanes[: graph.cpus]
     called = [*cores, *(device.name for device in built.machine.devices[1:])]
-    found = simulate(built, Schedule(POLICY, {lane: tuple(names) for lane, names in lanes.items()}))
+    found = simulate(built, Schedule(STRICT, {lane: tuple(names) for lane, names in lanes.items()}))
     return Plan(
         costed=built,
-        policy=POLICY,
+        policy=STRICT,
         placed=found.placed,
         transfers=found.transfers,
         resident=found.resident,
@@ -217,7 +216,7 @@ def _plan(
     last = [*end, *(ended for *_, ended in copies)]
     return Plan(
         costed=built,
-        policy=POLICY,
+        policy=STRICT,
         placed=tuple(sorted(placed, key=lambda step: (step.start, step.end))),
         transfers=tuple(sorted(transfers, key=lambda step: (step.start, step.end))),
         resident=(),
