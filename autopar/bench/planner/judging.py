@@ -90,8 +90,8 @@ def by_direction(graph: Data) -> Data:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that must be shown: `found` at most (or at least) `limit`. Met also where `found` is None, when nothing
-    could be measured, which is then said."""
+    """A figure that must be shown: `found` at most (or at least) `limit`; None where nothing could be measured, which
+    is then said."""
 
     what: str
     found: float | None
@@ -123,7 +123,7 @@ def verdict(goals: Iterable[Goal]) -> list[Data]:
 
 
 def worst(found: Mapping[str, float], count: int = 5) -> list[tuple[str, float]]:
-    """The instances with the largest figures, the largest first, printed nowhere."""
+    """The instances with the largest figures, the largest first."""
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:count]
 
 

@@ -86,7 +86,7 @@ def _peak() -> float:
 
 
 def chains(tasks: int) -> Data:
-    """Parallel chains of tasks on unrelated devices, nothing between them: coarsening should fold them."""
+    """Parallel chains of tasks on unrelated devices, nothing between them."""
     draw_of = instances.small(0, tasks=16, devices=DEVICES, ratio=1.0)
     devices, links = draw_of["devices"], by_direction(draw_of)["links"]
     listed: list[dict[str, Any]] = []
