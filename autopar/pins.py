@@ -1,4 +1,4 @@
-"""Where the user wants things: pins of module paths and parameters, and sizes as people write them."""
+"""Where the user wants things: pins of module paths and parameters, names and globs, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -61,6 +61,17 @@ def resolve(
     _check_tied(graph, found)
     _check_together(graph, found)
     return {task.name: found[task.name] for task in graph.tasks if task.name in found}
+
+
+def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
+    """The names that a name, or a glob of names, means. Where there is none raises PlanError: the complaint, and what
+    may have been meant."""
+    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        near = get_close_matches(pattern, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
+        raise PlanError(f"{complaint}; {hint}")
+    return found
 
 
 def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, str]) -> dict[str, str]:

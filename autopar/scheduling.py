@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from .cost import CostedGraph, Run
 from .errors import PlanError
 from .formats import Source, partitioned, read
 from .garbage import uncollected
 from .machine import Machine
-from .pins import parse_bytes
+from .pins import meant, parse_bytes
 from .placement import OBJECTIVES, strict
 from .plans import Plan
 
@@ -80,7 +78,8 @@ def schedule(
 
 
 def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
-    """The graph with runs bound to devices by name, or by a glob of names; a plain name goes before a glob.
+    """The graph with runs bound to devices by name, or by a glob of names: a plain name goes before a glob, and a long
+    glob before a short one.
 
     Raises PlanError for a name that no run has and for a device that cannot run one, DeviceError for one that the
     machine lacks.
@@ -90,17 +89,10 @@ def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
     chosen: dict[str, str] = {}
     # A node of a networkx graph may be anything, and its task is called what it is as text.
     named = [(str(pattern), device) for pattern, device in pins.items()]
-    for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.run, pin[0])):
+    for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.run, len(pin[0]), pin[0])):
         costed.machine.require(device)
-        plain = pattern in costed.run
-        names = [pattern] if plain else [name for name in costed.run if fnmatchcase(name, pattern)]
-        if not names:
-            near = get_close_matches(pattern, costed.run, 1)
-            meant = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
-            raise PlanError(
-                f"pins={{{pattern!r}: {device!r}}} names no task of {costed.graph.name!r}; {meant}"
-            )
-        chosen |= dict.fromkeys(names, device)
+        complaint = f"pins={{{pattern!r}: {device!r}}} names no task of {costed.graph.name!r}"
+        chosen |= dict.fromkeys(meant(pattern, costed.run, complaint), device)
     runs = tuple(_bound(run, chosen[run.name], costed) if run.name in chosen else run for run in costed.runs)
     return replace(costed, runs=runs)
 

@@ -250,6 +250,10 @@ def test_memory_and_pins_are_taken_from_the_call():
     graph = small()
     assert schedule(graph, pins={"a": "gpu"}).place["a"].device == "gpu"
     assert schedule(graph, pins={"*": "cpu", "c": "gpu"}).place["a"].device == "cpu"
+    free = {**graph, "tasks": [{"id": "a", "seconds": {"cpu": 1.0, "gpu": 1.0}}], "values": []}
+    # A name goes before any glob, and the longer of two globs before the shorter.
+    for pins in ({"a": "gpu", "[a]": "cpu"}, {"[a]*": "gpu", "a*": "cpu"}):
+        assert schedule(free, pins=pins).place["a"].device == "gpu"
     with pytest.raises(PlanError, match=r"names no task of 'graph'"):
         schedule(graph, pins={"z": "cpu"})
     with pytest.raises(PlanError, match=r"task 'b' is pinned to gpu, which cannot run it; it can run on cpu"):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from ..critical import critical
-from ..errors import PlanError
+from ..pins import meant
 from ..placement.change import changes
 from ..plans import Choice, Plan, Reason
 from ..tables import percent, seconds, table
@@ -25,12 +23,8 @@ def explain_runs(plan: Plan, names: Iterable[str]) -> str:
     found = critical(plan)
     chosen: dict[str, None] = {}
     for name in names:
-        meant = [name] if name in plan.place else [run for run in plan.place if fnmatchcase(run, name)]
-        if not meant:
-            near = get_close_matches(name, plan.place, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
-            raise PlanError(f"{name!r} is no task of {plan.costed.graph.name!r}; {hint}")
-        chosen |= dict.fromkeys(meant)
+        complaint = f"{name!r} is no task of {plan.costed.graph.name!r}"
+        chosen |= dict.fromkeys(meant(name, plan.place, complaint))
     blocks = []
     for run in sorted(chosen, key=lambda run: found.number[run]):
         step, number = plan.place[run], found.number[run]
