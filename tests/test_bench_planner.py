@@ -1,5 +1,6 @@
 """The planner's bench: what its parts compare is comparable, and what they judge is judged."""
 
+import importlib.util
 import json
 import math
 import random
@@ -24,6 +25,7 @@ from autopar.bench.planner.related import Instance
 from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
 from autopar.formats import read
+from autopar.placement import POLICIES
 from autopar.verify import infeasibilities
 
 
@@ -142,9 +144,11 @@ def test_annealing_keeps_the_worst_it_has_met():
 
 
 def test_every_policy_and_device_is_beside_us():
-    makespan, by = adversary._inside(adversary.start(random.Random(2)))
-    assert makespan > 0
-    assert by
+    instance = adversary.start(random.Random(2))
+    makespan, by = adversary._inside(instance)
+    each = {name: by_policy(instance.graph(), name).makespan for name in POLICIES}
+    each |= {node: by_policy(instance.graph(), f"single {node}").makespan for node in instance.speed}
+    assert makespan == each[by] == min(each.values())
 
 
 @pytest.mark.parametrize("shape", scale.SHAPES)
@@ -197,7 +201,7 @@ def test_parts_are_found_by_name(capsys):
     found = run(["stg"])
     assert list(found) == ["stg"]
     assert "--graphs FOLDER" in capsys.readouterr().out
-    assert len(PARTS) == len(set(PARTS))
+    assert all(importlib.util.find_spec(name, "autopar.bench.planner") for name in PARTS.values())
 
 
 def test_saga_is_asked_and_judged():

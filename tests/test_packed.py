@@ -42,7 +42,7 @@ def test_packed_plans_fit_and_are_shorter(seed):
     assert race.best().makespan < before
     for entry in race.entries[entered:]:
         peaks = memory(race.problem, entry.play)
-        assert entry.over or all(own.cap is None or own.peak <= own.cap for own in peaks)
+        assert not entry.over and all(own.cap is None or own.peak <= own.cap for own in peaks)
     again = race_of(short(seed))
     pack(again, 0.0, 20_000)
     assert again.best().schedule == race.best().schedule

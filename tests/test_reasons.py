@@ -103,11 +103,11 @@ def test_a_run_of_several_lanes_would_end_elsewhere_as_quickly_as_it_can():
     graph = two({"cpu": {"1": 4.0, "2": 1.5}, "gpu": 1.0})
     graph["devices"][0]["lanes"] = 2
     graph["tasks"][1]["pin"] = "gpu"
-    graph["tasks"].append({"id": "c", "seconds": {"gpu": 1.0, "cpu": {"1": 4.0, "2": 2.0}}})
+    graph["tasks"].append({"id": "c", "seconds": {"gpu": 1.0, "cpu": {"1": 9.0, "2": 6.0}}})
     plan = autopar.schedule(graph)
-    choice = next(c for c in plan.reason["c"].choices if c.device != plan.place["c"].device)
-    if choice.device == "cpu":
-        assert choice.end == pytest.approx(choice.free + 2.0)
+    choice = next(c for c in plan.reason["c"].choices if c.device == "cpu")
+    assert plan.place["c"].device == "gpu"
+    assert choice.end == pytest.approx(choice.free + 6.0)
     assert plan.reason["b"].text.startswith("It can only run on gpu")
 
 
