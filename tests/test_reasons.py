@@ -10,7 +10,11 @@ import pytest
 from taskfiles import link, randomly, small
 
 import autopar
+from autopar.bench.instances import planted
+from autopar.bench.planner.judging import by_direction
 from autopar.critical import critical
+from autopar.formats import read
+from autopar.placement import change, search
 from autopar.placement.change import changes
 from autopar.placement.gaps import Gaps, find_all
 from autopar.placement.once import once
@@ -204,6 +208,17 @@ def test_changes_are_ordered_shorter_than_the_plan_and_the_same_again(seed):
     assert all(change.seconds < plan.makespan for change in found)
     assert {change.what for change in found} <= {option.what for option in options(plan.costed)}
     assert changes(plan) == found
+
+
+def test_changes_of_a_large_graph_are_planned_as_the_graph_was(monkeypatch):
+    for module in (change, search):
+        monkeypatch.setattr(module, "LARGE", 50)
+    costed = read(by_direction(planted(0, 120, 4, 1.0)[0]))
+    plan = search.place(costed, steps=0)
+    assert plan.policy.endswith("lanes kept busy")
+    tried = change._raced(plan, options(plan.costed)[0])
+    listed = plan.policy.rpartition(",")[0]
+    assert [entry.schedule.policy for entry in tried.entries] == [plan.policy, listed, plan.policy]
 
 
 def test_a_machine_with_one_device_more_is_one():

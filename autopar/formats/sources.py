@@ -43,7 +43,7 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         name = path.stem
-        if path.suffix == ".stg":
+        if path.suffix.lower() == ".stg":
             return name, stg.described(_text(path), _processors(machine, path))
         data = load(path)
     on = _machine(machine)
@@ -60,7 +60,7 @@ def partitioned(source: Source) -> tuple[str, msr.Partitioning | None]:
     data: Any = source
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        name, data = path.stem, None if path.suffix == ".stg" else load(path)
+        name, data = path.stem, None if path.suffix.lower() == ".stg" else load(path)
     return name, msr.partitioning(data) if msr.is_partitioning(data) else None
 
 

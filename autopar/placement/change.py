@@ -18,6 +18,7 @@ from .fill import fill
 from .follow import follow
 from .heft import heft, lookahead
 from .improve import improve
+from .nondelay import crowded, keep_busy
 from .once import once
 from .orders import kept
 from .period import balance, bound
@@ -161,14 +162,17 @@ def _raced(plan: Plan, option: Option) -> Race:
     if not plan.costed.again:
         race.enter(_orders(plan))
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
-    if problem.runs > LARGE:
+    large = problem.runs > LARGE
+    if large:
         # One list schedule is what there is time for: by the weights that were best.
         mine = [own for own in variants(problem) if isinstance(own, partial)]
-        policies = [own for own in mine if own.keywords["policy"] == plan.policy] or [heft]
+        policies = [own for own in mine if plan.policy.startswith(own.keywords["policy"])] or [heft]
     if problem.tight:
         policies += [fill, follow]
     for policy in policies:
-        enter_fitting(race, policy)
+        entry = enter_fitting(race, policy)
+        if large and entry and crowded(problem):
+            keep_busy(race, entry)
     return race
 
 
