@@ -35,5 +35,9 @@ class DifferenceError(RunError):
     """The first run did not give eager's answer; names the first task that differs."""
 
 
+class BoundWarning(RuntimeWarning):
+    """A lower bound that a plan refutes: a fault of the planner, which then claims none."""
+
+
 class LateError(AutoparError):
     """An emulated run could not keep its declared clock, so its figures mean nothing."""

@@ -18,8 +18,10 @@ from .capture import Captured
 from .errors import PlanError
 from .forms import Form, Made, axes, called, copied, in_order
 from .graph import Task, Value, replace_refs
+from .placement.bounds import lower_bound, sound
 from .placement.orders import kept
 from .plans import Plan
+from .problem import Problem
 from .simulate import simulate
 
 log = logging.getLogger("autopar")
@@ -65,7 +67,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
         resident=timing.resident,
         memory=timing.memory,
         makespan=timing.makespan,
-        lower_bound=min(plan.lower_bound, timing.makespan),
+        lower_bound=sound(lower_bound(Problem(costed)), timing.makespan),
     )
 
 

@@ -14,7 +14,7 @@ from ..plans import Plan
 from ..problem import Problem
 from ..simulate import Schedule, timing
 from ..tables import seconds
-from .bounds import lower_bound
+from .bounds import lower_bound, sound
 from .duplicate import duplicate
 from .fill import fill
 from .follow import follow
@@ -265,7 +265,7 @@ def _plan(
         resident=found.resident,
         memory=found.memory,
         makespan=found.makespan,
-        lower_bound=min(bound, found.makespan),
+        lower_bound=sound(bound, found.makespan),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
         reasons=Reasons(problem.costed, found, chosen.schedule.policy, shortest, others),

@@ -13,6 +13,7 @@ from ..cost import CostedGraph, Run
 from ..errors import MemoryCapError
 from ..plans import Placed, Plan
 from ..problem import Problem
+from .bounds import sound
 from .bounds.load import load
 from .bounds.ways import Ways
 from .period import Hop, Loads, Value, balance, bound
@@ -73,14 +74,14 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 policy="throughput",
                 period=period,
                 reasons=_reasons(problem, at),
-                lower_bound=min(proven, period),
+                lower_bound=sound(proven, period),
                 stopped="time" if cut else "",
             )
         if cut:
             break
     left = None if until == math.inf else max(1e-3, until - time.monotonic())
     plan = place(costed, budget_s=left)
-    return replace(plan, period=plan.makespan, lower_bound=min(proven, plan.makespan))
+    return replace(plan, period=plan.makespan, lower_bound=sound(proven, plan.makespan))
 
 
 def _reasons(problem: Problem, at: list[int]) -> Shares:

@@ -11,9 +11,10 @@ from ...problem import Problem
 from .crowds import LARGEST, crowded
 from .energy import energy
 from .load import Load, load
+from .sound import sound
 from .ways import Ways, ways
 
-__all__ = ["lower_bound"]
+__all__ = ["lower_bound", "sound"]
 
 
 def lower_bound(problem: Problem) -> float:

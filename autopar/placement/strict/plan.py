@@ -17,6 +17,7 @@ from ...plans import Placed, Plan, Transfer
 from ...simulate import Schedule, simulate
 from ...timeline import Memory
 from ...topological import topological
+from ..bounds import sound
 from ..period import balance, bound
 from ..period.loads import Standing
 from .calls import Calls
@@ -86,7 +87,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         resident=found.resident,
         memory=found.memory,
         makespan=found.makespan,
-        lower_bound=min(bound(loads), period),
+        lower_bound=sound(bound(loads), period),
         reasons=StrictShares(graph, [run.name for run in built.runs], at, called),
         stopped="time" if cut else "",
         period=period,
@@ -213,7 +214,7 @@ def _plan(
         way[v] += node.cpu_s if node.accelerator_s is None else min(node.cpu_s, node.accelerator_s)
         for reader in readers[v]:
             way[reader] = max(way[reader], way[v])
-    last = [*end, *(ended for *_, ended in copies)]
+    makespan = max([*end, *(ended for *_, ended in copies)], default=0.0)
     return Plan(
         costed=built,
         policy=STRICT,
@@ -224,7 +225,7 @@ def _plan(
             Memory(device.name, ((0.0, nbytes),), device.memory_bytes)
             for device, nbytes in zip(machine.devices, used)
         ),
-        makespan=max(last, default=0.0),
-        lower_bound=max(way, default=0.0),
+        makespan=makespan,
+        lower_bound=sound(max(way, default=0.0), makespan),
         stopped=stopped,
     )
