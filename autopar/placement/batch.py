@@ -17,7 +17,7 @@ from .orders import in_order
 from .tables import Floats, Ints, Tables
 
 FAR = 1e300
-"""Seconds that stand for a way that is not there."""
+"""Seconds that stand for a way that is not there; what has no schedule takes so long or longer."""
 GAPS = 3
 """Gaps remembered of each device, all its queues together."""
 
@@ -52,11 +52,9 @@ class Decoded:
 def decode(tables: Tables, candidates: Candidates, to_go: Floats | None = None) -> Decoded:
     """Decode all candidates; O(K R (reads + D)) in R vectorised steps. `to_go` (R, D) in seconds."""
     work = _Work(tables, len(candidates))
-    # What no way leads to comes at inf.
-    with np.errstate(invalid="ignore"):
-        for step in range(tables.runs):
-            work.place(candidates.order[:, step], candidates, to_go)
-        work.deliver()
+    for step in range(tables.runs):
+        work.place(candidates.order[:, step], candidates, to_go)
+    work.deliver()
     count, runs = len(candidates), tables.runs
     start, end = (a.reshape(count, runs + 1)[:, :runs] for a in (work.start, work.end))
     device, lane = (a.reshape(count, runs + 1)[:, :runs] for a in (work.device, work.lane))
@@ -98,6 +96,9 @@ class _Work:
         self.wire_closes = np.full((count, tables.wires + 1), -math.inf)
         self.chosen = np.full((count, max(1, tables.groups)), -1)
         self.last = np.zeros(count)
+        # Times are added and subtracted: of two infinite ones the difference would be no number.
+        self.latency = np.minimum(tables.latency, FAR)
+        self.way_latency = np.minimum(tables.way_latency, FAR)
 
     def place(self, run: Ints, candidates: Candidates, to_go: Floats | None) -> None:
         tables, rows = self.tables, self.rows
@@ -142,7 +143,7 @@ class _Work:
             arrival = self.wire_free.take(wires)
             np.maximum(arrival, self.since.take(at)[:, None], out=arrival)
             travel = tables.bytes.take(value)[:, None] * tables.way_s_per_byte.take(source, axis=0)
-            travel += tables.way_latency.take(source, axis=0)
+            travel += self.way_latency.take(source, axis=0)
             arrival += travel
             there = self.there.take(at, axis=0)
             here = there < math.inf
@@ -157,8 +158,7 @@ class _Work:
         score = np.minimum(start, gap.min(axis=2)) + seconds
         if to_go is not None:
             score += candidates.ahead[:, None] * to_go.take(run, axis=0)
-        # Where no way leads, `ready` says so: a weight of 0 times what is infinite would be no number, and the least.
-        score += candidates.stay[:, None] * np.minimum(moved, FAR)
+        score += candidates.stay[:, None] * moved
         return np.where(fixed >= 0, fixed, score.argmin(axis=1))
 
     def _send(self, rows: Ints, value: Ints, device: Ints) -> Floats:
@@ -191,7 +191,7 @@ class _Work:
         tables = self.tables
         leg = source * tables.devices + device
         wire = tables.wire.take(leg)
-        length = tables.latency.take(leg) + tables.bytes.take(value) * tables.s_per_byte.take(leg)
+        length = self.latency.take(leg) + tables.bytes.take(value) * tables.s_per_byte.take(leg)
         wire = self.of_wire.take(at) + wire
         if tables.queued:
             # Gaps of a wire are none of its queues': a copy that needs both goes behind the last of each.

@@ -14,7 +14,8 @@ ROOMS = (1.0, 0.75, 0.5)
 
 
 def parts(problem: Problem, work: int, until: float = math.inf) -> Iterator[list[int]]:
-    """The device of each run in the best placement found for each of `ROOMS`; none without accelerators.
+    """The device of each run in the best placement found for each of `ROOMS`; none without accelerators, or
+    where a run can go to none of these devices.
 
     The model is that of the dnn-partitioning paper (see `strict`), of which many placements are weighed in the time
     of one simulation: the host is the device with most memory, the accelerators are as many others as are alike.
@@ -30,6 +31,8 @@ def parts(problem: Problem, work: int, until: float = math.inf) -> Iterator[list
         [problem.seconds[r][d] if can else math.inf for d, can in zip((host, one), able[r])]
         for r in range(problem.runs)
     ]
+    if any(min(row) == math.inf for row in seconds):
+        return
     latency = max(problem.latency[host][one], problem.latency[one][host])
     rate = max(problem.s_per_byte[host][one], problem.s_per_byte[one][host])
     readers: list[list[int]] = []
@@ -55,8 +58,9 @@ def parts(problem: Problem, work: int, until: float = math.inf) -> Iterator[list
             left,
         )
         at, cut = search(calls, until, work)
-        if calls.fits(at):
-            yield [(host, *alike)[at[c]] for c in calls.group]
+        placement = [(host, *alike)[at[c]] for c in calls.group]
+        if calls.fits(at) and all(d in problem.allowed[r] for r, d in enumerate(placement)):
+            yield placement
         if cut:
             break
 
