@@ -12,6 +12,7 @@ from typing import cast
 
 from .cost import CostedGraph
 from .errors import DeviceError, PlanError
+from .narrow import narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,15 @@ class Problem:
     Of run r: `seconds[r][d]` (inf: cannot run there; the quickest where `modes[r, d]` has several pairs of lanes
     taken and seconds, the fewest lanes first), `dispatch[r]` seconds of the one host, `reads[r]`
     values that must come to its device, `makes[r]`, `before[r]` runs that must have ended, `after[r]` runs
-    that wait for it, `allowed[r]` devices (those of its colocate group), `group[r]` (-1: none), `kept[r]`
-    (storage, bytes) of resident state. Of value v: `bytes[v]`, `maker[v]` (-1: there before the call),
+    that wait for it, `able[r]` devices that can run it (those of its colocate group), `allowed[r]` those of them from
+    and to which its values find a way, `group[r]` (-1: none), `kept[r]` (storage, bytes) of resident state. Of value
+    v: `bytes[v]`, `maker[v]` (-1: there before the call),
     `home[v]` (device, -1: made), `readers[v]` (runs), `deliver[v]` (devices to which it must come at the
     end), `carry[v]` (runs to whose devices it must come too: it is the new value of carried state that they
     read), `stays[v]` (whether its copies are kept for the next call). `holders` has the runs that read each
     resident state. `given[d]` holds the bytes of each storage that is on device d before the call.
     `route[s][d]` are hops, None without a way, for which `latency[s][d]` is inf. Raises PlanError when a run has
-    no device.
+    no device, or none that its values can come from and to.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -185,7 +187,7 @@ class Problem:
             self.group.append(groups[run.colocate])
             self.members[groups[run.colocate]].append(r)
         everywhere = tuple(range(len(self.devices)))
-        self.allowed = [
+        self.able = self.allowed = [
             tuple(d for d in everywhere if row[d] < math.inf) if math.inf in row else everywhere
             for row in self.seconds
         ]
@@ -243,6 +245,8 @@ class Problem:
                     hops.append(Hop(*ends, lane, wire, link.latency_s, 1 / link.bytes_per_s))
                 row.append(tuple(hops))
             self.route.append(row)
+        if not machine.queued and any(None in row for row in self.route):
+            self.allowed = narrow(self)
         self.wires = len(wires)
         self.latency = [[self._sum(hops, 0) for hops in row] for row in self.route]
         self.s_per_byte = [[self._sum(hops, 1) for hops in row] for row in self.route]

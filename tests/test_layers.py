@@ -15,7 +15,7 @@ LAYERS = [
     ["saving", "rewrites"],
     ["machine", "pins"],
     ["cost", "reduction", "wording"],
-    ["fuse", "plans", "timeline", "problem", "steps"],
+    ["fuse", "plans", "timeline", "narrow", "problem", "steps"],
     ["roofline", "programs", "simulate", "events", "liveness", "recording", "critical"],
     ["placement", "formats", "lowering", "hardware", "options"],
     ["planning", "scheduling", "cache", "progress", "probe", "equal", "composites", "capture"],

@@ -74,7 +74,7 @@ def _promising(problem: Problem, play: Play) -> list[_Copy]:
             comes[key] = max(comes.get(key, 0.0), play.end[step])
     found = []
     for (r, d), arrives in sorted(comes.items()):
-        if d not in problem.allowed[r] or not repeatable(costed, costed.runs[r]):
+        if d not in problem.able[r] or not repeatable(costed, costed.runs[r]):
             continue
         start = 0.0
         for v in problem.reads[r]:

@@ -157,14 +157,14 @@ def _narrow(run: Run, quick: bool) -> Run:
 def _longest(problem: Problem) -> float:
     """Seconds of the run that takes longest where and as it is quickest: its lane is busy for so long."""
     return max(
-        (min(problem.seconds[r][d] for d in problem.allowed[r]) for r in range(problem.runs)), default=0.0
+        (min(problem.seconds[r][d] for d in problem.able[r]) for r in range(problem.runs)), default=0.0
     )
 
 
 def _shared(problem: Problem) -> float:
     """What the load of devices, wires and memory alone says, no run waiting for another."""
     seconds = np.array(problem.seconds).reshape(problem.runs, len(problem.devices))
-    for r, allowed in enumerate(problem.allowed):
+    for r, allowed in enumerate(problem.able):
         seconds[r, [d for d in range(len(problem.devices)) if d not in allowed]] = np.inf
     none = np.zeros_like(seconds)
     return load(problem, Ways(none, none, seconds, 0.0)).seconds if problem.runs else 0.0
@@ -192,7 +192,7 @@ def loads_of(problem: Problem, room: float = 1.0) -> tuple[Loads, list[list[int]
             made += sum(problem.bytes[v] for v in problem.makes[r])
             for d in range(devices):
                 ways = problem.modes.get((r, d), ((1, problem.seconds[r][d]),))
-                able = d in problem.allowed[r]
+                able = d in problem.able[r]
                 lanes, took = ways[0]
                 row[d] += lanes * took if able else math.inf
                 tasks[d].append((took, lanes))

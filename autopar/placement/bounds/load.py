@@ -176,7 +176,7 @@ def crossings(problem: Problem) -> Crossings:
     A value comes to a device once, so that of a transfer for one of k readers each pays 1/k. Where it may come over
     several wires none is charged.
     """
-    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.allowed]
+    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.able]
     number = problem.wires + len(problem.copy_lanes)
     found = Crossings(number, len(problem.devices))
     entrances = Entrances(problem)
@@ -194,7 +194,7 @@ def crossings(problem: Problem) -> Crossings:
             continue
         if source < 0:
             # A maker that may be repeated may be so wherever its value is wanted.
-            for e in () if repeats(problem, maker) else problem.allowed[maker]:
+            for e in () if repeats(problem, maker) else problem.able[maker]:
                 seen: set[Hop] = set()
                 for d in wanted:
                     hops = [hop for hop in entrances.between(e, d) if hop not in seen]
@@ -210,7 +210,7 @@ def crossings(problem: Problem) -> Crossings:
                 found.add(-1, d, wire, seconds)
         free = [r for r in readers if only[r] < 0]
         for r in free:
-            for d in problem.allowed[r]:
+            for d in problem.able[r]:
                 hops = [hop for hop in entrances.between(source, d) if hop not in seen]
                 for wire, seconds in each(tuple(hops), v):
                     found.add(r, d, wire, seconds / len(free))

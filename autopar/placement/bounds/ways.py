@@ -57,7 +57,7 @@ def _seconds(problem: Problem) -> Floats:
     found = np.array(problem.seconds, dtype=float).reshape(problem.runs, len(problem.devices))
     for members in problem.members:
         for r in members:
-            for d in {*range(found.shape[1])} - {*problem.allowed[r]}:
+            for d in {*range(found.shape[1])} - {*problem.able[r]}:
                 found[r, d] = np.inf
     return found
 
@@ -183,7 +183,7 @@ def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Float
                     for target in problem.deliver[v]:
                         trip = net.latency[:, target] + problem.bytes[v] * net.s_per_byte[:, target]
                         if copied[first + at]:
-                            trip = trip[list(problem.allowed[r])].min()
+                            trip = trip[list(problem.able[r])].min()
                         follow[at] = np.maximum(follow[at], trip)
         tail[rows] = follow
         follow = follow + sorted_seconds[first:last]
@@ -196,7 +196,7 @@ def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Float
 def repeats(problem: Problem, r: int) -> bool:
     """Whether a run might be done once more elsewhere: it waits for values alone and is bound to no other run."""
     run = problem.costed.runs[r]
-    return len(problem.allowed[r]) > 1 and not run.after and run.colocate is None
+    return len(problem.able[r]) > 1 and not run.after and run.colocate is None
 
 
 def ordered(problem: Problem) -> list[list[int]]:

@@ -1,0 +1,68 @@
+"""Machines where links are missing: devices that cannot be part of a plan are left out, and no others."""
+
+import itertools
+import random
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from taskfiles import link, planned, randomly
+
+from autopar.errors import PlanError
+from autopar.formats import described, read
+from autopar.placement import place
+from autopar.problem import Problem
+from autopar.verify import infeasibilities
+
+
+def placements(problem):
+    """All placements of each run once where every value can come from its maker to its readers."""
+    for device in itertools.product(*problem.able):
+        ways = [
+            problem.route[device[m] if m >= 0 else problem.home[v]][d]
+            for v, m in enumerate(problem.maker)
+            for d in (*(device[r] for r in problem.readers[v]), *problem.deliver[v])
+        ]
+        together = all(len({device[r] for r in members}) == 1 for members in problem.members)
+        if None not in ways and together:
+            yield device
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**9))
+def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
+    draw = random.Random(seed)
+    graph = randomly(draw, 5)
+    graph["links"] = [own for own in graph["links"] if draw.random() < 0.5]
+    try:
+        costed = read(graph)
+    except PlanError:
+        return
+    with mock.patch("autopar.problem.narrow", lambda problem: problem.able):
+        found = [*placements(Problem(costed))]
+    if not found:
+        with pytest.raises(PlanError, match=r"no placement brings .* to all that read it"):
+            Problem(costed)
+        return
+    allowed = Problem(costed).allowed
+    assert all(d in allowed[r] for device in found for r, d in enumerate(device))
+    assert infeasibilities(graph, described(place(costed))) == []
+
+
+def test_a_run_may_be_computed_again_where_it_could_not_be_alone():
+    graph = {
+        "tasks": [
+            {"id": "a", "seconds": {"p": 1.0, "q": 10.0}},
+            {"id": "long", "seconds": {"p": 100.0}},
+            {"id": "short", "seconds": {"q": 1.0}},
+        ],
+        "values": [{"id": "v", "producer": "a", "consumers": ["long", "short"], "bytes": 0}],
+        "devices": [{"name": "p"}, {"name": "q"}],
+        "links": [link("q", "p")],
+    }
+    assert Problem(read(graph)).allowed[0] == (1,)
+    plan = planned(graph)
+    assert infeasibilities(graph, plan) == []
+    assert plan["makespan_s"] == pytest.approx(101.0)
+    assert plan["lower_bound_s"] <= 101.0
