@@ -9,9 +9,11 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import groupby
 from typing import Any
+
+from .topological import topological
 
 Data = Mapping[str, Any]
 
@@ -186,34 +188,17 @@ def _in_order(graph: Data, tasks: Collection[Data]) -> list[Data]:
         for n, step in enumerate(tied if len(tied) > 1 else ()):
             own.setdefault(step["id"], []).append(n)
         # What is computed on a device too is read there from no other.
-        before = [
-            [
+        before = {
+            n: [
                 p
                 for name in makers.get(step["id"], ())
                 for p in own.get(name, ())
                 if tied[p]["device"] == step["device"] or (name, step["device"]) not in there
             ]
-            for step in tied
-        ]
-        found += [tied[n] for n in _sorted(before)]
+            for n, step in enumerate(tied)
+        }
+        found += [tied[n] for n in topological(before)]
     return found
-
-
-def _sorted(before: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Numbers, each after those of `before`, the least that can be next first."""
-    missing = [len(earlier) for earlier in before]
-    after: list[list[int]] = [[] for _ in before]
-    for n, earlier in enumerate(before):
-        for p in earlier:
-            after[p].append(n)
-    free = [n for n, count in enumerate(missing) if not count]
-    while free:
-        n = heapq.heappop(free)
-        yield n
-        for later in after[n]:
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(free, later)
 
 
 def _by_start(step: Data) -> tuple[float, float]:
