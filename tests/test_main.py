@@ -75,3 +75,17 @@ def test_the_gpu_suite_says_in_one_line_that_there_is_none(monkeypatch, capsys):
     assert main(["bench", "--suite", "gpu"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "needs a CUDA device" in line and "--suite overlap" in line
+
+
+def test_the_planner_is_measured_without_torch(monkeypatch, capsys):
+    code = (
+        "import sys; sys.modules['torch'] = None; from autopar.__main__ import main; "
+        "sys.exit(main(['bench', '--suite', 'planner', '--part', 'stg']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no torch" in done.stdout
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["bench"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "torch is not installed" in line

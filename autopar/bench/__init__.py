@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import platform
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+from ..errors import AutoparError
 
 SUITES = ("overhead", "first_call", "overlap", "planner", "training", "optimizers", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the suites asked for, print a table of each, and save everything as JSON when `--json` says where."""
+    """Run the suites asked for, print a table of each, and save everything as JSON when `--json` says where.
+
+    All but the planner's need torch: AutoparError where it is not installed.
+    """
     parser = argparse.ArgumentParser(prog="python -m autopar bench", description=__doc__)
     parser.add_argument(
         "--suite", choices=SUITES, action="append", help="which (repeat for several; default overhead)"
@@ -29,9 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=int, default=0, help="instances of each part (default: a reduced number)"
     )
     chosen = parser.parse_args(argv)
+    suites = chosen.suite or ["overhead"]
+    lacking = [suite for suite in suites if suite != "planner" and not find_spec("torch")]
+    if lacking:
+        raise AutoparError(
+            f"torch is not installed, and the suite {lacking[0]} measures it; install torch, or ask for --suite planner"
+        )
     results: dict[str, object] = {"machine": machine()}
     print(machine())
-    for suite in chosen.suite or ["overhead"]:
+    for suite in suites:
         module = importlib.import_module(f".{suite}", __name__)
         print(f"\n{suite}: {str(module.__doc__).splitlines()[0]}")
         results[suite] = (
@@ -46,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def machine() -> str:
     """One line that says what was measured on."""
+    own = f"{platform.machine()}, Python {platform.python_version()}"
+    if not find_spec("torch"):
+        return f"{own}, {os.cpu_count()} cores, no torch"
     import torch
 
     gpus = (
@@ -54,6 +70,5 @@ def machine() -> str:
         else []
     )
     return (
-        f"{platform.machine()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, {', '.join(gpus) or 'no GPU'}"
+        f"{own}, {torch.get_num_threads()} threads, torch {torch.__version__}, {', '.join(gpus) or 'no GPU'}"
     )
