@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly
 
+from autopar.bench import instances
 from autopar.formats import described, read
+from autopar.placement import place
 from autopar.placement.again import again, repeatable
-from autopar.placement.duplicate import duplicate
+from autopar.placement.duplicate import _promising, _with, duplicate
 from autopar.placement.heft import heft
+from autopar.placement.once import once
 from autopar.placement.race import Race
 from autopar.problem import Problem
 from autopar.replay import replay
@@ -90,10 +93,20 @@ def test_a_value_may_be_called_what_a_task_is_called():
     assert infeasibilities(graph, plan) == []
 
 
+def wanted(seed: int, hub: bool = False) -> dict[str, Any]:
+    """A small graph of large values, some of which must come to a device; with `hub` all go by way of the first."""
+    graph = instances.small(seed, tasks=14, devices=3, ratio=4.0)
+    if hub:
+        graph["links"] = [link for link in graph["links"] if "d0" in (link["src"], link["dst"])]
+    for value in graph["values"][::3]:
+        value["deliver_to"] = "d1"
+    return graph
+
+
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_copies_make_a_plan_shorter_or_are_not_made(seed):
-    graph = randomly(random.Random(seed))
+    graph = wanted(seed, seed % 3 == 1) if seed % 3 else randomly(random.Random(seed))
     problem = Problem(read(graph))
     entry = Race(problem).trial(heft(problem))
     assert entry is not None
@@ -102,6 +115,7 @@ def test_copies_make_a_plan_shorter_or_are_not_made(seed):
     costed = found.play.problem.costed
     costed.graph.check()
     assert found is entry or costed.again
+    assert once(costed) == problem.costed
     original = dict(costed.again)
     tasks = [
         (original.get(run.name, run.name), device) for run, device in zip(costed.runs, found.play.device)
@@ -111,8 +125,29 @@ def test_copies_make_a_plan_shorter_or_are_not_made(seed):
     made = [(v, found.play.device[r]) for r, own in enumerate(found.play.problem.makes) for v in own]
     places = [*made, *((v, hop.dst) for v, hop in found.play.moves)]
     assert len({(values[v], d) for v, d in places}) == len(places)
-    plan = described(replace(schedule(read(graph)), costed=costed, **shown(found)))
+    plan = described(replace(place(read(graph), "heft"), costed=costed, **shown(found)))
     assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
+
+
+@pytest.mark.parametrize("seed", (7, 19, 21, 38))
+def test_copies_are_looked_for_until_there_are_no_more(seed):
+    problem = Problem(read(wanted(seed)))
+    entry = Race(problem).trial(heft(problem))
+    assert entry is not None
+    found = duplicate(entry, 0.0)
+    assert found.makespan < entry.makespan
+    assert duplicate(found, 0.0) is found
+    # What is told that it is at its bound is left as it is.
+    assert duplicate(entry, entry.makespan) is entry
+
+
+def test_where_all_copies_together_do_harm_fewer_are_tried():
+    problem = Problem(read(instances.small(17, tasks=14, ratio=4.0)))
+    entry = Race(problem).trial(heft(problem))
+    assert entry is not None
+    every = _with(entry.play, _promising(problem, entry.play))
+    assert every is not None and every.makespan >= entry.makespan
+    assert duplicate(entry, 0.0).makespan < entry.makespan
 
 
 def shown(entry: Any) -> dict[str, Any]:

@@ -48,17 +48,26 @@ def again(
                     copy += "'"
                 taken.add(copy)
                 found[original] = copy
-    read: dict[str, dict[str, str]] = {where: {**found} for where, found in names.items()}
-    for copy, original in costed.again:
-        if copy in costed.producer:
-            read.setdefault(device[costed.producer[copy]], {})[original] = copy
+    of = dict(costed.again)
+    # The one of a value and its copies that is on a device: made there, or brought.
+    present = {(of.get(value, value), device[run]): value for value, run in costed.producer.items()}
+    present |= {(value, where): copy for where, found in names.items() for value, copy in found.items()}
 
     def source(value: str, at: str) -> str:
-        """What is read on a device for a value of the graph."""
-        if value in read.get(at, {}) or value not in costed.producer:
-            return read.get(at, {}).get(value, value)
-        between = stops.get((device[costed.producer[value]], at), at)
-        return read.get(between, {}).get(value, value)
+        """What is read on a device for a value of the graph, or one of its copies."""
+        if value not in costed.producer:
+            return value
+        root = of.get(value, value)
+        if (root, at) not in present:
+            between = stops.get((device[costed.producer[value]], at), at)
+            present[root, at] = present.setdefault((root, between), value)
+        return present[root, at]
+
+    # Who is there already comes first, so that copies read what is brought in any case.
+    delivered = {pair: source(*pair) for pair in costed.deliver}
+    for run in costed.runs:
+        for value in run.reads:
+            source(value, device[run.name])
 
     values = {value.name: value for value in costed.graph.values}
     tasks: list[Task] = []
@@ -82,7 +91,6 @@ def again(
             runs.append(_run(run, called, there, reads, costed.index[where]))
             for value in made:
                 values[there[value]] = _value(values[value], there)
-    delivered = {pair: source(*pair) for pair in costed.deliver}
     count = len(costed.graph.outputs)
     graph = replace(
         costed.graph,
