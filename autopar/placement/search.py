@@ -114,6 +114,7 @@ def place(
         chosen = race.best()
         if copies:
             shortest, once = prove(race, chosen, bound, until)
+            once = sound(once, shortest.makespan)
             # With copies the longer of two plans without them may become the shorter.
             starts = (shortest,) if shortest is chosen else (shortest, chosen)
             chosen = min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)

@@ -15,7 +15,7 @@ from ...errors import PlanError
 from ...liveness import memory
 from ...problem import Problem
 from ...simulate import Play, Schedule
-from ..bounds import lower_bound
+from ..bounds import lower_bound, sound
 from ..bounds.load import load
 from ..bounds.ways import ways
 from .joins import joined
@@ -72,7 +72,7 @@ def exact(
     schedule, best = start, Play(problem, start)
     around = joined(problem, ways(problem, once=True))
     shared = load(problem, around)
-    bound = min(max(bound, lower_bound(problem), around.length, shared.seconds), best.makespan)
+    bound = sound(max(bound, lower_bound(problem), around.length, shared.seconds), best.makespan)
     left, seconds = effort, 0.0
     for count, share in STAGES:
         if best.makespan <= bound * (1 + TOLERANCE) or (budget_s is not None and seconds >= budget_s):
