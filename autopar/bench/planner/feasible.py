@@ -19,7 +19,7 @@ from ...scheduling import schedule
 from ...tables import table
 from ...verify import infeasibilities
 from .judging import Asked, Data, Goal, verdict, without_solver
-from .varied import varied
+from .varied import lacks_links, varied
 
 REDUCED = 200
 PROCESSES = 2
@@ -46,7 +46,7 @@ BAD = {
 def run(asked: Asked) -> Data:
     """So many seeds; 20,000 is full size."""
     seeds = asked.seeds or REDUCED
-    kinds = dict.fromkeys(("planned", "nothing fits", *BAD), 0)
+    kinds = dict.fromkeys(("planned", "nothing fits", "no way", *BAD), 0)
     bad: list[str] = []
     digests: dict[str, str] = {}
     again = 0
@@ -78,6 +78,8 @@ def attempt(seed: int, objective: str) -> tuple[str, str, str]:
     except MemoryCapError as error:
         return "nothing fits", str(error), ""
     except PlanError as error:
+        if lacks_links(seed) and str(error).endswith("add a link"):
+            return "no way", str(error), ""
         return "fails", "", str(error)
     except BoundWarning as error:
         return "below the bound", "", str(error)

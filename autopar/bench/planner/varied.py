@@ -11,12 +11,15 @@ from .judging import Data
 
 NAMES = ("t{}", "{}", "task.{}", "tâche {}", "a task of a name that is rather long, number {}")
 """How tasks are called; values may be called what tasks are."""
+PARTLY = 16
+"""Every so manieth graph lacks some links."""
 SIZES = (4, 8, 8, 8, 12, 12, 12, 20)
 """Most tasks of a graph, one of these."""
 
 
 def varied(seed: int) -> Data:
-    """A graph of up to 20 tasks, most far fewer, on up to 5 devices; all can be reached over two links at most.
+    """A graph of up to 20 tasks, most far fewer, on up to 5 devices; all can be reached over two links at most, but
+    for every `PARTLY`-th graph, for which there may be no plan at all.
 
     Each feature is in some graphs and not in others, as the planner may take other ways where one is. Caps are drawn
     around what the graph holds, so that some graphs hardly fit and some do not.
@@ -57,13 +60,21 @@ def varied(seed: int) -> Data:
     caps = {
         name: draw.randint(held // 4, held) if tight and draw.random() < 0.7 else None for name in devices
     }
+    links = _links(draw, devices, scale * draw.choice((1e-4, 1e-3, 1e-2)), max(1, most))
+    if lacks_links(seed):
+        links = [own for own in links if draw.random() < 0.6]
     return {
         "name": f"varied {seed}",
         "tasks": tasks,
         "values": values,
         "devices": [{"name": name, "lanes": lanes[name], "memory_bytes": caps[name]} for name in devices],
-        "links": _links(draw, devices, scale * draw.choice((1e-4, 1e-3, 1e-2)), max(1, most)),
+        "links": links,
     }
+
+
+def lacks_links(seed: int) -> bool:
+    """Whether the graph of a seed is one of those whose values may find no way."""
+    return seed % PARTLY == PARTLY // 2
 
 
 def _tasks(
