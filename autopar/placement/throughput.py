@@ -17,6 +17,7 @@ from .bounds import sound
 from .bounds.load import load
 from .bounds.ways import Ways
 from .period import Hop, Loads, Value, balance, bound
+from .period.flight import apart
 from .period.lanes import Part, busiest, share
 from .period.loads import Standing
 from .period.order import late
@@ -35,8 +36,9 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     call, with the tasks of a device shared out to its lanes for that. A graph split into micro-batches is one call of
     all its parts. `lower_bound` is of the period.
 
-    Memory caps hold for state and for what calls in flight keep, when each goes as in the plan. Where state is
-    carried from call to call, and where nothing else fits, calls go one after the other: the period is the makespan.
+    Memory caps hold for state and for what calls in flight keep, when each goes as in the plan; where these would be
+    too many, calls begin further apart. Where state is carried from call to call, and where nothing else fits, they
+    go one after the other: the period is the makespan.
     Raises MemoryCapError when not even one call fits, PlanError for a graph that cannot be placed.
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
@@ -49,6 +51,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     loads = loads_of(problems[0])[0]
     proven = max(bound(loads), _shared(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch))
     cut = False
+    shortest, best = math.inf, None
     for room in ROOM if not costed.graph.carried else ():
         found = []
         for problem in problems:
@@ -67,9 +70,11 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
             plan = _shared_out(place(problem.costed, _given(where)))
         except MemoryCapError:
             continue
-        period = max(busy(plan).values(), default=0.0)
-        if _fits(plan, period):
-            return replace(
+        least = max(busy(plan).values(), default=0.0)
+        period = apart(plan, least)
+        if period < shortest:
+            shortest = period
+            best = replace(
                 plan,
                 policy="throughput",
                 period=period,
@@ -77,10 +82,14 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 lower_bound=sound(proven, period),
                 stopped="time" if cut else "",
             )
+        if best and period == least:
+            return best
         if cut:
             break
     left = None if until == math.inf else max(1e-3, until - time.monotonic())
     plan = place(costed, budget_s=left)
+    if best and shortest < plan.makespan:
+        return best
     return replace(plan, period=plan.makespan, lower_bound=sound(proven, plan.makespan))
 
 
@@ -235,31 +244,3 @@ def loads_of(problem: Problem, room: float = 1.0) -> tuple[Loads, list[list[int]
     rank = {r: place for place, r in enumerate(late(problem.before))}
     position = [float(min(rank[r] for r in members)) for members in groups]
     return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts), groups
-
-
-def _fits(plan: Plan, period: float) -> bool:
-    """Whether caps hold with a call begun every `period` seconds, each as in the plan."""
-    if period <= 0:
-        return True
-    for memory in plan.memory:
-        if memory.cap is None:
-            continue
-        base = min((level for _, level in memory.steps), default=0)
-        changes: list[tuple[float, int]] = []
-        always = base
-        for (start, level), (end, _) in zip(memory.steps, (*memory.steps[1:], (plan.makespan, 0))):
-            whole, rest = divmod(max(0.0, end - start), period)
-            always += int(whole) * (level - base)
-            begin = start % period
-            if begin + rest > period:
-                always += level - base
-                changes += [(begin + rest - period, base - level), (begin, level - base)]
-            else:
-                changes += [(begin, level - base), (begin + rest, base - level)]
-        peak = always
-        for _, change in sorted(changes):
-            always += change
-            peak = max(peak, always)
-        if peak > memory.cap:
-            return False
-    return True
