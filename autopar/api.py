@@ -78,6 +78,7 @@ def compile(
     _require_callable(model)
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
+    args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory, here=True)
     options = Options(
         pins or {},
@@ -99,7 +100,7 @@ def compile(
     session = Session(model, machine, options, given)
     compiled = CompiledModule(session) if isinstance(model, nn.Module) else Compiled(session)
     if example_inputs is not None or example_kwargs is not None:
-        compiled.prepare(*(example_inputs or ()), **(example_kwargs or {}))
+        compiled.prepare(*args, **kwargs)
     return compiled
 
 
@@ -123,7 +124,7 @@ def plan(
     which `batch_norm` and `recompute` mean nothing.
     """
     _require_callable(model)
-    args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
     with alone():
@@ -172,19 +173,25 @@ def train_step(
     Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
     or MemoryCapError, each saying what to type next.
     """
+    for given, what in (
+        (model, "model"),
+        (criterion, "criterion"),
+        (step_fn, "step_fn"),
+        (optimizer, "optimizer"),
+    ):
+        _require_made(given, what)
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
-    if (criterion is None) == (step_fn is None):
-        raise CaptureError("give a criterion(outputs, *targets), or None and step_fn=callable(model, *batch)")
-    if autocast is not None and not isinstance(autocast, torch.dtype):
-        raise PlanError(f"autocast={autocast!r} is not known; give a dtype, such as torch.bfloat16, or None")
-    for given, what in ((criterion, "criterion"), (step_fn, "step_fn"), (optimizer, "optimizer")):
-        if isinstance(given, type):
-            raise CaptureError(
-                f"the {what} is the class {given.__name__}; give one made of it: {given.__name__}(…)"
-            )
+    rule = criterion if step_fn is None else step_fn
+    if (criterion is None) == (step_fn is None) or not callable(rule):
+        raise CaptureError(
+            "give a criterion(outputs, *targets), or None and step_fn=callable(model, *batch), not "
+            f"criterion={criterion!r} and step_fn={step_fn!r}"
+        )
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise PlanError(f"autocast={autocast!r} is not known; give torch.bfloat16, torch.float16, or None")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise CaptureError(
             f"{type(optimizer).__name__} is no torch optimizer; the order is train_step(model, criterion, optimizer, "
@@ -197,7 +204,8 @@ def train_step(
         )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise PlanError(f"scaler={scaler!r} is no GradScaler; give torch.amp.GradScaler(…), or None")
-    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
+    numeric = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
+    if clip_norm is not None and not (numeric and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
     options = Options(
         pins or {},
@@ -228,7 +236,28 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return asked is not None and asked.default is inspect.Parameter.empty
 
 
+def _require_made(given: Any, what: str) -> None:
+    if isinstance(given, type):
+        raise CaptureError(
+            f"the {what} is the class {given.__name__}; give one made of it: {given.__name__}(…)"
+        )
+
+
+def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example arguments as a call takes them."""
+    if inputs is not None and not isinstance(inputs, (tuple, list)):
+        raise CaptureError(
+            f"example_inputs is a {type(inputs).__name__}; give the arguments of one call as a tuple, such as (x,)"
+        )
+    if not isinstance(keywords or {}, Mapping):
+        raise CaptureError(
+            f'example_kwargs is a {type(keywords).__name__}; give the keywords of one call, such as {{"mask": mask}}'
+        )
+    return tuple(inputs or ()), dict(keywords or {})
+
+
 def _require_callable(model: Any) -> None:
+    _require_made(model, "model")
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
 
@@ -259,7 +288,7 @@ def _machine(
     if isinstance(devices, Machine):
         machine = devices.check()
     else:
-        machine = detect([devices] if isinstance(devices, str) else devices)
+        machine = detect([devices] if isinstance(devices, (str, Device, torch.device)) else devices)
     if here and machine.absent:
         raise DeviceError(
             "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "

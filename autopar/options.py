@@ -25,21 +25,32 @@ class Options:
     verify_replicas: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pins, Mapping):
+        if not isinstance(self.pins, Mapping) or not all(isinstance(path, str) for path in self.pins):
+            lacks = "module" if isinstance(self.pins, Mapping) else "device"
             raise PlanError(
-                f'pins={self.pins!r} names no device; write pins={{"path.of.a.module": "cuda:0"}}'
+                f'pins={self.pins!r} names no {lacks}; write pins={{"path.of.a.module": "cuda:0"}}'
+            )
+        if not isinstance(self.policy, str) and not callable(self.policy):
+            raise PlanError(
+                f'policy={self.policy!r} is not known; give "auto", another name, or a function of the costed graph'
             )
         _one_of("check", self.check, ("first", "always", "never"))
         _one_of("outputs", self.outputs, ("as_input", "as_placed"))
         _one_of("batch_norm", self.batch_norm, ("full", "per_part"))
-        share = isinstance(self.recompute, (int, float)) and 0 <= self.recompute <= 1
-        if not share and self.recompute not in (None, "auto"):
+        for name in ("measure", "reassociate", "verify_replicas"):
+            _one_of(name, getattr(self, name), (True, False))
+        if self.recompute not in (None, "auto") and not _is_share(self.recompute):
             raise PlanError(
                 f'recompute={self.recompute!r} is not known; give None, "auto", or the share of the saved bytes that '
                 "may stay saved, from 0 to 1"
             )
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def _is_share(value: Any) -> bool:
+    # True would be the share 1, with which nothing is computed again.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
         raise PlanError(f"{name}={value!r} is not known; give one of {', '.join(map(repr, allowed))}")

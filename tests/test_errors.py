@@ -308,6 +308,13 @@ def test_one_device_needs_no_other_reason():
         ({"memory": "1GB"}, r"memory='1GB' names no device; write memory={"),
         ({"clip_norm": "1"}, r"clip_norm='1': give a norm above 0"),
         ({"clip_norm": 0}, r"clip_norm=0: give a norm above 0"),
+        ({"clip_norm": True}, r"clip_norm=True: give a norm above 0"),
+        ({"criterion": "mse"}, r"give a criterion\(outputs, \*targets\), .* not criterion='mse'"),
+        ({"autocast": torch.int32}, r"autocast=torch.int32 is not known; give torch.bfloat16"),
+        ({"pins": {0: "cpu"}}, r"pins=\{0: 'cpu'\} names no module; write pins={"),
+        ({"policy": None}, r'policy=None is not known; give "auto"'),
+        ({"recompute": True}, r"recompute=True is not known; .* from 0 to 1"),
+        ({"measure": "no"}, r"measure='no' is not known; give one of True, False"),
     ],
 )
 def test_what_a_training_step_is_given_by_mistake(change, sentence):
@@ -322,6 +329,33 @@ def test_an_optimizer_that_needs_a_closure_is_sent_to_the_users_own_loop():
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(autopar.CaptureError, match=r"LBFGS.*closure.*autopar\.compile"):
         autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": Towers}, r"the model is the class Towers; give one made of it: Towers\(…\)"),
+        (
+            {"example_inputs": torch.ones(8, 32)},
+            r"example_inputs is a Tensor; give .* as a tuple, such as \(x,\)",
+        ),
+        ({"example_kwargs": ["x"]}, r"example_kwargs is a list; give the keywords of one call"),
+    ],
+)
+@pytest.mark.parametrize("door", [autopar.compile, autopar.plan])
+def test_what_either_door_is_given_by_mistake(door, change, sentence):
+    given = {"model": Towers(), "example_inputs": (torch.ones(8, 32),)} | change
+    with pytest.raises(CaptureError, match=sentence):
+        door(given.pop("model"), ["cpu"], **given)
+
+
+def test_shares_that_are_no_numbers_are_refused():
+    for shares in ({"cpu": "half", "emulated:0": "half"}, {"cpu": 0, "emulated:0": 0}, {}):
+        refused(PlanError, "must be finite numbers, none negative, and not all zero", split=shares)
+
+
+def test_a_torch_device_is_named_as_its_name_is():
+    assert [*autopar.compile(Towers(), torch.device("cpu")).machine.device] == ["cpu"]
 
 
 def test_a_compiled_model_is_not_compiled_again():

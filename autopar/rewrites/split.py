@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
+from numbers import Real
 from typing import Literal
 
 from ..errors import PlanError
@@ -37,9 +38,10 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
     """
     if batch < 1:
         raise PlanError(f"a batch of {batch} rows cannot be shared out; give at least one row")
+    able = all(isinstance(weight, Real) and math.isfinite(weight) and weight >= 0 for weight in weights)
+    if not able or not any(weights):
+        raise PlanError(f"shares {tuple(weights)} must be finite numbers, none negative, and not all zero")
     total = math.fsum(weights)
-    if not weights or not all(math.isfinite(weight) and weight >= 0 for weight in weights) or total <= 0:
-        raise PlanError(f"shares {tuple(weights)} must be finite, none negative, and not all zero")
     exact = [batch * weight / total for weight in weights]
     rows = [math.floor(share) for share in exact]
     order = sorted(range(len(rows)), key=lambda index: (rows[index] - exact[index], index))
