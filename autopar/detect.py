@@ -47,7 +47,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
             log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
                         device.name, device.lanes, cores)  # fmt: skip
     emulated = [device for device in wanted if device.kind == "emulated"]
-    measured = _Measurements([device.name for device in wanted if device.kind not in ("cpu", "emulated")])
+    measured = _Measurements([device.name for device in wanted if device.torch_type != "cpu"])
     found = []
     for given, device in zip(devices, wanted):
         if isinstance(given, Device):
@@ -95,7 +95,7 @@ def _parse(name: str) -> Device:
 
 def _present(device: Device) -> Device:
     """The device itself, or DeviceError when it is an accelerator that this machine has not."""
-    if device.kind in ("cpu", "emulated") or device.name in accelerators():
+    if device.torch_type == "cpu" or device.name in accelerators():
         return device
     there = ", ".join(["cpu", *accelerators()])
     index = device.name.partition(":")[2] or "0"
@@ -191,7 +191,7 @@ def _links(devices: Sequence[Device], measured: _Measurements) -> tuple[Link, ..
         for dst in devices:
             if src.name == dst.name:
                 continue
-            real = [device.name for device in (src, dst) if device.kind not in ("cpu", "emulated")]
+            real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
             if not real:
                 figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
             else:

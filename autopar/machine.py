@@ -44,6 +44,16 @@ class Device:
         return rates.get(dtype) or rates.get("float32") or 1e9
 
     @property
+    def torch_type(self) -> str:
+        """The torch device type of its tensors: those of stand-ins are the CPU's."""
+        return "cpu" if self.kind == "emulated" else self.kind
+
+    @property
+    def torch_device(self) -> str:
+        """The torch device that its tensors are on."""
+        return "cpu" if self.torch_type == "cpu" else self.name
+
+    @property
     def compute_lanes(self) -> tuple[str, ...]:
         """Names of its compute queues: `cpu/0`, `cpu/1`."""
         return tuple(f"{self.name}/{index}" for index in range(self.lanes))
@@ -134,6 +144,11 @@ class Machine:
         return self.copy_lane(link.src, link.dst) if self.queued else link.wire
 
     @cached_property
+    def torch_types(self) -> tuple[str, ...]:
+        """The torch device types of all tensors, each once."""
+        return tuple(dict.fromkeys(device.torch_type for device in self.devices))
+
+    @cached_property
     def lanes(self) -> tuple[str, ...]:
         """Names of all queues, device by device: compute queues, then copy in, copy out, or one for each link
         that ends there."""
@@ -170,8 +185,13 @@ class Machine:
             )
         return min(ways, key=lambda way: sum(link.seconds(nbytes) for link in way))
 
-    def with_memory(self, caps: dict[str, int]) -> Machine:
-        """This machine with the memory of some devices limited to `caps` bytes."""
+    @cached_property
+    def uncapped(self) -> Machine:
+        """This machine with no limit to the memory of any device."""
+        return self.with_memory(dict.fromkeys(self.device))
+
+    def with_memory(self, caps: Mapping[str, int | None]) -> Machine:
+        """This machine with the memory of some devices limited to `caps` bytes, None: not limited."""
         for name in caps:
             self.require(name)
         devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)

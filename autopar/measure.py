@@ -74,7 +74,7 @@ def _measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]
 
 
 def _label(device: Device, key: str) -> str:
-    if device.kind in ("cpu", "emulated"):
+    if device.torch_type == "cpu":
         return f"cpu, {device.threads} threads: {key}"
     return f"{device.chip}: {key}"
 
@@ -83,8 +83,7 @@ def _seconds(
     graph: Graph, task: Task, device: Device, calls: Mapping[str, Callable[..., Any]], budget_s: float
 ) -> float | None:
     """Seconds of one call, None when the operation refuses these inputs or they do not fit."""
-    place = "cpu" if device.kind in ("cpu", "emulated") else device.name
-    on = torch.device(place)
+    on = torch.device(device.torch_device)
     count = device.threads if on.type == "cpu" else torch.get_num_threads()
     try:
         with torch.no_grad(), probe.threads(count):
@@ -92,7 +91,7 @@ def _seconds(
             function = bind.target(task.target, calls)
             args = [bind.argument(value, made.__getitem__, on) for value in task.args]
             kwargs = {name: bind.argument(value, made.__getitem__, on) for name, value in task.kwargs}
-            return _shortest(lambda: function(*args, **kwargs), place, budget_s)
+            return _shortest(lambda: function(*args, **kwargs), device.torch_device, budget_s)
     except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
         log.debug("%s is not measured on %s: %s", task.where, device.name, error)
         return None

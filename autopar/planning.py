@@ -164,8 +164,7 @@ def _by_room(
             made[rows] = price(cut) if cut.split else None
             if (priced := made[rows]) is None:
                 return None
-            free = tuple(replace(device, memory_bytes=None) for device in machine.devices)
-            lifted = replace(priced, machine=replace(machine, devices=free))
+            lifted = replace(priced, machine=machine.uncapped)
             peak = {memory.device: memory.peak for memory in place(lifted, _parts_on(names, rows)).memory}
             return [peak[name] for name in names]
 

@@ -46,7 +46,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     task cannot take the strides it would be given.
     """
     devices = plan.costed.machine.device
-    kinds = {name: "cpu" if device.kind == "emulated" else device.kind for name, device in devices.items()}
+    kinds = {name: device.torch_type for name, device in devices.items()}
     if all(kinds[placed.device] == captured.home.type for placed in plan.placed):
         return plan
     found = _Propagation(plan, captured, kinds).values()

@@ -40,9 +40,7 @@ class Assembly:
         self.layout = layout(program, self.graph)
         self.current = [ambient.read((), False)]
         self.devices = tuple(
-            torch.device(device.name)
-            for device in self.machine.devices
-            if device.kind not in ("cpu", "emulated")
+            torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
         types = ("cpu", captured.home.type, *(device.type for device in self.devices))
         self.types = tuple(dict.fromkeys(types))
@@ -67,8 +65,7 @@ class Assembly:
 
     def torch_device(self, name: str) -> torch.device:
         """Where the tensors of a device of the machine really are."""
-        emulated = self.machine.device[name].kind == "emulated"
-        return torch.device("cpu") if emulated else torch.device(name)
+        return torch.device(self.machine.device[name].torch_device)
 
     def place(self, buffer: str) -> torch.device:
         """Where a buffer really is."""

@@ -144,8 +144,7 @@ class Apart:
         whole = {memory.device: memory.peak for memory in self.joint.memory}
         left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
         for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)):
-            free = tuple(replace(device, memory_bytes=None) for device in costed.machine.devices)
-            lifted = replace(costed, machine=replace(costed.machine, devices=free))
+            lifted = replace(costed, machine=costed.machine.uncapped)
             for memory in place(lifted, "follow").memory:
                 cap = costed.machine.device[memory.device].memory_bytes
                 if cap is not None:

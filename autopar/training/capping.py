@@ -72,7 +72,6 @@ LESS = 0.97
 def capped(plan: Plan, machine: Machine) -> Plan:
     """The plan with the caps of another machine."""
     caps = {device.name: device.memory_bytes for device in machine.devices}
-    devices = tuple(replace(d, memory_bytes=caps[d.name]) for d in plan.costed.machine.devices)
     memory = tuple(replace(known, cap=caps[known.device]) for known in plan.memory)
-    costed = replace(plan.costed, machine=replace(plan.costed.machine, devices=devices))
+    costed = replace(plan.costed, machine=plan.costed.machine.with_memory(caps))
     return replace(plan, costed=costed, memory=memory)
