@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, fails_alone
 from .capture.generators import restore
-from .equal import error, limit
+from .equal import error, limit, no_worse, widen
 from .errors import DifferenceError
 from .plans import Plan
-from .runtime.interpret import interpret, widen
+from .runtime.interpret import interpret
 from .snapshot import Snapshot, apart
 from .tables import seconds
 
@@ -65,7 +65,7 @@ class Reference(Snapshot):
             return
         wide = self.in_double()
         for position, (name, a, b) in enumerate(pairs):
-            if not error(a, b) <= limit(b) and not _no_worse(
+            if not error(a, b) <= limit(b) and not no_worse(
                 a, b, wide[position] if position < len(wide) else None
             ):
                 raise DifferenceError(
@@ -143,10 +143,3 @@ def by_parts(plan: Plan, batch_norm: str) -> bool:
             'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
         )
     return wished
-
-
-def _no_worse(found: Any, eager: Any, wide: Any) -> bool:
-    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
-    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
-        return False
-    return error(widen(found), wide) <= 2 * error(widen(eager), wide) + 1e-12

@@ -17,8 +17,11 @@ LIMIT = {
 """Largest max|Δ| ÷ max|reference| of each dtype; everything else must be equal."""
 
 
-def error(found: Any, reference: Any) -> float:
-    """max|Δ| ÷ max|reference|, NaN and infinities equal to themselves; infinite when shape, dtype or kind differ."""
+def error(found: Any, reference: Any, floor: float = 0.0) -> float:
+    """max|Δ| ÷ max|reference|, NaN and infinities equal to themselves; infinite when shape, dtype or kind differ.
+
+    Where all of the reference is finite it is divided by no less than `floor`.
+    """
     if not isinstance(reference, torch.Tensor) or not isinstance(found, torch.Tensor):
         return 0.0 if type(found) is type(reference) and found == reference else float("inf")
     if found.shape != reference.shape or found.dtype != reference.dtype:
@@ -39,7 +42,8 @@ def error(found: Any, reference: Any) -> float:
         a, b = a[finite], b[finite]
         if b.numel() == 0:
             return 0.0
-    delta, scale = float((a - b).abs().max()), float(b.abs().max())
+        floor = 0.0
+    delta, scale = float((a - b).abs().max()), max(float(b.abs().max()), floor)
     if delta != delta:
         return float("inf")
     return delta / scale if scale else (0.0 if delta == 0 else float("inf"))
@@ -48,3 +52,19 @@ def error(found: Any, reference: Any) -> float:
 def limit(reference: Any) -> float:
     """The largest error allowed against `reference`."""
     return LIMIT.get(reference.dtype, 0.0) if isinstance(reference, torch.Tensor) else 0.0
+
+
+def widen(value: Any) -> Any:
+    """A tensor in double precision, anything that is no floating tensor as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return value.to(torch.complex128)
+    return value
+
+
+def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
+    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
+    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
+        return False
+    return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12

@@ -26,12 +26,3 @@ def interpret(
         for name, value in zip(task.outputs, made if task.unpack else (made,)):
             values[name] = value
         yield task
-
-
-def widen(value: Any) -> Any:
-    """A tensor in double precision, anything that is no floating tensor as it is."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.double()
-    if isinstance(value, torch.Tensor) and value.is_complex():
-        return value.to(torch.complex128)
-    return value

@@ -14,10 +14,9 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
 from ..capture.generators import generators, restore
-from ..equal import LIMIT, error, limit
+from ..equal import LIMIT, error, limit, no_worse, widen
 from ..errors import DifferenceError
 from ..graph import Graph
-from ..runtime.interpret import widen
 from ..snapshot import Snapshot, apart
 
 log = logging.getLogger("autopar")
@@ -124,7 +123,7 @@ class Eager(Snapshot):
         wrong = [
             (what, a, b, floor)
             for what, a, b, floor in pairs
-            if b is not None and not _error(a, b, floor) <= _allowed(b, loose)
+            if b is not None and not error(a, b, floor) <= _allowed(b, loose)
         ]
         if not wrong:
             return
@@ -132,10 +131,10 @@ class Eager(Snapshot):
         rounded: dict[str, Any] | None = None
         named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
         for what, a, b, floor in wrong:
-            if what in wide and _no_worse(a, b, wide[what], floor):
+            if what in wide and no_worse(a, b, wide[what], floor):
                 continue
             rounded = self.shaken() if rounded is None else rounded
-            if what in rounded and _error(a, b, floor) <= SHAKEN * _error(rounded[what], b, floor):
+            if what in rounded and error(a, b, floor) <= SHAKEN * error(rounded[what], b, floor):
                 continue
             by = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
             where = f" It is made by {graph.task[by].where}." if by else ""
@@ -229,24 +228,3 @@ def _loosest(graph: Graph) -> float:
 def _allowed(reference: torch.Tensor, loose: float) -> float:
     """The largest error allowed against `reference`."""
     return max(limit(reference), loose) if reference.dtype in LIMIT else 0.0
-
-
-def _error(found: Any, reference: torch.Tensor, floor: float) -> float:
-    """`equal.error`, with the scale no smaller than `floor`."""
-    plain = error(found, reference)
-    if not floor or plain == 0 or _scale(reference) > floor:
-        return plain
-    alike = isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (
-        reference.shape,
-        reference.dtype,
-    )
-    if not alike or not bool(found.isfinite().all() and reference.isfinite().all()):
-        return plain
-    return float((found - reference).abs().max()) / floor
-
-
-def _no_worse(found: Any, eager: Any, wide: Any, floor: float) -> bool:
-    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
-    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
-        return False
-    return _error(widen(found), wide, floor) <= 2 * _error(widen(eager), wide, floor) + 1e-12

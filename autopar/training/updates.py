@@ -13,7 +13,7 @@ import torch
 
 from ..capture import Captured
 from ..capture.joint import joint
-from ..checking import unwanted
+from ..checking import by_parts, unwanted
 from ..errors import DifferenceError, MemoryCapError
 from ..machine import Machine
 from ..options import Options
@@ -153,12 +153,10 @@ class Signature:
 
     def _eager(self, args: tuple[Any, ...]) -> Eager | None:
         """Eager's answer to this call, None where it would be another one by the user's wish."""
-        if self.options.batch_norm == "per_part" and self.gradients.plan.costed.graph.split:
-            log.info(
-                'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
-            )
+        plan = self.gradients.plan
+        if by_parts(plan, self.options.batch_norm):
             return None
-        if self.options.check == "first" and unwanted(self.gradients.plan, self.raw):
+        if self.options.check == "first" and unwanted(plan, self.raw):
             return None
         graph = self.raw.graph
         weights = {

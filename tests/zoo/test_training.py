@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 import autopar
 from autopar.capture import Captured
 from autopar.capture.joint import joint
+from autopar.equal import widen
 from autopar.errors import CaptureError
 from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.runtime import adversary
-from autopar.runtime.interpret import interpret, widen
+from autopar.runtime.interpret import interpret
 from autopar.stages import plan_captured
 
 from . import routes
