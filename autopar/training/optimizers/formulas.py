@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -14,24 +14,17 @@ from ...errors import RunError
 from ...runtime.flat import joined, pieces
 from .kernels import Column, alike, entries, step
 
-_Made = TypeVar("_Made")
-_Given = ParamSpec("_Given")
 
+class Stepped(NamedTuple):
+    """Parameters of one param group before their step: a column for each of `entries` in `state`, Adam's step counts,
+    and what gradients are multiplied by, if by anything."""
 
-def _apart(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """The function without autograd and autocast, as an optimizer steps though the call around it casts."""
-
-    @functools.wraps(function)
-    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
-        first = next(argument for argument in args if isinstance(argument, (torch.Tensor, list)))
-        tensor = first[0] if isinstance(first, list) else first
-        kind = tensor.device.type
-        if not torch.is_grad_enabled() and not torch.is_autocast_enabled(kind):
-            return function(*args, **kwargs)
-        with torch.no_grad(), torch.autocast(kind, enabled=False):
-            return function(*args, **kwargs)
-
-    return call
+    parameters: Column
+    gradients: Column
+    coefficient: torch.Tensor | None
+    state: Sequence[Column]
+    group: Mapping[str, Any]
+    counts: Column
 
 
 class Formula:
@@ -61,49 +54,46 @@ class Formula:
             )
         held = [self.optimizer.state[self.parameters[path]] for path in paths] if "betas" in group else []
         counts = [entry["step"] for entry in held]
-        stepped = _one if len(items) == 1 else _several
-        return stepped(parameters, gradients, coefficients[0], state, group, counts)
+        given = Stepped(parameters, gradients, coefficients[0], state, group, counts)
+        with _as_optimizers_step(parameters[0]):
+            return _one(given) if len(items) == 1 else _several(given)
 
 
-@_apart
-def _one(
-    parameters: Column,
-    gradients: Column,
-    coefficient: torch.Tensor | None,
-    state: Sequence[Column],
-    group: Mapping[str, Any],
-    counts: Column,
-) -> tuple[torch.Tensor, ...]:
-    (parameter,), (gradient,) = parameters, gradients
-    own = gradient.stride() != parameter.stride() or coefficient is not None
-    if coefficient is not None:
-        gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
+def _one(given: Stepped) -> tuple[torch.Tensor, ...]:
+    (parameter,), (gradient,) = given.parameters, given.gradients
+    own = gradient.stride() != parameter.stride() or given.coefficient is not None
+    if given.coefficient is not None:
+        gradient = torch.mul(gradient, given.coefficient, out=torch.empty_like(parameter))
     elif own:
         # Kernels over lists of tensors want one order in memory, which autograd gives `.grad` too.
         gradient = torch.empty_like(parameter).copy_(gradient)
-    made, held = parameter.clone(), [entry.clone() for (entry,) in state]
-    step(group, [made], [gradient], [[entry] for entry in held], counts, own)
+    made, held = parameter.clone(), [entry.clone() for (entry,) in given.state]
+    step(given.group, [made], [gradient], [[entry] for entry in held], given.counts, own)
     return made, *held
 
 
-@_apart
-def _several(
-    parameters: Column,
-    gradients: Column,
-    coefficient: torch.Tensor | None,
-    state: Sequence[Column],
-    group: Mapping[str, Any],
-    counts: Column,
-) -> tuple[torch.Tensor, ...]:
-    made, gradient, *held = map(joined, (parameters, gradients, *state))
-    if coefficient is not None:
-        gradient.mul_(coefficient)
+def _several(given: Stepped) -> tuple[torch.Tensor, ...]:
+    group, counts = given.group, given.counts
+    made, gradient, *held = map(joined, (given.parameters, given.gradients, *given.state))
+    if given.coefficient is not None:
+        gradient.mul_(given.coefficient)
     if alike(group, made.dtype, made.device) and _equal(counts):
         step(group, [made], [gradient], [[entry] for entry in held], counts[:1], own=True)
     else:
-        new, grads, *rest = (pieces(flat, parameters) for flat in (made, gradient, *held))
+        new, grads, *rest = (pieces(flat, given.parameters) for flat in (made, gradient, *held))
         step(group, new, grads, rest, counts, own=True)
     return made, *held
+
+
+@contextmanager
+def _as_optimizers_step(tensor: torch.Tensor) -> Iterator[None]:
+    """Without autograd, and without the autocast that the call around may have for the forward."""
+    kind = tensor.device.type
+    if not torch.is_grad_enabled() and not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        yield
 
 
 def _equal(counts: Column) -> bool:
@@ -111,24 +101,26 @@ def _equal(counts: Column) -> bool:
     return all(count.device.type == "cpu" for count in counts) and len({count.item() for count in counts}) < 2
 
 
-@_apart
 def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
     """The 2-norm of a gradient, a tensor of its dtype; `strides` are those autograd would give it, in whose order
     it is summed.
     """
-    if gradient.stride() != tuple(strides):
-        ordered = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
-        gradient = ordered.copy_(gradient)
-    return norm_of(gradient)
+    with _as_optimizers_step(gradient):
+        if gradient.stride() != tuple(strides):
+            ordered = torch.empty_strided(
+                gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
+            )
+            gradient = ordered.copy_(gradient)
+        return norm_of(gradient)
 
 
-@_apart
 def clip(norms: list[torch.Tensor], most: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm over all gradients and the factor that brings it to `most` if it is more, as
     `torch.nn.utils.clip_grad_norm_` has them.
     """
-    total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-    return total, torch.clamp(most / (total + 1e-6), max=1.0)
+    with _as_optimizers_step(norms[0]):
+        total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+        return total, torch.clamp(most / (total + 1e-6), max=1.0)
 
 
 FORMULAS: dict[type[Optimizer], int] = {SGD: 8, Adam: 16, AdamW: 16}
