@@ -80,7 +80,7 @@ class Compiled:
 
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""
-        self._session.close()
+        self._session.kept.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         had = self._session
@@ -173,6 +173,6 @@ class CompiledModule(Compiled, nn.Module):
                 'autopar.compile(model, ["cpu", "cuda:0", …]), or pin parts of it with pins='
             )
         self.module._apply(fn, recurse)
-        self._session.close()
+        self._session.kept.close()
         self._session.kept.clear()
         return self

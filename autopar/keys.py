@@ -15,9 +15,6 @@ from torch.nn.parameter import is_lazy
 from .capture.functions import reachable
 from .capture.signature import Arguments
 
-KEPT = 8
-"""Signatures whose plans are kept; the least recently used goes first."""
-
 _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 

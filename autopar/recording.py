@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from typing import Any, Protocol
 
 from .errors import AutoparError
 from .timeline import Timeline
@@ -36,10 +37,27 @@ class Recording:
         self.median.save(path)
 
 
+class Program(Protocol):
+    """What can be called with and without being measured."""
+
+    def run(self, inputs: Sequence[Any], record: bool) -> tuple[list[Any], Timeline | None]:
+        """The outputs of one call and, with `record`, its timeline."""
+
+
 class Recorded:
-    """What can be recorded: while `recording` is there, each call adds its timeline to it."""
+    """What can be recorded: while `recording` is there, each call adds its timeline to it; `timeline` is the last."""
 
     recording: Recording | None = None
+    timeline: Timeline | None = None
+
+    def executed(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of one call, which is measured while there is a recording."""
+        recording = self.recording
+        outputs, timeline = program.run(inputs, recording is not None)
+        if recording is not None and timeline is not None:
+            recording.calls.append(timeline)
+            self.timeline = timeline
+        return outputs
 
     @contextmanager
     def record(self) -> Iterator[Recording]:

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from .capture.private import exporting, transformed, untraced
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, by_parts, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError, RunError
-from .keys import KEPT, Parameters, Tie, call_key, same, ties
+from .kept import Kept
+from .keys import Parameters, Tie, call_key, same, ties
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -39,7 +39,7 @@ from .training.gradcheck import Eager
 log = logging.getLogger("autopar")
 
 Planned: TypeAlias = Prepared | Training
-Kept = TypeVar("Kept", bound="Planned | AsWritten")
+Made = TypeVar("Made", bound="Planned | AsWritten")
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,20 @@ class Session(Recorded):
         self, model: Callable[..., Any], machine: Machine, options: Options, given: Plan | None
     ) -> None:
         self.model, self.machine, self.options, self.given = model, machine, options, given
-        self.kept: OrderedDict[Hashable, Planned | AsWritten] = OrderedDict()
+        own = type(model) if isinstance(model, nn.Module) else model
+        self.kept: Kept[Planned | AsWritten] = Kept(getattr(own, "__name__", type(own).__name__))
         self.latest: Planned | AsWritten | None = None
         self.pool = Replicas()
         self.batches = Batches(model)
         self._ties: list[Tie] = []
         self._parameters = Parameters()
         self._untraced: dict[Hashable, Hashable] = {}
-        self.timeline: Timeline | None = None
         self._lock = threading.RLock()
         # Planning ahead (`example_inputs`) makes a signature; its first call is still to be checked.
         self._unchecked: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._running = 0
-        self._evicted = False
         self._used: nn.Module | None = model if isinstance(model, nn.Module) else None
         _alive.add(self)
-        self._kinds = tuple(dict.fromkeys("cpu" if d.kind == "emulated" else d.kind for d in machine.devices))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's answer; the first of a signature is held against eager when the options say so."""
@@ -106,7 +104,7 @@ class Session(Recorded):
         if checked and by_parts(prepared.plan, self.options.batch_norm):
             self._unchecked.discard(prepared.executor)
             checked = False
-        if not checked and not prepared.stateful:
+        if not checked and not captured.stateful:
             return self._run(prepared, args, kwargs)
         # A check runs eager on the very buffers and generators that another call would read and write.
         with self._alone() if checked else self._turn():
@@ -156,7 +154,7 @@ class Session(Recorded):
             reference.judge(output)
         except AutoparError as error:
             # What failed its first check must be checked again.
-            self.forget(prepared)
+            self.kept.drop(prepared)
             if not (isinstance(error, DifferenceError) and self.batches.refuse(prepared.captured)):
                 raise
             log.warning(
@@ -180,7 +178,7 @@ class Session(Recorded):
                     eager.judge(*prepared.tried(eager.tensors, eager.tangents))
         except AutoparError:
             # What failed its first check must be checked again.
-            self.forget(prepared)
+            self.kept.drop(prepared)
             raise
         finally:
             self.recording = outer
@@ -190,17 +188,11 @@ class Session(Recorded):
     def _run(self, prepared: Planned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         captured = prepared.captured
         inputs = captured.flatten(args, kwargs)
-        recording = self.recording
         if isinstance(prepared, Training):
-            outputs = prepared.outputs(inputs)
+            outputs, recording = prepared.outputs(inputs), self.recording
             self.timeline = recording.calls[-1] if recording and recording.calls else self.timeline
-        elif recording is None:
-            outputs = prepared.executor(inputs)
         else:
-            outputs, timeline = prepared.executor.run(inputs)
-            assert timeline is not None
-            recording.calls.append(timeline)
-            self.timeline = timeline
+            outputs = self.executed(prepared.executor, inputs)
         if self.options.outputs == "as_input":
             # Where eager returns an argument or a parameter itself, so do we: the very object.
             given = dict(zip(captured.graph.inputs, inputs))
@@ -230,8 +222,6 @@ class Session(Recorded):
             key = self._signature(arguments)
             found = self._found(key)
         if found is not None:
-            if key in self.kept:
-                self.kept.move_to_end(key)
             self.latest = found
         return key, found
 
@@ -245,7 +235,7 @@ class Session(Recorded):
         return self._keep(key, args, kwargs, self.batches.derive(key, known, args, kwargs))
 
     def _found(self, key: tuple[Any, ...]) -> Planned | AsWritten | None:
-        return self.kept.get(key) or self.kept.get(self._untraced.get(key[:-1]))
+        return self.kept.used(key) or self.kept.used(self._untraced.get(key[:-1]))
 
     def _retied(self, arguments: Arguments) -> bool:
         """Whether other places of the model hold one tensor than was known; these are looked at from now on."""
@@ -295,29 +285,17 @@ class Session(Recorded):
             self._untraced[key[:-1]] = key
         return made
 
-    def _kept(self, key: tuple[Any, ...], made: Kept) -> Kept:
-        """Keep what serves a signature as the latest; the least recently used goes."""
+    def _kept(self, key: tuple[Any, ...], made: Made) -> Made:
+        """Keep what serves a signature as the latest."""
         if not isinstance(made, AsWritten):
             self._unchecked.add(made.executor)
-        self.kept[key] = self.latest = made
-        if len(self.kept) > KEPT:
-            self.kept.popitem(last=False)[1].close()
-            self._warn_evicted()
+        self.latest = made
+        self.kept.add(key, made)
         return made
-
-    def _warn_evicted(self) -> None:
-        if not self._evicted:
-            own = type(self.model) if isinstance(self.model, nn.Module) else self.model
-            name = getattr(own, "__name__", type(own).__name__)
-            log.warning(
-                "%s was called with more than %d signatures; the plan of the oldest was dropped and will be "
-                "made again when it is needed. Pad the inputs to fewer shapes to avoid this", name, KEPT,
-            )  # fmt: skip
-        self._evicted = True
 
     def _signature(self, arguments: Arguments) -> tuple[Any, ...]:
         """What decides whether a plan made before serves this call."""
-        key = call_key(self._modules(arguments), arguments, self._kinds, self._parameters)
+        key = call_key(self._modules(arguments), arguments, self.machine.torch_types, self._parameters)
         tied = tuple([same(tie) for tie in self._ties]) if self._ties else ()
         return (*key[:-1], tied, key[-1])
 
@@ -331,18 +309,6 @@ class Session(Recorded):
         modules = tuple(root.modules())
         # That of a function is made anew where its modules are arguments: it is no part of a signature.
         return modules[1:] if isinstance(root, Function) else modules
-
-    def forget(self, prepared: Planned) -> None:
-        """Drop one plan."""
-        for key, kept in list(self.kept.items()):
-            if kept is prepared:
-                del self.kept[key]
-        prepared.close()
-
-    def close(self) -> None:
-        """Stop the threads of every plan; the next call starts them again."""
-        for prepared in tuple(self.kept.values()):
-            prepared.close()
 
     def refresh(self) -> None:
         """Look at the parameters' shapes and copy them to their devices again at the next call of every plan."""

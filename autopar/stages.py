@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,12 +52,6 @@ class Prepared:
     program: Program
     executor: Executor
     single_s: float | None = None
-
-    @cached_property
-    def stateful(self) -> bool:
-        """Whether a call leaves something behind that the next one reads: a buffer, a generator's state."""
-        graph = self.captured.graph
-        return bool(graph.mutated) or any(task.random or task.writes for task in graph.tasks)
 
     def close(self) -> None:
         """Stop its threads; the next call starts them again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,3 +43,8 @@ class Captured:
     notes: tuple[str, ...] = field(default=())
     tangents: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def stateful(self) -> bool:
+        """Whether a call leaves something behind that the next one reads: a buffer, a generator's state."""
+        return bool(self.graph.mutated) or any(task.random or task.writes for task in self.graph.tasks)

@@ -73,9 +73,8 @@ class Training:
         machine, state = half.plan.costed.machine, dict(self.captured.state)
         for name in half.plan.costed.graph.state:
             if name.startswith(STANDING):
-                device = name.removeprefix(STANDING)
-                emulated = machine.device[device].kind == "emulated"
-                state[name] = {"": torch.empty(0, device="cpu" if emulated else device)}, ""
+                device = machine.device[name.removeprefix(STANDING)].torch_device
+                state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
         return Prepared(
             captured, half.plan, half.program, Executor(captured, half.plan, half.program, self.pool)
@@ -90,13 +89,6 @@ class Training:
     def single_s(self) -> float | None:
         """Not timed: a race would have to train."""
         return None
-
-    @cached_property
-    def stateful(self) -> bool:
-        """Whether a call leaves something behind that the next one reads: a buffer, a generator's state."""
-        return bool(self.captured.graph.mutated) or any(
-            task.random or task.writes for task in self.captured.graph.tasks
-        )
 
     @property
     def executor(self) -> Executor:

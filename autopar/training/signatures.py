@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
@@ -12,14 +10,13 @@ import torch
 from ..capture.functions import Function
 from ..capture.signature import Arguments, take_apart
 from ..errors import CaptureError
-from ..keys import KEPT, Parameters, call_key, visible
+from ..kept import Kept
+from ..keys import Parameters, call_key, visible
 from ..machine import Machine
 from ..options import Options
 from ..runtime.memory import Replicas
 from .losses import Loss
 from .updates import Signature
-
-log = logging.getLogger("autopar")
 
 
 class Signatures:
@@ -32,27 +29,20 @@ class Signatures:
         self, loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
-        self.kept: OrderedDict[Hashable, Signature] = OrderedDict()
+        self.kept: Kept[Signature] = Kept(f"the training step of {type(loss).__name__}")
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._shapes = Parameters()
-        self._evicted = False
-        self._kinds = tuple(dict.fromkeys("cpu" if d.kind == "emulated" else d.kind for d in machine.devices))
         self._require_known()
 
     def serving(self, args: tuple[Any, ...]) -> Signature:
         """What serves this call, captured where nothing does yet."""
         arguments = take_apart(args, {})
         key = self._key(arguments)
-        found = self.kept.get(key)
+        found = self.kept.used(key)
         if found is None:
             found = self._made(arguments, args)
-            self.kept[key] = found
-            if len(self.kept) > KEPT:
-                self.kept.popitem(last=False)[1].close()
-                self._warn_evicted()
-        else:
-            self.kept.move_to_end(key)
+            self.kept.add(key, found)
         self.latest = found
         return found
 
@@ -60,22 +50,10 @@ class Signatures:
         """All that the optimizer holds."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def forget(self, signature: Signature) -> None:
-        """Drop one; its next call captures again."""
-        for key, kept in list(self.kept.items()):
-            if kept is signature:
-                del self.kept[key]
-        signature.close()
-
     def refresh(self) -> None:
         """Look at the parameters' shapes and copy them to their devices again at the next call."""
         self._shapes.forget()
         self.pool.forget()
-
-    def close(self) -> None:
-        """Stop the threads of all."""
-        for signature in tuple(self.kept.values()):
-            signature.close()
 
     def _made(self, arguments: Arguments, args: tuple[Any, ...]) -> Signature:
         for tensor in arguments.tensors:
@@ -97,7 +75,8 @@ class Signatures:
         modules = tuple(self.loss.modules())
         parameters = tuple([id(item) for module in modules for item in module._parameters.values()])
         seen = visible(self.loss.rule.function[0]) if isinstance(self.loss.rule, Function) else ()
-        return call_key(modules, arguments, self._kinds, self._shapes), parameters, groups, seen
+        key = call_key(modules, arguments, self.machine.torch_types, self._shapes)
+        return key, parameters, groups, seen
 
     def _require_known(self) -> None:
         known = {id(parameter) for parameter in self.loss.parameters()}
@@ -110,12 +89,3 @@ class Signatures:
                         "optimizer from model.parameters() after the last change of the model, or make the criterion "
                         "an nn.Module that holds the parameter"
                     )
-
-    def _warn_evicted(self) -> None:
-        if not self._evicted:
-            log.warning(
-                "the training step of %s was called with more than %d signatures; the plan of the oldest was dropped "
-                "and will be made again when it is needed. Pad the inputs to fewer shapes to avoid this",
-                type(self.loss).__name__, KEPT,
-            )  # fmt: skip
-        self._evicted = True

@@ -67,7 +67,6 @@ class TrainStep(Recorded):
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = Signatures(loss, optimizer, machine, options)
-        self.timeline: Any = None
         self._lock = threading.RLock()
         self._adding = False
 
@@ -167,7 +166,7 @@ class TrainStep(Recorded):
         try:
             return signature.differentiated(args, self._run, stale)
         except DifferenceError:
-            self._signatures.forget(signature)
+            self._signatures.kept.drop(signature)
             raise
 
     def _scale(self, signature: Signature) -> None:
@@ -178,14 +177,7 @@ class TrainStep(Recorded):
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
 
     def _run(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
-        recording = self.recording
-        if recording is None:
-            return prepared.executor(inputs)
-        outputs, timeline = prepared.executor.run(inputs)
-        assert timeline is not None
-        recording.calls.append(timeline)
-        self.timeline = timeline
-        return outputs
+        return self.executed(prepared.executor, inputs)
 
     def _parameters(self) -> list[torch.Tensor]:
         return self._signatures.parameters()
@@ -299,7 +291,7 @@ class TrainStep(Recorded):
 
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""
-        self._signatures.close()
+        self._signatures.kept.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
