@@ -20,7 +20,7 @@ from .capture.joint import joint
 from .capture.private import exporting, transformed, untraced
 from .capture.signature import Arguments, take_apart
 from .checking import Reference, by_parts, unwanted
-from .errors import AutoparError, CaptureError, DifferenceError, RunError
+from .errors import AutoparError, CaptureError, DifferenceError
 from .kept import Kept
 from .keys import Parameters, Tie, call_key, same, ties
 from .machine import Machine
@@ -95,7 +95,7 @@ class Session(Recorded):
         if isinstance(prepared, AsWritten):
             return self.model(*args, **kwargs)
         if self.options.verify_replicas:
-            self._verify()
+            self.pool.require_verified("refresh() of the compiled model")
         captured, check = prepared.captured, self.options.check
         if fresh and check == "first" and unwanted(prepared.plan, captured):
             self._unchecked.discard(prepared.executor)
@@ -113,15 +113,6 @@ class Session(Recorded):
                 return (self._checked if checked else self._run)(prepared, args, kwargs)
             finally:
                 self._running = before
-
-    def _verify(self) -> None:
-        """RunError when a copy of state is not what it should be."""
-        wrong = self.pool.verify()
-        if wrong:
-            raise RunError(
-                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
-                "leaves no trace; call refresh() of the compiled model after such writes"
-            )
 
     def _turn(self) -> AbstractContextManager[Any]:
         """The lock, unless this thread is a lane of a call that holds it."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..errors import RunError
 from .flat import bring, checksum
 
 _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
@@ -188,6 +189,14 @@ class Replicas:
                 if not torch.equal(masters[master], checksum(copy.tensor).cpu()):
                     wrong[master.name] = None
             return list(wrong)
+
+    def require_verified(self, refresh: str) -> None:
+        """RunError where `verify` finds anything; `refresh` is the call that mends it."""
+        if wrong := self.verify():
+            raise RunError(
+                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
+                f"leaves no trace; call {refresh} after such writes"
+            )
 
     def forked(self) -> None:
         """In a child process the lock may be held by a thread that is not there."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..capture.private import forget_unscaled
 from ..capture.signature import take_apart
-from ..errors import AutoparError, CaptureError, DifferenceError, RunError
+from ..errors import AutoparError, CaptureError, DifferenceError
 from ..machine import Machine
 from ..options import Options
 from ..plans import Plan
@@ -75,7 +75,8 @@ class TrainStep(Recorded):
         it uses them with its own, as `backward` twice before `optimizer.step()` does."""
         with self._lock, torch.enable_grad(), self._casting(batch):
             args = self._arguments(batch)
-            self._verify()
+            if self.options.verify_replicas:
+                self._signatures.pool.require_verified("step.refresh()")
             signature = self._signatures.serving(args)
             if accumulate or self._adding:
                 with signature.undone(args):
@@ -192,15 +193,6 @@ class TrainStep(Recorded):
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )
 
-    def _verify(self) -> None:
-        """RunError when a copy of a weight is not what it should be, where the options ask to look."""
-        wrong = self._signatures.pool.verify() if self.options.verify_replicas else []
-        if wrong:
-            raise RunError(
-                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
-                "leaves no trace; call step.refresh() after such writes"
-            )
-
     def _casting(self, batch: tuple[Any, ...]) -> AbstractContextManager[Any]:
         """Autocast as asked for, on the device type of the first tensor."""
         if self.autocast is None:
@@ -241,7 +233,7 @@ class TrainStep(Recorded):
     @property
     def plan(self) -> Plan:
         """The plan of the signature used last: of the whole step, or of the gradients where the optimizer steps by
-        itself."""
+        itself. Caps hold for more than its `peaks`, which see."""
         return self._shown().plan
 
     @property
