@@ -188,7 +188,11 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Predicted peak bytes of each device."""
+        """Predicted peak bytes of each device, were every run to take as long as predicted.
+
+        Caps are held against more: the most bytes in any order that the lanes may take, which
+        `program.check(plan.costed.graph).peaks` gives. In the plan of a compiled model in training these are the same.
+        """
         return {memory.device: memory.peak for memory in self.memory}
 
     def timeline(self) -> Timeline:
