@@ -233,7 +233,7 @@ class TrainStep(Recorded):
     @property
     def plan(self) -> Plan:
         """The plan of the signature used last: of the whole step, or of the gradients where the optimizer steps by
-        itself. Caps hold for more than its `peaks`, which see."""
+        itself. What caps are held against is said at `Plan.peaks`."""
         return self._shown().plan
 
     @property
