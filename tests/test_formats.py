@@ -112,6 +112,16 @@ def test_what_the_format_does_not_have_is_not_looked_at():
     assert text(schedule(graph)) == text(schedule(small()))
 
 
+def test_lanes_that_no_task_is_there_for_are_left_out():
+    graph = small()
+    graph["devices"][0]["lanes"] = 1_000_000
+    assert [device.lanes for device in read(graph).machine.devices] == [4, 1]
+    graph["devices"][0]["lanes"] = 4
+    assert [device.lanes for device in read(graph).machine.devices] == [4, 1]
+    graph["devices"][0]["lanes"] = 3
+    assert [device.lanes for device in read(graph).machine.devices] == [3, 1]
+
+
 def test_nothing_to_do_takes_no_time():
     graph = {**small(), "tasks": [], "values": []}
     plan = described(schedule(graph))
@@ -170,6 +180,11 @@ WRONG = [
     (broken(tasks__1__seconds__cpu={"two": 1.0}), r"seconds for 'two' lanes"),
     (broken(tasks__1__seconds__cpu={"9" * 5000: 1.0}), r"seconds for '999.* lanes of 'cpu'"),
     (broken(tasks__1__seconds__cpu={"1": 1.0, "01": 2.0}), r"task 'b' has two times on 1 lanes of 'cpu'"),
+    (broken(tasks__0__state_byte=9, tasks__0__state_bytes=...), r"'state_byte', .*; write 'state_bytes'"),
+    (broken(tasks__0__workspace=9), r"task 'a' has 'workspace', .*; write 'workspace_bytes'"),
+    (broken(values__3__deliver="cpu", values__3__deliver_to=...), r"value 'y' has 'deliver'"),
+    (broken(devices__0__memory=9, devices__0__memory_bytes=...), r"device 'cpu' has 'memory'"),
+    (broken(links__0__wires="bus", links__0__wire=...), r"the link cpu → gpu has 'wires'"),
     (broken(tasks__0__seconds=...), r"task 'a' has no 'seconds'"),
     (broken(tasks__0__id=...), r"tasks\[0\] has no 'id'"),
     (broken(tasks__0__id=7), r"the id of tasks\[0\] is 7; it must be a name"),

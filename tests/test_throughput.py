@@ -9,7 +9,7 @@ import pytest
 from taskfiles import link, randomly
 
 from autopar.errors import MemoryCapError, PlanError
-from autopar.formats import plain, read, text
+from autopar.formats import described, plain, read, text
 from autopar.placement import place
 from autopar.placement.period import Hop, Loads, Value, balance, bound
 from autopar.placement.period.balance import splits
@@ -243,6 +243,16 @@ def test_a_task_stays_whole_on_one_lane():
     plan = throughput(read(graph))
     assert plan.period == pytest.approx(1.5)
     assert plan.lower_bound <= plan.period
+
+
+def test_a_task_that_could_take_more_lanes_says_which_it_takes():
+    graph = {
+        "tasks": [{"id": "a", "seconds": {"p": {"1": 1.0, "2": 0.9}}}, {"id": "b", "seconds": {"p": 1.0}}],
+        "values": [],
+        "devices": [{"name": "p", "lanes": 2}],
+    }
+    one, other = sorted(described(throughput(read(graph)))["tasks"], key=lambda step: step["id"])
+    assert one["lanes"] == [one["lane"]] and "lanes" not in other
 
 
 def test_a_task_takes_more_lanes_where_it_is_longer_than_all_else():

@@ -9,6 +9,10 @@ from ..errors import PlanError
 from ..machine import Device, Link, Machine
 from . import fields
 
+DEVICE = frozenset(("name", "lanes", "memory_bytes"))
+"""What is said of a device."""
+LINK = frozenset(("src", "dst", "latency_s", "bytes_per_s", "wire"))
+"""What is said of a link."""
 LISTS = ("tasks", "values", "devices", "links")
 """The lists that a graph file has."""
 
@@ -22,6 +26,7 @@ def machine(data: Mapping[str, Any]) -> Machine:
     for index, item in enumerate(fields.rows(data, "devices", LISTS)):
         entry = fields.row(item, "devices[{}]", index)
         name = fields.text(fields.need(entry, "name", "devices[{}]", index), "the name of devices[{}]", index)
+        fields.spelt(entry, DEVICE, "device {!r}", name)
         if name in devices:
             raise PlanError(f"two devices are called {name!r}; give each a name of its own")
         cap = entry.get("memory_bytes")
@@ -56,6 +61,7 @@ def _link(entry: Mapping[str, Any], index: int, position: Mapping[str, int], nam
         fields.known(name, position, "device", "{!r} of links[{}]", end, index)
     src, dst = ends
     where = f"the link {src} → {dst}"
+    fields.spelt(entry, LINK, "{}", where)
     latency = fields.seconds(fields.need(entry, "latency_s", "{}", where), "'latency_s' of {}", where)
     rate = fields.number(
         fields.need(entry, "bytes_per_s", "{}", where), "bytes a second", "'bytes_per_s' of {}", where

@@ -6,8 +6,9 @@ What a field is called comes as a template and what fills it, so that nothing is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, cast
 
 from ..errors import PlanError
@@ -47,6 +48,27 @@ def need(data: Mapping[str, Any], key: str, where: str, *of: Any) -> Any:
     near = get_close_matches(key, data, 1)
     meant = f"is {near[0]!r} meant to be it?" if near else f"add {key!r} to it"
     raise PlanError(f"{where.format(*of)} has no {key!r}; {meant}")
+
+
+def spelt(data: Mapping[str, Any], words: Set[str], where: str, *of: Any) -> None:
+    """Refuse a key that is none of `words` and nearly one that is missing: what it says would go unheard."""
+    if data.keys() <= words:
+        return
+    for key in data:
+        near = None if key in words else _meant(key, words)
+        if near is not None and near not in data:
+            raise PlanError(
+                f"{where.format(*of)} has {key!r}, which the format does not know; write {near!r}, or another name"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _meant(key: object, words: Set[str]) -> str | None:
+    """The word that a key was likely meant to be: `memory` is `memory_bytes`, `state_byte` is `state_bytes`."""
+    if not isinstance(key, str):
+        return None
+    longer = [word for word in sorted(words) if word.startswith(f"{key}_")]
+    return next(iter(longer or get_close_matches(key, sorted(words), 1, 0.8)), None)
 
 
 def text(value: Any, what: str, *of: Any) -> str:

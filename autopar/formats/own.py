@@ -12,7 +12,7 @@ A device that `seconds` lacks cannot run the task; `{"cpu": {"1": 1.0, "2": 0.6}
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..cost import CostedGraph, Run, TaskCost
@@ -25,6 +25,10 @@ from .devices import machine as read_machine
 from .order import in_order
 from .reach import check_reach
 
+TASK = frozenset(("id", "seconds", "state_bytes", "workspace_bytes", "colocate", "pin"))
+"""What is said of a task."""
+VALUE = frozenset(("id", "producer", "home", "consumers", "bytes", "deliver_to"))
+"""What is said of a value."""
 TARGET = "task"
 """What a task of a file calls: nothing that could be run."""
 
@@ -49,8 +53,8 @@ class _Row:
 def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> CostedGraph:
     """The graph that `data` describes; `machine` takes the place of its devices and links.
 
-    Keys that the format does not have are not looked at. Raises PlanError with one sentence for the first thing
-    that is wrong. Near linear in tasks, values and their consumers.
+    Keys that the format does not have are not looked at, but one that is nearly a word of it is refused. Raises
+    PlanError with one sentence for the first thing that is wrong. Near linear in tasks, values and their consumers.
     """
     data = fields.row(data, "the graph")
     listed = fields.rows(data, "tasks", LISTS)
@@ -69,12 +73,25 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     values, deliver, homes = _values(fields.rows(data, "values", LISTS), rows, tasks, position)
     order = in_order([task.name for task in rows], [task.before for task in rows])
     check_reach(on, rows, deliver, homes)
-    return _assemble(name, on, [rows[t] for t in order], values, deliver, homes)
+    return _assemble(name, _used(on, rows), [rows[t] for t in order], values, deliver, homes)
+
+
+def _used(on: Machine, rows: Sequence[_Row]) -> Machine:
+    """The machine without lanes that would stay idle if all tasks ran at once: each lane costs time to plan."""
+    if all(device.lanes <= len(rows) for device in on.devices):
+        return on
+    most = [max(1, len(rows))] * len(on.devices)
+    for task in rows:
+        for d, taken in {d: taken for d, taken, _ in task.modes}.items():
+            most[d] += taken - 1
+    devices = (replace(device, lanes=min(device.lanes, most[d])) for d, device in enumerate(on.devices))
+    return replace(on, devices=tuple(devices))
 
 
 def _task(item: Any, index: int, position: Mapping[str, int], lanes: Sequence[int]) -> _Row:
     entry = fields.row(item, "tasks[{}]", index)
     name = fields.text(fields.need(entry, "id", "tasks[{}]", index), "the id of tasks[{}]", index)
+    fields.spelt(entry, TASK, "task {!r}", name)
     given = fields.row(fields.need(entry, "seconds", "task {!r}", name), "'seconds' of task {!r}", name)
     seconds: list[float | None] = [None] * len(position)
     modes: list[tuple[int, int, float]] = []
@@ -164,6 +181,7 @@ def _values(
         name = entry.get("id")
         if type(name) is not str or not name:
             name = fields.text(fields.need(entry, "id", "values[{}]", index), "the id of values[{}]", index)
+        fields.spelt(entry, VALUE, "value {!r}", name)
         if name in found:
             raise PlanError(f"two values have the id {name!r}; give each an id of its own")
         size = entry.get("bytes")

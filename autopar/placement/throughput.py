@@ -160,7 +160,7 @@ def _narrow(run: Run, quick: bool) -> Run:
         ways[d] = min(ways.get(d, (math.inf, 0, 0.0)), (took if quick else lanes * took, lanes, took))
     seconds = tuple(ways[d][2] if d in ways else s for d, s in enumerate(run.seconds))
     modes = tuple((d, lanes, took) for d, (_, lanes, took) in sorted(ways.items()))
-    return replace(run, seconds=seconds, modes=modes if any(lanes > 1 for _, lanes, _ in modes) else ())
+    return replace(run, seconds=seconds, modes=modes)
 
 
 def _longest(problem: Problem) -> float:
