@@ -151,6 +151,17 @@ def test_calls_begin_as_far_apart_as_caps_ask(seed):
     assert (period == least) == all(top <= cap for top, cap in zip(most, caps))
 
 
+def test_a_chain_is_shared_out_to_the_lanes_of_its_device():
+    """One call does one task after the other, and would need a single lane."""
+    graph = {
+        "tasks": [{"id": f"t{n}", "seconds": {"a": 1.0}} for n in range(4)],
+        "values": [{"id": f"v{n}", "producer": f"t{n}", "consumers": [f"t{n + 1}"], "bytes": 0} for n in range(3)],
+        "devices": [{"name": "a", "lanes": 2}],
+    }  # fmt: skip
+    plan = throughput(read(graph))
+    assert (plan.period, plan.makespan) == (pytest.approx(2.0), pytest.approx(4.0))
+
+
 def weighed(length, values, a, b):
     """What a segment of an order moves, by the definition."""
     total = 0.0
