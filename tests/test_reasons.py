@@ -70,8 +70,11 @@ def test_a_run_that_would_end_sooner_says_who_would_wait_for_it():
     graph = two({"cpu": 3.0, "gpu": 1.9})
     graph["tasks"].append({"id": "c", "seconds": {"cpu": 1.0}})
     graph["tasks"].append({"id": "d", "seconds": {"gpu": 1.0}})
+    graph["tasks"].append({"id": "e", "seconds": {"cpu": 1.0}})
+    graph["values"].append({"id": "u", "producer": "b", "consumers": ["e"], "bytes": 2 * 10**5})
     graph["values"].append({"id": "w", "producer": "b", "consumers": ["c"], "bytes": 10**6})
     plan = autopar.schedule(graph)
+    # e would have its own 102 ms later.
     assert plan.place["b"].device == "cpu" and plan.place["d"].device == "gpu"
     assert plan.reason["b"].text == (
         "On gpu it would itself end 99.0 ms sooner, but c would have its result 902 ms later."
@@ -94,6 +97,21 @@ def test_what_a_run_alone_fetches_is_not_in_its_own_way():
     graph["links"] += [link("cpu", "gpu2", wire="bus"), link("gpu2", "cpu", wire="bus")]
     choices = autopar.schedule(graph).reason["b"].choices
     assert choices[1].end == pytest.approx(choices[2].end) == pytest.approx(3.001)
+
+
+def test_what_others_fetch_too_and_what_comes_before_on_the_wire_is_waited_for():
+    graph = two({"gpu": 0.5, "gpu2": 0.5})
+    graph["devices"].append({"name": "gpu2"})
+    graph["links"] += [link("cpu", "gpu2", wire="bus"), link("gpu2", "cpu", wire="bus")]
+    graph["tasks"].append({"id": "c", "seconds": {"gpu": 1.0}})
+    graph["values"][0]["consumers"] = ["b", "c"]
+    plan = autopar.schedule(graph)
+    assert plan.place["b"].device == "gpu"
+    assert plan.reason["b"].choices[2].arrives == pytest.approx(1.0 + 2 * 1.001)
+    # Two values of one run come one after the other.
+    graph = two({"cpu": 1.5, "gpu": 1.0})
+    graph["values"].append({"id": "w", "producer": "a", "consumers": ["b"], "bytes": 10**6})
+    assert autopar.schedule(graph).reason["b"].choices[1].arrives == pytest.approx(1.0 + 2 * 1.001)
 
 
 def test_a_device_without_room_says_what_it_lacks():
