@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from graphs import MS, fork_join, machine
 from taskfiles import link, randomly, small
 
 import autopar
-from autopar.bench.instances import planted
+from autopar.bench import instances
 from autopar.bench.planner.judging import by_direction
 from autopar.critical import critical
 from autopar.formats import read
@@ -205,6 +206,31 @@ def test_a_cap_that_keeps_work_from_a_device_is_the_change():
     assert next(iter(found)) == "no memory cap on gpu"
 
 
+@pytest.mark.parametrize(
+    ("graph", "first"),
+    [(two({"gpu": 0.1}, nbytes=10**8), "wire bus twice as fast"), (two({"cpu": 3.0}), "cpu twice as fast"),
+     (two({"cpu": 30.0, "gpu": 1.0}, memory_bytes=10), "no memory cap on gpu")],
+    ids=("wire", "cpu", "cap"),
+)  # fmt: skip
+def test_where_few_changes_are_tried_the_critical_path_says_which(graph, first):
+    assert [option.what for option in change.promising(autopar.schedule(graph), 1)] == [first]
+
+
+def test_the_hosts_own_part_of_a_run_does_not_get_quicker():
+    costed = fork_join(3, machine(1, dispatch_s=0.25 * MS), seconds=MS)
+    quick = next(o for o in options(costed) if o.what == "emulated:0 twice as fast").apply(costed)
+    for run, other in zip(costed.runs, quick.runs):
+        assert other.seconds[0] == run.seconds[0]
+        assert other.seconds[1] - run.dispatch_s == pytest.approx((run.seconds[1] - run.dispatch_s) / 2)
+
+
+def test_all_ways_of_a_run_get_quicker_with_its_device():
+    costed = read(small())
+    quick = next(o for o in options(costed) if o.what == "cpu twice as fast").apply(costed)
+    assert quick.run["b"].modes == ((0, 1, 0.5), (0, 2, 0.3))
+    assert quick.run["a"].seconds == (0.5, 0.2)
+
+
 def test_when_nothing_helps_it_says_so():
     graph = {**two({"cpu": 0.0}), "tasks": [{"id": "a", "seconds": {"cpu": 0.0}}], "values": []}
     assert changes(autopar.schedule(graph)) == ()
@@ -228,10 +254,19 @@ def test_changes_are_ordered_shorter_than_the_plan_and_the_same_again(seed):
     assert changes(plan) == found
 
 
+def test_what_promises_most_is_searched_for(monkeypatch):
+    plan = search.place(read(instances.small(3, tasks=14, devices=3, ratio=1.0)))
+    found = changes(plan)
+    monkeypatch.setattr(change, "FINAL", 0)
+    listed = {one.what: one.seconds for one in changes(plan)}
+    assert all(one.seconds <= listed.get(one.what, plan.makespan) for one in found)
+    assert found[0].seconds < min(listed.values())
+
+
 def test_changes_of_a_large_graph_are_planned_as_the_graph_was(monkeypatch):
     for module in (change, search):
         monkeypatch.setattr(module, "LARGE", 50)
-    costed = read(by_direction(planted(0, 120, 4, 1.0)[0]))
+    costed = read(by_direction(instances.planted(0, 120, 4, 1.0)[0]))
     plan = search.place(costed, steps=0)
     assert plan.policy.endswith("lanes kept busy")
     tried = change._raced(plan, options(plan.costed)[0])

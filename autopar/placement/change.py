@@ -113,8 +113,12 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
             latency = machine.link[step.src, step.dst].latency_s
             add("latency", wire, latency)
             add("bytes", wire, (took - latency) / 2)
+    used = {step.device for step in plan.placed}
     for device in machine.devices:
-        if device.memory_bytes is not None and plan.peaks.get(device.name, 0) * 2 > device.memory_bytes:
+        # What keeps all work away leaves a device as empty as one that nobody wants.
+        if device.memory_bytes is not None and (
+            device.name not in used or plan.peaks.get(device.name, 0) * 2 > device.memory_bytes
+        ):
             add("memory", device.name, plan.makespan)
     return gain
 
