@@ -201,6 +201,16 @@ def test_little_effort_gives_a_bound_all_the_same():
     assert 0 < found.lower_bound <= found.makespan
 
 
+def test_a_run_that_makes_two_values_of_what_is_read_counts_once():
+    graph = {
+        "tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "ab"],
+        "values": [{"id": v, "producer": "a", "consumers": ["b"], "bytes": 0} for v in "vw"],
+        "devices": [{"name": "p"}],
+    }
+    problem = Problem(read(graph))
+    assert joined(problem, ways(problem, once=True)).length == pytest.approx(2.0)
+
+
 def test_without_the_solver_it_says_what_to_type(monkeypatch):
     load = builtins.__import__
 

@@ -58,12 +58,13 @@ class _Joins:
         makers = np.array([p for p, _ in made])
         cases = _cases([problem.allowed[p] for p in makers])
         trips = np.array([[problem.travel(v, e, d) for e in range(self.devices)] for _, v in made])
+        once = np.array([p not in makers[:i] for i, p in enumerate(makers)])
         ready, trip = ends[makers, cases], trips[np.arange(len(made)), cases]
         found = (ready + trip).max(axis=1)
         for e in range(self.devices):
             here = cases == e
             if self.alone[e]:
-                seconds = np.where(here, self.seconds[makers, e], 0.0)
+                seconds = np.where(here & once, self.seconds[makers, e], 0.0)
                 leave = np.where(here.any(axis=1), np.where(here, trip, np.inf).min(axis=1), 0.0)
                 np.maximum(found, _ended(self.head[makers, e] + 0 * seconds, seconds) + leave, out=found)
         for queue in range(len(problem.copy_lanes)):
