@@ -26,7 +26,7 @@ def served(problem: Problem) -> Play:
 def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
     problem = Problem(read(instances.small(seed)))
     play = served(problem)
-    schedule, makespan = nondelay(play, "busy")
+    schedule, makespan = nondelay(play.steps, play.start, "busy")
     again = Play(problem, schedule)
     assert again.device == play.device
     assert again.makespan == pytest.approx(makespan)
@@ -40,7 +40,7 @@ def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
 def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
     problem = Problem(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
     play = served(problem)
-    assert nondelay(play, "busy")[1] < play.makespan
+    assert nondelay(play.steps, play.start, "busy")[1] < play.makespan
 
 
 def test_it_is_for_machines_that_have_wires() -> None:

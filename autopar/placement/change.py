@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ..critical import critical
 from ..errors import AutoparError
@@ -18,7 +17,6 @@ from .fill import fill
 from .follow import follow
 from .heft import heft, lookahead
 from .improve import improve
-from .nondelay import crowded, keep_busy
 from .once import once
 from .orders import kept
 from .period import balance, bound
@@ -166,17 +164,13 @@ def _raced(plan: Plan, option: Option) -> Race:
     if not plan.costed.again:
         race.enter(_orders(plan))
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
-    large = problem.runs > LARGE
-    if large:
-        # One list schedule is what there is time for: by the weights that were best.
-        mine = [own for own in variants(problem) if isinstance(own, partial)]
-        policies = [own for own in mine if plan.policy.startswith(own.keywords["policy"])] or [heft]
+    if problem.runs > LARGE:
+        # One is what there is time for: that which was best.
+        policies = [variants(problem).get(plan.policy, heft)]
     if problem.tight:
         policies += [fill, follow]
     for policy in policies:
-        entry = enter_fitting(race, policy)
-        if large and entry and crowded(problem):
-            keep_busy(race, entry)
+        enter_fitting(race, policy)
     return race
 
 

@@ -38,10 +38,9 @@ def list_schedule(
     stay: float = 0.0,
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
-    hold: bool = True,
 ) -> Schedule:
     """Place runs in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead` times
-    `to_go` and `stay` times the seconds of the copies it needs there. Copies have an order too if `hold`.
+    `to_go` and `stay` times the seconds of the copies it needs there.
 
     Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
     Near linear in runs, reads and devices.
@@ -49,7 +48,20 @@ def list_schedule(
     work = _Work(problem, room, ahead, stay)
     for r in order:
         work.place(r, (allowed or problem.allowed)[r], to_go[r] if to_go else None)
-    return work.schedule(policy, hold)
+    return work.schedule(policy)
+
+
+def placed(
+    problem: Problem, order: Sequence[int], to_go: Sequence[Sequence[float]], stay: float
+) -> tuple[list[int], list[float]]:
+    """The device of each run and when it starts in a list schedule with these weights; caps are not kept."""
+    work = _Work(problem, 1.0, 1.0, stay)
+    for r in order:
+        work.place(r, problem.allowed[r], to_go[r])
+    start = [0.0] * problem.runs
+    for begin, _, _, r, _, _ in work.placed:
+        start[r] = begin
+    return work.device, start
 
 
 class _Work:
@@ -264,12 +276,10 @@ class _Work:
             return queue.find(ready, seconds)
         return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
 
-    def schedule(self, policy: str, hold: bool) -> Schedule:
+    def schedule(self, policy: str) -> Schedule:
         """The orders it came to, deliveries to the caller, and to where state is carried, at last."""
         problem = self.problem
         runs = (placed[3:] for placed in sorted(self.placed))
-        if not hold:
-            return in_order(problem, policy, runs)
         for v, devices in enumerate(problem.deliver):
             for d in dict.fromkeys((*devices, *(self.device[r] for r in problem.carry[v]))):
                 self._send(v, d)

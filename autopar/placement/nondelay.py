@@ -6,12 +6,13 @@ lane idle for as long as a crowded wire is late with what the next run reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..problem import Problem
-from ..simulate import Play, Schedule
+from ..simulate import Schedule
+from ..steps import Steps
 from .orders import in_order
-from .race import SHORTER, Entry, Race
 
 
 def crowded(problem: Problem) -> bool:
@@ -19,21 +20,13 @@ def crowded(problem: Problem) -> bool:
     return bool(problem.copy_lanes) and not problem.costed.machine.queued and not problem.modes
 
 
-def keep_busy(race: Race, entry: Entry) -> None:
-    """Enter the runs of an entry once more on the same devices, in a non-delay order, if that is the shortest yet."""
-    schedule, makespan = nondelay(entry.play, f"{entry.schedule.policy}, lanes kept busy")
-    if makespan < race.best().makespan * (1 - SHORTER):
-        race.enter(schedule)
-
-
-def nondelay(play: Play, policy: str) -> tuple[Schedule, float]:
-    """The runs of a simulation on the devices where they are, those that can start on one in the order in which they
-    started, and the makespan in seconds.
+def nondelay(steps: Steps, urgency: Sequence[float], policy: str) -> tuple[Schedule, float]:
+    """Placed runs, of those that can start on a device the one of least `urgency` first, and the makespan in seconds.
 
     For machines without copy queues, where no host dispatches, and runs of one lane. O((V + E) log V) for V steps.
     """
-    problem, device, urgency = play.problem, play.device, play.start
-    moves, waiting, missing, first = play.moves, play.steps.waiting, [*play.steps.missing], play.problem.runs
+    problem, device, moves, waiting = steps.problem, steps.device, steps.moves, steps.waiting
+    missing, first = [*steps.missing], problem.runs
     idle = [[*range(len(names))] for names in problem.lane_names]
     able: list[list[tuple[float, int]]] = [[] for _ in problem.devices]
     free = [0.0] * len(problem.copy_lanes)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from ..cost import CostedGraph
@@ -21,7 +22,7 @@ from .follow import follow
 from .heft import heft, list_schedule, lookahead
 from .identical import alike, identical
 from .improve import improve
-from .nondelay import crowded, keep_busy
+from .nondelay import crowded
 from .orders import kept
 from .packed import pack
 from .population import evolve
@@ -31,7 +32,7 @@ from .rank import urgent_first
 from .reasons import Reasons
 from .round_robin import round_robin
 from .single import is_single, single
-from .variants import LARGE, variants
+from .variants import LARGE, quickest, variants
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 """`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
@@ -90,18 +91,20 @@ def place(
     if policy == "auto":
         lanes = alike(problem)
         found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
-        tried = [POLICIES[name] for name in RACE]
-        if wide:
-            tried = [heft] if found else variants(problem)
+        tried: list[Callable[..., Schedule]] = [POLICIES[name] for name in RACE]
+        if wide and found:
+            tried = [heft]
+        elif wide and crowded(problem):
+            tried = [partial(quickest, until=until)]
+        elif wide:
+            tried = [*variants(problem).values()]
         if found and found.makespan <= bound * (1 + SHORTER):
             tried = []
         for own in (*tried, *((fill, follow) if problem.tight else ())):
             if time.monotonic() > until:
                 stopped = "time"
                 break
-            entry = enter_fitting(race, own)
-            if wide and entry and crowded(problem):
-                keep_busy(race, entry)
+            enter_fitting(race, own)
         searched = [] if lanes else evolve(problem, bound, steps, until)
         evolved = [race.enter(schedule) for schedule in searched]
         if any(entry and entry.over for entry in evolved):

@@ -1,14 +1,24 @@
-"""List schedules under several weights: what there is time for on graphs that are too large to search."""
+"""Several placements of graphs that are too large to search: what there is time for."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
+import numpy as np
+
+from ..errors import PlanError
 from ..problem import Problem
 from ..simulate import Schedule
-from .heft import heft, list_schedule
-from .nondelay import crowded
+from ..steps import Steps
+from .bounds import worth
+from .heft import heft, list_schedule, placed
+from .nondelay import crowded, nondelay
+from .priced import last_first, priced
+from .race import SHORTER
 from .rank import cost_to_go, mean_first
 
 LARGE = 500
@@ -25,38 +35,83 @@ WEIGHTS = (
 )
 """Weights of copies in the rank, of what follows in where a run goes, and of the copies it needs there: of all from
 0 to 1, those that together did best on random graphs, the best first."""
-CROWDED = (
-    (0.0, 0.5, 0.1),
-    (0.5, 0.25, 0.6),
-    (0.0, 0.25, 0.0),
-    (0.5, 0.5, 0.1),
-    (1.0, 0.5, 0.6),
-    (0.0, 0.5, 0.3),
-)
-"""The same where wires serve first come, first served: there a copy costs those behind it too."""
+LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.1),))
+FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.1)))
+"""Where wires serve first come, first served, for graphs whose longest way is long, and for those that fill all
+devices. First weights for lists: of what follows, of copies, and of what the seconds on a device are worth. Then what
+`priced` is told: how steep prices are, and what a copy costs at the least."""
+FILLED = 2.0
+"""Longest ways in the load of a graph that fills all devices."""
+MANY = 20_000
+"""Runs from which on only the first of each are tried."""
 DEVICES = 16
 """Devices looked at for each run in all variants together."""
-READS = 52
-"""The same where wires serve first come, first served, and each device counts once more for each value that is read."""
 APART = 40
 """The same where copies never wait for each other, which makes a list schedule quick and where it goes matter more."""
 
+Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
+"""The device of each run, and how early it is to start there beside others."""
 
-def variants(problem: Problem) -> list[Callable[..., Schedule]]:
-    """Functions `(problem, room=1.0) -> Schedule`, as many as there is time for: fewer on more devices."""
-    served = crowded(problem)
-    each = float(len(problem.devices))
+
+def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
+    """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
+    if crowded(problem):
+        return {policy: partial(_busy, policy=policy, way=way) for policy, way in _ways(problem).items()}
     looks = DEVICES if problem.copy_lanes or problem.wires else APART
-    if served:
-        looks, each = READS, each * (1 + sum(map(len, problem.reads)) / max(1, problem.runs))
-    count = max(1, round(looks / each))
-    found: list[Callable[..., Schedule]] = [] if served else [heft]
+    found: dict[str, Callable[..., Schedule]] = {"heft": heft}
     to_go = cost_to_go(problem)
-    for rank, ahead, stay in (CROWDED if served else WEIGHTS)[:count]:
-        name = f"heft, weights {rank:g} {ahead:g} {stay:g}"
+    for rank, ahead, stay in WEIGHTS[: max(1, round(looks / len(problem.devices)))]:
+        policy = f"heft, weights {rank:g} {ahead:g} {stay:g}"
         order = mean_first(problem, rank)
-        own = partial(
-            list_schedule, policy=name, order=order, to_go=to_go if ahead else None, ahead=ahead, stay=stay
-        )
-        found.append(partial(own, hold=not served))
+        own = partial(list_schedule, policy=policy, order=order, to_go=to_go if ahead else None)
+        found[policy] = partial(own, ahead=ahead, stay=stay)
+    return found
+
+
+def quickest(problem: Problem, until: float) -> Schedule:
+    """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
+    other is tried."""
+    best, least = None, math.inf
+    for policy, way in _ways(problem).items():
+        try:
+            schedule, makespan = _dispatched(problem, policy, way)
+        except PlanError:
+            # It has led to where no link leads on.
+            continue
+        if makespan < least * (1 - SHORTER):
+            best, least = schedule, makespan
+        if time.monotonic() > until:
+            break
+    return best or heft(problem)
+
+
+def _busy(problem: Problem, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
+    return _dispatched(problem, policy, way)[0]
+
+
+def _dispatched(problem: Problem, policy: str, way: Way) -> tuple[Schedule, float]:
+    device, urgency = way()
+    return nondelay(Steps(problem, device), urgency, policy)
+
+
+def _ways(problem: Problem) -> dict[str, Way]:
+    price, filled = worth(problem)
+    order, tail = mean_first(problem, 0.0), np.array(cost_to_go(problem))
+    seconds = np.array(problem.seconds)
+    spent = np.where(np.isfinite(seconds), seconds, 0.0) * price
+    lists, prices = FULL if filled > FILLED else LONG
+    if problem.runs >= MANY:
+        lists, prices = lists[:1], prices[:1]
+    found: dict[str, Way] = {}
+    for ahead, stay, full in lists:
+        to_go = (ahead * tail + full * spent).tolist()
+        name = f"heft, weights {ahead:g} {stay:g} {full:g}, lanes kept busy"
+        found[name] = partial(placed, problem, order, to_go, stay)
+
+    def by_price(steep: float, toll: float) -> tuple[list[int], list[float]]:
+        device = priced(problem, price, steep, toll)
+        return device, last_first(problem, device)
+
+    for steep, toll in prices:
+        found[f"prices, steep {steep:g}, toll {toll:g}, lanes kept busy"] = partial(by_price, steep, toll)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,9 @@ from .load import Load, load
 from .sound import sound
 from .ways import Ways, ways
 
-__all__ = ["lower_bound", "sound"]
+__all__ = ["lower_bound", "sound", "worth"]
+
+_LOADS: weakref.WeakKeyDictionary[Problem, tuple[Load, float]] = weakref.WeakKeyDictionary()
 
 
 def lower_bound(problem: Problem) -> float:
@@ -31,10 +34,24 @@ def lower_bound(problem: Problem) -> float:
     if way.length == math.inf:
         return way.length
     shared = load(problem, way)
+    _LOADS[problem] = shared, way.length
     unit = _unit(problem)
     bound = _up(max(way.length, shared.seconds, sum(problem.dispatch)), unit)
     way = _raised(problem, way, shared, unit)
     return _up(energy(problem, way, shared, max(bound, way.length)), unit)
+
+
+def worth(problem: Problem) -> tuple[list[float], float]:
+    """What a second on each device is worth when the work is shared out at best, a mean lane's being worth 1, and how
+    often the longest way through the graph goes into the time that takes."""
+    if problem not in _LOADS:
+        lower_bound(problem)
+    lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
+    shared, length = _LOADS.get(problem, (Load(0.0, 0.0 * lanes), math.inf))
+    whole = float(shared.price @ lanes)
+    # Where wires alone are scarce nothing is said of devices.
+    price = shared.price * lanes.sum() / whole if whole > 0 else np.ones(len(lanes))
+    return price.tolist(), shared.seconds / length if length > 0 else math.inf
 
 
 def _raised(problem: Problem, way: Ways, shared: Load, unit: float) -> Ways:

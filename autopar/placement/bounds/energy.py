@@ -12,6 +12,8 @@ LARGEST = 2_000
 """Runs above which it is not tried."""
 CELLS = 4_000_000
 """Runs on devices weighed against spans, which is what makes the spans fewer."""
+MANY = 1_000
+"""Runs above which a quarter of that must do."""
 
 
 def energy(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
@@ -27,7 +29,8 @@ def energy(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
     weight = load.price * lanes
     if not 0 < runs <= LARGEST or not weight.sum() > 0:
         return bound
-    spans = max(2, min(runs + 1, int((CELLS / (runs * devices)) ** 0.5)))
+    cells = CELLS if runs <= MANY else CELLS // 4
+    spans = max(2, min(runs + 1, int((cells / (runs * devices)) ** 0.5)))
     late = np.where(np.isfinite(ways.seconds), bound - ways.tail, -np.inf)
     froms = _some(np.append(0.0, ways.head.min(axis=1)), spans)
     untils = _some(np.append(bound, late.max(axis=1)), spans)
@@ -56,7 +59,9 @@ def energy(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
 
 def _some(times: Floats, count: int) -> Floats:
     """At most `count` of some times, in order, each once."""
-    found = np.unique(times[np.isfinite(times)])
+    found = np.sort(times[np.isfinite(times)])
+    # As `np.unique`, which loads masked arrays first.
+    found = found[np.append(True, np.diff(found) > 0)]
     if len(found) > count:
         found = found[np.linspace(0, len(found) - 1, count).round().astype(np.int64)]
     return found
