@@ -138,6 +138,39 @@ def test_what_a_value_may_go_round_does_not_bound_the_schedule():
     assert 3.9 <= relayed(100.0, "bus") <= 8.1
 
 
+def test_what_several_read_crosses_a_wire_once():
+    graph = {
+        "tasks": [{"id": f"t{k}", "seconds": {"cpu": 100.0, "gpu": 0.1}} for k in range(8)],
+        "values": [
+            {"id": "x", "producer": None, "home": "cpu", "consumers": [f"t{k}" for k in range(8)], "bytes": 5}
+        ],
+        "devices": [{"name": "cpu", "lanes": 1}, {"name": "gpu", "lanes": 4}],
+        "links": [{"src": "cpu", "dst": "gpu", "latency_s": 0.0, "bytes_per_s": 1.0}],
+    }
+    assert 5.1 <= lower_bound(Problem(read(graph))) <= 5.2
+
+
+def test_what_may_be_made_again_where_it_is_wanted_need_not_cross_a_wire():
+    names = "pqr"
+    graph = {
+        "tasks": [
+            {"id": "a", "seconds": dict.fromkeys(names, 0.1)},
+            *({"id": f"on {d}", "seconds": {d: 1.0}} for d in names),
+        ],
+        "values": [{"id": "v", "producer": "a", "consumers": [f"on {d}" for d in names], "bytes": 1}],
+        "devices": [{"name": d} for d in names],
+        "links": [
+            {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 1.0, "wire": "bus"}
+            for a in names
+            for b in names
+            if a != b
+        ],
+    }
+    assert lower_bound(Problem(read(graph))) == pytest.approx(1.1)
+    graph["tasks"][0]["colocate"] = "alone"
+    assert lower_bound(Problem(read(graph))) >= 2.1
+
+
 def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
     tasks = [{"id": f"t{k}", "seconds": {"a": 1.0, "b": 5.0}, "state_bytes": 10} for k in range(10)]
     graph = {"tasks": tasks, "values": [], "links": []}
