@@ -12,6 +12,7 @@ from autopar.errors import BoundWarning
 from autopar.formats import described as written
 from autopar.formats import read
 from autopar.formats.stg import described
+from autopar.placement import place
 from autopar.placement.bounds import lower_bound, sound
 from autopar.problem import Problem
 from autopar.scheduling import schedule
@@ -177,6 +178,14 @@ def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
     graph["devices"] = [{"name": "a", "lanes": 1, "memory_bytes": 50}, {"name": "b", "lanes": 1}]
     # Five tasks fit on a; the other five take 25 s on b.
     assert 20.0 < lower_bound(Problem(read(graph))) <= 25.0
+
+
+def test_state_that_several_read_takes_room_once():
+    on = graphs.machine(1, memory={"emulated:0": 150 * graphs.KB})
+    tasks = {name: (["x"], (1000 * graphs.MS, graphs.MS)) for name in "ab"}
+    costed = graphs.build(tasks, on, nbytes=1, state={"w": (100 * graphs.KB, "ab")})
+    plan = place(costed)
+    assert lower_bound(Problem(costed)) <= plan.makespan < 10 * graphs.MS
 
 
 def test_whole_times_make_whole_bounds():
