@@ -167,9 +167,14 @@ def test_what_may_be_made_again_where_it_is_wanted_need_not_cross_a_wire():
             if a != b
         ],
     }
-    assert lower_bound(Problem(read(graph))) == pytest.approx(1.1)
-    graph["tasks"][0]["colocate"] = "alone"
-    assert lower_bound(Problem(read(graph))) >= 2.1
+    # Nor where it must be delivered.
+    wanted = [{"id": f"to {d}", "producer": "a", "consumers": [], "bytes": 5, "deliver_to": d} for d in "pq"]
+    fewer = {"tasks": graph["tasks"][:2], "values": [{**graph["values"][0], "consumers": ["on p"]}, *wanted]}
+    for own in (graph, {**graph, **fewer}):
+        own["tasks"][0].pop("colocate", None)
+        assert lower_bound(Problem(read(own))) == pytest.approx(1.1)
+        own["tasks"][0]["colocate"] = "alone"
+        assert lower_bound(Problem(read(own))) > 1.1
 
 
 def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
