@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .cost import CostedGraph
 from .errors import PlanError
@@ -16,6 +17,9 @@ from .saving import decode, encode
 from .tables import percent, seconds, size, table
 from .timeline import Memory, Span, Timeline
 from .wording import Words
+
+if TYPE_CHECKING:
+    from .critical import Critical
 
 FORMAT = "autopar plan 1"
 
@@ -195,37 +199,52 @@ class Plan:
         """
         return {memory.device: memory.peak for memory in self.memory}
 
+    @cached_property
+    def critical(self) -> Critical:
+        """What each step waited for, the critical path, and the slack of the rest."""
+        from .critical import critical
+
+        return critical(self)
+
     def timeline(self) -> Timeline:
-        """The prediction as a timeline."""
+        """The prediction as a timeline, which knows its critical path."""
         graph, machine = self.costed.graph, self.costed.machine
-        spans = []
+        hot = {id(self.critical.steps[number]) for number in self.critical.path}
+        spans: list[tuple[Span, bool]] = []
         for placed in self.placed:
             first = graph.task[self.costed.run[placed.run].tasks[0]]
             spans += [
-                Span(lane, placed.device, "compute", placed.run, placed.start, placed.end,
-                     module=first.module, source=first.source, called=self.words.run(placed.run),
-                     phase=self.words.phase(placed.run))
+                (Span(lane, placed.device, "compute", placed.run, placed.start, placed.end,
+                      module=first.module, source=first.source, called=self.words.run(placed.run),
+                      phase=self.words.phase(placed.run)), id(placed) in hot)
                 for lane in placed.lanes
             ]  # fmt: skip
         for t in self.transfers:
             device = t.lane.rsplit("/", 1)[0]
-            spans.append(
-                Span(
-                    t.lane,
-                    device,
-                    "copy",
-                    t.value,
-                    t.start,
-                    t.end,
-                    src=t.src,
-                    dst=t.dst,
-                    bytes=t.bytes,
-                    ready=t.ready,
-                    called=self.words.value(t.value),
-                )
+            copy = Span(
+                t.lane,
+                device,
+                "copy",
+                t.value,
+                t.start,
+                t.end,
+                src=t.src,
+                dst=t.dst,
+                bytes=t.bytes,
+                ready=t.ready,
+                called=self.words.value(t.value),
             )
-        spans.sort(key=lambda span: (span.start, span.lane))
-        return Timeline(graph.name, machine.lanes, tuple(spans), self.makespan, self.memory, machine.label)
+            spans.append((copy, id(t) in hot))
+        spans.sort(key=lambda pair: (pair[0].start, pair[0].lane))
+        return Timeline(
+            graph.name,
+            machine.lanes,
+            tuple(span for span, _ in spans),
+            self.makespan,
+            self.memory,
+            machine.label,
+            path=tuple(number for number, (_, critical) in enumerate(spans) if critical),
+        )
 
     def explain(self, *runs: str) -> str:
         """The report, or of runs by name or glob why each is where it is: what it waited for, and when it would end on

@@ -30,12 +30,19 @@ _UP = 0.9995
 """From this share of a unit on a figure is rounded up to it: `1.00 ms`, not `1000 µs`."""
 
 
+_LONG = 1e6
+"""Seconds that are too many to be counted off by eye."""
+
+
 def seconds(value: float) -> str:
-    """A duration in the unit that keeps one to three digits before the point: `4.90 ms`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+    """A duration in the unit that keeps one to three digits before the point: `4.90 ms`; from weeks on, and under a
+    nanosecond, three digits and a power of ten."""
+    if abs(value) >= _LONG:
+        return f"{value:.3g} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         if abs(value) >= size * _UP:
             return f"{value / size:.{_places(value / size)}f} {unit}"
-    return f"{value / 1e-9:.0f} ns" if value else "0 s"
+    return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 
 def size(value: float) -> str:
@@ -49,6 +56,11 @@ def size(value: float) -> str:
 def percent(share: float) -> str:
     """A share of one as a whole percentage: `58 %`."""
     return "∞ %" if share == math.inf else f"{share * 100:.0f} %"
+
+
+def free(share: float) -> str:
+    """A share that is free, which is all of it where nothing is held alone."""
+    return "> 99 %" if 0.995 <= share < 1 else percent(share)
 
 
 def counted(number: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Literal
@@ -65,7 +66,8 @@ class Timeline:
 
     `label` says how the figures must be called (emulated, declared); `late` is by what share emulated work outlasted
     its modelled time at worst, `needs_slow_down` the slow-down that would have been enough (0: it was in time).
-    `predicted` is the plan's own timeline beside a measured one.
+    `predicted` is the plan's own timeline beside a measured one. `path` are the numbers of the spans on the critical
+    path, by start, where that is known: empty when measured.
     """
 
     title: str
@@ -77,13 +79,14 @@ class Timeline:
     late: float = 0.0
     predicted: Timeline | None = None
     needs_slow_down: float = 0.0
+    path: tuple[int, ...] = ()
 
     def on_time(self) -> Timeline:
         """Self, or LateError when its figures mean nothing because emulated work could not keep its clock."""
         if self.needs_slow_down:
             raise LateError(
                 f"{self.title!r} was {self.late:.1%} of its modelled time behind its declared clock, so its figures "
-                f"mean nothing; give the machine slow_down={self.needs_slow_down:.3g} or more"
+                f"mean nothing; give the machine slow_down={math.ceil(self.needs_slow_down)} or more"
             )
         return self
 
@@ -111,6 +114,7 @@ class Timeline:
             late=max(self.late, later.late),
             predicted=both,
             needs_slow_down=max(self.needs_slow_down, later.needs_slow_down),
+            path=(*self.path, *(number + len(self.spans) for number in later.path)),
         )
 
     def busy(self, lane: str) -> float:

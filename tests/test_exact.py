@@ -205,7 +205,8 @@ def test_a_run_that_makes_two_values_of_what_is_read_counts_once():
     graph = {
         "tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "ab"],
         "values": [{"id": v, "producer": "a", "consumers": ["b"], "bytes": 0} for v in "vw"],
-        "devices": [{"name": "p"}],
+        "devices": [{"name": "p"}, {"name": "q"}],
+        "links": [],
     }
     problem = Problem(read(graph))
     assert joined(problem, ways(problem, once=True)).length == pytest.approx(2.0)

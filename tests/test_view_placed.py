@@ -66,14 +66,23 @@ def test_no_texts_overlap(make):
 def test_labels_keep_clear_of_lines_and_boxes(make):
     layout = lay_out(make())
     lines = [line for piece in layout.pieces for line in pairwise(piece.points)]
-    lines += [((a.x1, a.y1), (a.x2, a.y2)) for a in layout.arrows]
+    arrows = [
+        ((a.x1, (a.y1 + a.y1_last) / 2), (a.x2, (a.y2 + a.y2_last) / 2))
+        for a in layout.arrows
+        if not a.critical
+    ]
     for box in layout.boxes:
         inside = Rect(box.x - 0.1, box.y - 0.1, box.w + 0.2, box.h + 0.2)
         for label in box_labels(layout, box):
-            assert not any(label.rect.crosses(*line) for line in lines)
             r = label.rect
+            # The white edge of an arrow is 4.5 pixels wide.
+            grown = Rect(r.x - 2, r.y - 2, r.w + 4, r.h + 4)
+            assert not any(r.crosses(*line) for line in lines)
+            assert not any(grown.crosses(*line) for line in arrows)
             assert inside.x <= r.x and r.x + r.w <= inside.x + inside.w
             assert inside.y <= r.y + 1.5 and r.y + r.h <= inside.y + inside.h + 2.5
+    lines += [((a.x1, a.y1), (a.x2, a.y2)) for a in layout.arrows]
+    lines += arrows
     for label in free_labels(layout):
         assert not any(label.rect.crosses(*line) for line in lines), label
         assert not any(label.rect.meets(Rect(b.x, b.y, b.w, b.h)) for b in layout.boxes), label
@@ -133,8 +142,33 @@ def test_large_plans_have_few_boxes_and_no_overlaps():
     plan = view_plans.rough(2000, 1)
     layout = lay_out(plan)
     assert len(layout.boxes) <= 150 and len(layout.arrows) <= 80
-    assert sum(len(arrow.transfers) for arrow in layout.arrows) == len(plan.transfers)
-    assert overlapping(placed_svg(plan)) == []
+    drawn = sum(len(arrow.transfers) for arrow in layout.arrows)
+    assert drawn + layout.undrawn == len(plan.transfers)
+    svg = placed_svg(plan)
+    assert overlapping(svg) == []
+    assert (f"{drawn:,} of {len(plan.transfers):,} transfers drawn" in svg) == bool(layout.undrawn)
+
+
+def test_transfers_that_begin_far_apart_are_not_drawn_as_one():
+    """Between all pairs of nine devices no band can be wide and all be drawn: those of most bytes are."""
+    layout = lay_out(view_plans.rough(2000, 1, 8))
+    assert layout.undrawn
+    for arrow in layout.arrows:
+        starts = [transfer.start for transfer in arrow.transfers]
+        assert max(starts) - min(starts) <= layout.plan.makespan / 10
+
+
+def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
+    """Copies pass over the long run between them, at the places where a name would be looked for first."""
+    on = view_plans.machine(2)
+    jobs = [view_plans.Job("long", "emulated:0/0", 1.0)]
+    layout = lay_out(view_plans.build("crossed", jobs, on))
+    (box,) = layout.boxes
+    for share in (0.5, 0.25, 0.75, 0.12, 0.88):
+        y = box.y + box.h * share
+        layout.room.take_line((box.x, y), (box.x + box.w, y))
+        layout.room.take_line((box.x, y), (box.x + box.w, y + box.h / 20), under=True)
+    assert [label.text for label in box_labels(layout, box)][:1] == [box.card.title]
 
 
 def test_equal_blocks_fold_and_the_slowest_stays_open():

@@ -11,13 +11,26 @@ import view_plans
 from test_view_placed import texts
 
 from autopar.plans import Candidate
-from autopar.tables import seconds, size
+from autopar.tables import free, seconds, size
 from autopar.view import draw, explain
 from autopar.view.dot import dot_text
 from autopar.view.placed import placed_svg
 from autopar.view.text import text_chart
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
+
+
+def test_durations_and_shares_read_well_however_long():
+    texts = {
+        0.0: "0 s",
+        2.34e-8: "23.4 ns",
+        5e-10: "0.5 ns",
+        4.9e-3: "4.90 ms",
+        86_400: "86400 s",
+        1.1e9: "1.1e+09 s",
+    }
+    assert {value: seconds(value) for value in texts} == texts
+    assert [free(share) for share in (0.5, 0.994, 0.999, 1)] == ["50 %", "99 %", "> 99 %", "100 %"]
 
 
 @plans

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from test_view_placed import overlapping, texts
 
 from autopar.errors import AutoparError
+from autopar.plans import Placed
 from autopar.timeline import Memory, Span, Timeline
 from autopar.view import facts, save_timeline
 from autopar.view.happened import happened
@@ -206,8 +208,16 @@ def test_overlap_and_busy_are_shares_that_agree_with_sampling(make):
 
 
 @plans
-def test_the_path_of_a_timeline_ends_with_it_and_never_goes_back(make):
-    timeline = make().timeline()
+def test_the_path_of_a_planned_timeline_is_that_of_the_plan(make):
+    plan = make()
+    steps = [plan.critical.steps[number] for number in plan.critical.path]
+    names = {(step.run if isinstance(step, Placed) else step.value, step.start) for step in steps}
+    assert {(span.name, span.start) for span in happened(plan.timeline())} == names
+
+
+@plans
+def test_a_guessed_path_ends_with_its_timeline_and_never_goes_back(make):
+    timeline = replace(make().timeline(), path=())
     path = happened(timeline)
     assert path[-1].end == pytest.approx(max(span.end for span in timeline.spans))
     for one, other in pairwise(path):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ..critical import critical
 from ..errors import AutoparError
 from ..plans import Placed, Plan
 from ..problem import Problem
@@ -92,7 +91,7 @@ def promising(plan: Plan, most: int) -> list[Option]:
 
 def _gains(plan: Plan) -> dict[tuple[str, str], float]:
     """Seconds of the critical path that each kind of change of a device or wire has to do with."""
-    machine, found = plan.costed.machine, critical(plan)
+    machine, found = plan.costed.machine, plan.critical
     name_of = {(link.src, link.dst): name for name, links in wires(machine).items() for link in links}
     gain: dict[tuple[str, str], float] = {}
 

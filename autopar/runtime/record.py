@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -144,7 +145,7 @@ class Recording:
         )
         label = machine.label
         if enough:
-            label += f", LATE by {late:.0%}: these are no figures, it needs slow_down={enough:.3g}"
+            label += f", LATE by {late:.0%}: these are no figures, it needs slow_down={math.ceil(enough)}"
         scale = machine.slow_down if machine.clock == "declared" else 1.0
         return Timeline(
             self.plan.costed.graph.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from ..critical import critical
 from ..plans import Plan
 from ..tables import seconds, size
 from .palette import INK, QUIET, fill_of, shades
@@ -14,7 +13,7 @@ def dot_text(plan: Plan) -> str:
     """The plan for graphviz: what depends on what, where it runs, what moves; the critical path in bold."""
     costed, machine = plan.costed, plan.costed.machine
     look = shades((device.name, device.kind == "cpu") for device in machine.devices)
-    found = critical(plan)
+    found = plan.critical
     hot = {step.run for step in (found.steps[index] for index in found.path) if hasattr(step, "run")}
     moved = {(t.value, t.dst): t for t in plan.transfers}
     hot_moves = {id(found.steps[index]) for index in found.path}

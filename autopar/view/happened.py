@@ -1,4 +1,4 @@
-"""The critical path of a timeline, which holds no dependencies: guessed from what ended when."""
+"""The critical path of a timeline: that of the plan, or of what was measured a guess from what ended when."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from ..timeline import Span, Timeline
 
 
 def happened(timeline: Timeline) -> list[Span]:
-    """The critical path of what happened, walked back from the last end through what ended last before each
-    start.
+    """The spans of the critical path, by start.
 
-    A timeline holds no dependencies, so this takes the latest end on any lane that each step can have
-    waited for.
+    A measured timeline holds no dependencies: its path is walked back from the last end through the latest end on any
+    lane that each step can have waited for.
     """
+    if timeline.path:
+        return [timeline.spans[number] for number in timeline.path]
     spans = sorted(
         (s for s in timeline.spans if not s.run and s.end > s.start), key=lambda s: (s.end, s.start)
     )

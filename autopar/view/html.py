@@ -14,7 +14,7 @@ from .layout import PANEL, Arrow, Box, Layout, lay_out
 from .names import module_of, slow_down
 from .page import page
 from .palette import QUIET
-from .placed import NOTES, placed_pieces
+from .placed import NOTES, placed_pieces, undrawn
 from .svg import escape
 from .timeline_picture import timeline_svg
 from .waits import waited
@@ -35,10 +35,11 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
             cards[f"b{index}"]["fold"] = f"f{index}"
     for index, arrow in enumerate(layout.arrows):
         cards[f"t{index}"] = _arrow_card(layout, arrow)
+    left_out = f"<p>{escape(undrawn(layout))}</p>" if layout.undrawn else ""
     body = (
         f'<p class="label">{escape(plan.costed.machine.label)}</p>'
         f'<div class="head">{head}</div><div class="chart" style="max-width:{chart.width:.0f}px">{chart}</div>'
-        f'<div class="side">{side}{folds(layout)}</div><p>{escape(NOTES)}</p>'
+        f'<div class="side">{side}{folds(layout)}</div>{left_out}<p>{escape(NOTES)}</p>'
     )
     data = json.dumps({"cards": cards, "width": PANEL}, ensure_ascii=False)
     return page(f"{plan.costed.graph.name} · autopar", body, data)

@@ -16,6 +16,8 @@ from .thin import thin_labels
 
 _STRIP = 10.0
 _PAD = 9.0
+_APART = 2.0
+_STEP, _MOST_STEPS = 6.0, 40
 
 
 def box_labels(layout: Layout, box: Box) -> list[Label]:
@@ -43,8 +45,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
         third = fonts.fit_words(third, right - left - badge, 12)
     second = fonts.fit_words(second, right - left - badge, 12) if two else ""
     half = 28.0 if third else 20.0 if second else 8.0
-    for share in (0.5, 0.25, 0.75, 0.12, 0.88):
-        middle = box.y + min(max(box.h * share, half), box.h - half)
+    for middle in _middles(box, half):
         base = middle - 3.5 if second else middle + shown * 0.36
         labels = [
             Label(left, base, name, shown, INK, bold),
@@ -53,9 +54,18 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
         labels.append(Label(left, middle + 13, second, 12, QUIET))
         labels.append(Label(left, middle + 28, third, 12, QUIET))
         labels = [label for label in labels if label.text]
-        if all(layout.room.unlined(label.rect) for label in labels):
+        if all(layout.room.unlined(label.rect, _APART) for label in labels):
             return labels
     return []
+
+
+def _middles(box: Box, half: float) -> Iterator[float]:
+    """Where the middle of a label may be that is twice `half` high: that of the box first, then ever farther off."""
+    middle, most = box.y + box.h / 2, max(0.0, box.h / 2 - half)
+    yield middle
+    for step in range(1, min(_MOST_STEPS, int(most / _STEP)) + 1):
+        yield from (middle - step * _STEP, middle + step * _STEP)
+    yield from (middle - most, middle + most)
 
 
 def _second_line(layout: Layout, box: Box) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..critical import Critical, critical
+from ..critical import Critical
 from ..plans import Placed, Plan, Transfer
 from .columns import Column, columns
 from .fold import Card, fold
@@ -19,6 +19,8 @@ MARGIN = 32.0
 WIDTH = 1600.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
+_WIDEST_BAND = 1 / 16
+"""Share of the plan within which transfers that begin are drawn as one: wider bands would say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Gap:
 @dataclass
 class Layout:
     """A placed graph ready to be drawn. `second` are pixels per second below `top`; `room` is what is
-    taken; `unnamed` the boxes that no label was found room for."""
+    taken; `unnamed` the boxes that no label was found room for; `undrawn` how many transfers have no arrow."""
 
     plan: Plan
     found: Critical
@@ -87,6 +89,7 @@ class Layout:
     gaps: list[Gap] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     unnamed: list[Box] = field(default_factory=list)
+    undrawn: int = 0
     room: Room = field(default_factory=Room)
 
     def y(self, when: float) -> float:
@@ -107,7 +110,7 @@ class Layout:
 def lay_out(plan: Plan) -> Layout:
     """Everything at its place: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible
     scale."""
-    found = critical(plan)
+    found = plan.critical
     cards = fold(plan)
     places = columns(plan, cards, LEFT, WIDTH - MARGIN - PANEL - 44 - LEFT)
     span = max([plan.makespan, *(step.end for step in found.steps)], default=0.0)
@@ -150,12 +153,15 @@ def _boxes(layout: Layout) -> None:
 def _arrows(layout: Layout) -> None:
     hot = layout.found.on_path
     numbered = [(index, step) for index, step in enumerate(layout.found.steps) if isinstance(step, Transfer)]
-    window = 0.0
+    window, widest = 0.0, layout.plan.makespan * _WIDEST_BAND
     groups = [[pair] for pair in numbered]
-    while len(groups) > _MOST_ARROWS and window < 4 * layout.plan.makespan:
-        window = max(window * 1.5, layout.plan.makespan / 200)
+    while len(groups) > _MOST_ARROWS and window < widest:
+        window = min(widest, max(window * 1.5, layout.plan.makespan / 200))
         groups = _bundles(numbered, window)
-    for group in groups:
+    by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for _, step in groups[g]), g))
+    kept = set(by_bytes[:_MOST_ARROWS])
+    layout.undrawn = sum(len(group) for g, group in enumerate(groups) if g not in kept)
+    for group in (group for g, group in enumerate(groups) if g in kept):
         transfers = tuple(step for _, step in group)
         first, last = transfers[0], transfers[-1]
         x1, x2 = edges(layout.columns, first.src, first.dst)
@@ -236,9 +242,10 @@ def _device(step: Placed | Transfer) -> str:
 def _take(layout: Layout) -> None:
     layout.room.take_line((0.0, layout.bottom), (layout.right, layout.bottom))
     for arrow in layout.arrows:
-        layout.room.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2))
-        if len(arrow.transfers) > 1:
-            layout.room.take_line((arrow.x1, arrow.y1_last), (arrow.x2, arrow.y2_last))
+        several = len(arrow.transfers) > 1
+        layout.room.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2), under=several)
+        if several:
+            layout.room.take_line((arrow.x1, arrow.y1_last), (arrow.x2, arrow.y2_last), under=True)
             middle = ((arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2)
             layout.room.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
         if arrow.ready_y is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from ..tables import percent, size
+from ..tables import free, size
 from ..timeline import Memory
 from . import fonts
 from .layout import MARGIN
@@ -63,7 +63,7 @@ def memory_row(
     _peak(svg, memory, shade, axis, level, points)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
     if cap:
-        rows.append(("free", percent(1 - memory.peak / cap)))
+        rows.append(("free", free(1 - memory.peak / cap)))
     if planned:
         rows.append(("planned", size(planned.peak)))
     for index, (what, text) in enumerate(rows):

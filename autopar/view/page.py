@@ -16,7 +16,7 @@ main{position:relative;display:flex;flex-wrap:wrap;align-items:flex-start}
 svg{display:block;width:100%;height:auto}
 .head svg{min-width:1060px;max-width:max-content}
 .chart svg{min-width:640px}
-p{margin:0;padding:12px 32px;color:#5A6475;font-size:12px}
+p{box-sizing:border-box;margin:0;padding:12px 32px;color:#5A6475;font-size:12px}
 .label{display:none;color:#B34700;font-weight:650}
 @media(max-width:1059px){.label:not(:empty){display:block}}
 .side>h3{margin:0 12px 8px;font-size:13px;font-weight:650}

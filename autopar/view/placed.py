@@ -32,12 +32,19 @@ def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
     svg = Svg(head.width, low + _FOOT, head.title)
     svg.parts = [*head.parts, *side.parts, *chart.parts]
     svg.text(MARGIN, svg.height - 22, fonts.fit(NOTES, svg.width - 2 * MARGIN, 12), 12, QUIET)
+    left_out = [undrawn(layout)] if layout.undrawn else []
     if layout.unnamed:
-        text = (
+        left_out.append(
             f"{counted(len(layout.unnamed), 'short run')} not named: point at them, or see the page (.html)"
         )
-        svg.text(MARGIN, svg.height - 40, text, 12, QUIET)
+    svg.text(MARGIN, svg.height - 40, " · ".join(left_out), 12, QUIET)
     return str(svg)
+
+
+def undrawn(layout: Layout) -> str:
+    """Which transfers have an arrow of their own, or a part in one, where not all have."""
+    drawn = sum(len(arrow.transfers) for arrow in layout.arrows)
+    return f"{drawn:,} of {drawn + layout.undrawn:,} transfers drawn, those of the most bytes"
 
 
 def placed_pieces(layout: Layout, timeline: Timeline | None = None) -> tuple[Svg, Svg, Svg]:
@@ -95,8 +102,10 @@ def _chart(svg: Svg, layout: Layout) -> None:
                 stroke_width="1.2",
                 stroke_dasharray="1.5 4",
             )
+    svg.open(opacity="0.14")
     for arrow in layout.arrows:
         _band(svg, arrow)
+    svg.close()
     for index, box in enumerate(layout.boxes):
         _box(svg, layout, box, index)
     for index, arrow in enumerate(layout.arrows):
@@ -218,11 +227,11 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
 
 
 def _band(svg: Svg, arrow: Arrow) -> None:
-    """Under the boxes, the time over which several folded transfers run."""
+    """Under the boxes, the time over which several folded transfers run; where bands meet they are one."""
     if len(arrow.transfers) > 1:
         one, other = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
         corners = [one, other, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]
-        svg.path(trace(corners) + "Z", fill=QUIET, fill_opacity="0.13", stroke=QUIET, stroke_width="0.5")
+        svg.path(trace(corners) + "Z", fill=QUIET, stroke="#FFFFFF", stroke_width="0.5")
 
 
 def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:

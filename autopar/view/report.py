@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from ..critical import Critical, critical
+from ..critical import Critical
 from ..plans import Plan
 from ..reduction import PHASES
-from ..tables import counted, percent, seconds, size, table
+from ..tables import counted, free, percent, seconds, size, table
 from ..timeline import Timeline
 from .facts import device_busy
 from .names import alternative, baseline, best_of_each, change, faster, slow_down, stretches
@@ -35,7 +36,7 @@ def explain(
     `notes` are sentences of the caller's own, put under the head.
     """
     costed, machine = plan.costed, plan.costed.machine
-    found = critical(plan)
+    found = plan.critical
     count = counted(len(costed.graph.tasks), "task")
     if machine.queued:
         count += f" in {counted(len(plan.placed), 'run')}"
@@ -82,7 +83,8 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
         gap, gain = "from the start of a call to its end", ""
     rows.append(("predicted", seconds(plan.makespan), "; ".join(filter(None, (gap, gain)))))
     if timeline and timeline.needs_slow_down:
-        note = f"emulated work was {percent(timeline.late)} late: needs slow_down ≥ {timeline.needs_slow_down:.3g}"
+        enough = math.ceil(timeline.needs_slow_down)
+        note = f"emulated work was {percent(timeline.late)} late: needs slow_down ≥ {enough}"
         rows.append(("measured", "refused", note))
     elif timeline:
         expected = plan.makespan * slow_down(plan)
@@ -143,7 +145,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
                 size(peak),
                 size(memory[name]) if name in memory else "-",
                 "none" if cap is None else size(cap),
-                "-" if cap is None else _free(1 - most / cap) if cap else "0 %",
+                "-" if cap is None else free(1 - most / cap) if cap else "0 %",
             )
         )
     drop = () if timeline else (2, 7)
@@ -185,11 +187,6 @@ def _phases(plan: Plan, timeline: Timeline | None) -> str:
     return "\n".join(lines)
 
 
-def _free(share: float) -> str:
-    """A share that is free, which is all of it where nothing is held alone."""
-    return "> 99 %" if 0.995 <= share < 1 else percent(share)
-
-
 def _candidates(plan: Plan) -> str:
     rows = [("candidate", "split", "predicted", "against chosen", "note")]
     for candidate in best_of_each(plan):
@@ -206,6 +203,8 @@ def _candidates(plan: Plan) -> str:
                 candidate.note,
             )
         )
+    if not any(row[1] for row in rows[1:]):
+        return table([(name, *rest) for name, _, *rest in rows], right=(1, 2), widest=72)
     return table(rows, right=(2, 3), widest=72)
 
 

@@ -78,29 +78,32 @@ class Room:
     def __init__(self) -> None:
         self._rects: dict[tuple[int, int], list[Rect]] = defaultdict(list)
         self._lines: dict[tuple[int, int], list[tuple[Point, Point]]] = defaultdict(list)
+        self._under: dict[tuple[int, int], list[tuple[Point, Point]]] = defaultdict(list)
 
     def take(self, rect: Rect) -> None:
         """Mark a rectangle as taken."""
         for cell in _cells(rect):
             self._rects[cell].append(rect)
 
-    def take_line(self, start: Point, end: Point) -> None:
-        """Mark a line as taken."""
+    def take_line(self, start: Point, end: Point, *, under: bool = False) -> None:
+        """Mark a line as taken; one that is `under` the boxes is not seen in them."""
         x, y = min(start[0], end[0]), min(start[1], end[1])
+        lines = self._under if under else self._lines
         for cell in _cells(Rect(x, y, abs(end[0] - start[0]), abs(end[1] - start[1]))):
-            self._lines[cell].append((start, end))
+            lines[cell].append((start, end))
 
     def free(self, rect: Rect) -> bool:
         """Whether nothing taken meets it."""
         return not any(
             any(rect.meets(other) for other in self._rects.get(cell, ()))
-            or any(rect.crosses(*line) for line in self._lines.get(cell, ()))
+            or any(rect.crosses(*line) for held in (self._lines, self._under) for line in held.get(cell, ()))
             for cell in _cells(rect)
         )
 
-    def unlined(self, rect: Rect) -> bool:
-        """Whether no line taken passes through it."""
-        return not any(rect.crosses(*line) for cell in _cells(rect) for line in self._lines.get(cell, ()))
+    def unlined(self, rect: Rect, pad: float = 0.0) -> bool:
+        """Whether no line over the boxes passes through it, or comes nearer to it than `pad` pixels."""
+        grown = Rect(rect.x - pad, rect.y - pad, rect.w + 2 * pad, rect.h + 2 * pad)
+        return not any(grown.crosses(*line) for cell in _cells(grown) for line in self._lines.get(cell, ()))
 
     def open(self, start: Point, end: Point) -> bool:
         """Whether a line from `start` to `end` touches no rectangle that is taken."""

@@ -133,7 +133,10 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
         :6
     ]
     lines = fonts.wrap(reason.text, w - 36, 12, 3)
-    height = 104.0 + 16 * len(lines) + 26 * len(choices) + 24
+    module = module_of(plan, placed.run)
+    source = plan.costed.graph.task[plan.costed.run[placed.run].tasks[0]].source
+    under = " · ".join(filter(None, (module, source)))
+    height = (104.0 if under else 84.0) + 16 * len(lines) + 26 * len(choices) + 24
     panel(svg, x, y, w, height)
     shade = layout.columns[placed.device].shade
     tag = fonts.width(placed.device, 13, True) + 28
@@ -142,18 +145,18 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     )
     svg.swatch(shade, x + w - 18 - tag, y + 15, 18, 17)
     svg.text(x + w - 18, y + 28, placed.device, 13, bold=True, anchor="end")
-    module = module_of(plan, placed.run)
-    source = plan.costed.graph.task[plan.costed.run[placed.run].tasks[0]].source
-    svg.text(x + 18, y + 48, fonts.fit(" · ".join(filter(None, (module, source))), w - 36, 11.5), 11.5, QUIET)
-    svg.text(x + 18, y + 74, "Why here?", 13, bold=True)
+    svg.text(x + 18, y + 48, fonts.fit(under, w - 36, 11.5), 11.5, QUIET)
+    end = y + height
+    y += 74 if under else 54
+    svg.text(x + 18, y, "Why here?", 13, bold=True)
     for index, line in enumerate(lines):
-        svg.text(x + 18, y + 93 + 16 * index, line, 12, QUIET)
+        svg.text(x + 18, y + 19 + 16 * index, line, 12, QUIET)
     low = min(min(c.arrives, c.free) for c in choices)
     high = max([c.end for c in choices if c.end is not None], default=low)
     bar, long = x + 108, w - 108 - 18 - 132
     scale = long / (high - low) if high > low else 0.0
     own = next((c.end for c in choices if c.device == placed.device), None)
-    top = y + 94 + 16 * len(lines)
+    top = y + 20 + 16 * len(lines)
     for choice in choices:
         here = choice.device == placed.device
         look = layout.columns[choice.device].shade
@@ -175,8 +178,7 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
             if not here:
                 svg.pattern(look, at[1], top + 5, at[2] - at[1], 14)
                 svg.rect(at[1], top + 5, max(1.0, at[2] - at[1]), 14, rx="2", fill="none", stroke=look.hue)
-            end = seconds(choice.end)
-            svg.text(x + w - 18 - 66, top + 16, end, 12, anchor="end", bold=here)
+            svg.text(x + w - 18 - 66, top + 16, seconds(choice.end), 12, anchor="end", bold=here)
             more = "chosen" if here else "" if own is None else _signed(choice.end - own)
             svg.text(x + w - 18, top + 16, more, 11, look.text if here else QUIET, anchor="end", bold=here)
         top += 26
@@ -186,7 +188,7 @@ def why(svg: Svg, layout: Layout, placed: Placed | None, x: float, y: float, w: 
     svg.text(x + 144, top + 16, "device busy", 11.5, QUIET)
     svg.rect(x + 228, top + 6, 14, 12, rx="2", fill=shade.fill, stroke=shade.hue)
     svg.text(x + 248, top + 16, "run, and its end", 11.5, QUIET)
-    return y + height + 20
+    return end + 20
 
 
 def _signed(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..critical import critical
 from ..plans import Placed, Plan, Transfer
 from ..tables import percent, seconds, size
 from .facts import busy_shares
@@ -27,7 +26,7 @@ def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
     lanes = [lane for lane, steps in plan.orders.items() if any(isinstance(step, Placed) for step in steps)]
     if not lanes or not plan.makespan:
         return "\n".join([*lines, "nothing takes time in this plan"]) + "\n"
-    found = critical(plan)
+    found = plan.critical
     hot = {id(found.steps[index]) for index in found.path}
     notes_wide = 34 if plan.transfers and len(lanes) <= 4 else 0
     column = max(8, min(30, (wide - _AXIS - notes_wide) // len(lanes) - 1))

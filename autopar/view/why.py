@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..critical import critical
 from ..pins import meant
 from ..placement.change import changes
 from ..plans import Choice, Plan, Reason
@@ -20,7 +19,7 @@ def explain_runs(plan: Plan, names: Iterable[str]) -> str:
 
     Raises PlanError for a name that no run has.
     """
-    found = critical(plan)
+    found = plan.critical
     chosen: dict[str, None] = {}
     for name in names:
         complaint = f"{name!r} is no task of {plan.costed.graph.name!r}"
@@ -60,7 +59,11 @@ def against(choice: Choice, own: float | None) -> str:
     if choice.end is None or own is None:
         return "-"
     late = choice.end - own
-    return "0 s" if abs(late) <= 1e-9 else f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
+    return (
+        "0 s"
+        if abs(late) <= 1e-9 * max(choice.end, own)
+        else f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
+    )
 
 
 def helps(plan: Plan) -> str:
