@@ -8,8 +8,9 @@ a second fuses what has the same neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from .cost import Run, TaskCost
+from .cost import CostedGraph, Run, TaskCost
 from .errors import PlanError
 from .graph import JOIN, PART, SUM, Graph, Task
 from .machine import Machine
@@ -46,6 +47,12 @@ def fuse(
             pieces.place(number)
         pieces.join_siblings()
     return _runs(graph, machine, by_task, pieces.root)
+
+
+def unfused(costed: CostedGraph) -> CostedGraph:
+    """The same graph with each task a run of its own: what a run reads and makes is there while any of its tasks runs,
+    so that single tasks may fit where runs of them do not."""
+    return replace(costed, runs=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
 
 
 class _Pieces:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from .cost import CostedGraph
 from .errors import MemoryCapError, PlanError
+from .fuse import unfused
 from .graph import SUM, Graph
 from .machine import Machine
 from .placement import Policy, place
@@ -32,6 +33,9 @@ WORTH = 0.03
 """Share by which a plan over several devices must beat the best single one: predictions are no finer."""
 
 
+FINEST = 2_000
+"""Tasks of a graph up to which each is placed by itself where runs of them do not fit."""
+
 BUDGETS = (0.5, 0.2, 0.05, 0.0)
 """Shares of the saved bytes that may stay saved, tried in turn while a cap does not hold."""
 
@@ -53,18 +57,28 @@ def best_plan(
     the largest of `BUDGETS` with which caps hold. Raises PlanError or MemoryCapError when nothing is feasible; the
     error of the uncut graph is the one that is raised.
     """
+
+    def planned(graph: Graph) -> Plan:
+        try:
+            return _best_cut(graph, price, policy, split, batch_norm)
+        except MemoryCapError:
+            if len(graph.tasks) > FINEST:
+                raise
+        log.info("%s: tasks are placed one by one, for runs of them do not fit", graph.name)
+        return _best_cut(graph, lambda cut: unfused(price(cut)), policy, split, batch_norm)
+
     if recompute is None:
-        return _best_cut(graph, price, policy, split, batch_norm)
+        return planned(graph)
     from .rewrites.recompute import recomputed
 
     if recompute != "auto":
-        return _best_cut(recomputed(graph, float(recompute)), price, policy, split, batch_norm)
+        return planned(recomputed(graph, float(recompute)))
     try:
-        return _best_cut(graph, price, policy, split, batch_norm)
+        return planned(graph)
     except MemoryCapError as error:
         for budget in BUDGETS:
             try:
-                plan = _best_cut(recomputed(graph, budget), price, policy, split, batch_norm)
+                plan = planned(recomputed(graph, budget))
             except MemoryCapError:
                 continue
             log.info(

@@ -15,6 +15,7 @@ from .capture import Captured, capture
 from .cost import CostedGraph
 from .detect import detect
 from .errors import MemoryCapError, PlanError
+from .fuse import unfused
 from .garbage import uncollected
 from .graph import Graph
 from .hardware.emulation import with_slow_down
@@ -201,7 +202,8 @@ def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, 
             f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
             f"{given.costed.graph.name!r}, this call {len(cut.tasks)} of {cut.name!r}; plan again with autopar.plan"
         )
-    return replan(price(cut), given)
+    single = all(len(run.tasks) == 1 for run in given.costed.runs)
+    return replan(unfused(price(cut)) if single else price(cut), given)
 
 
 def _shapes(graph: Graph) -> str:

@@ -161,6 +161,41 @@ def test_a_saved_part_counts_with_what_it_is_a_part_of():
         )
 
 
+def distances(layer):
+    """Of each pair of rows, one after the other: each gradient is as large as the weight."""
+    total = layer.weight.new_zeros(())
+    for one in layer.weight:
+        for other in layer.weight:
+            total = total + torch.linalg.vector_norm(one - other)
+    return total
+
+
+def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(monkeypatch):
+    torch.manual_seed(0)
+    layer, device = nn.Linear(256, 3), "emulated:0"
+    free = autopar.plan(distances, [device], example_inputs=(layer,))
+    cap = int(0.9 * free.peaks[device])
+    options = {"memory": {device: cap}, "check": "never"}
+    with monkeypatch.context() as patch:
+        patch.setattr("autopar.planning.FINEST", len(free.costed.graph.tasks) - 1)
+        with pytest.raises(MemoryCapError):
+            autopar.compile(distances, [device], example_inputs=(layer,), **options)
+    fast = autopar.compile(distances, [device], **options)
+    for _ in range(2):
+        layer.weight.grad = None
+        with fast.record() as calls:
+            fast(layer).backward()
+        (memory,) = calls.last.memory
+        assert memory.peak <= fast.plan.peaks[device] <= cap
+        assert len(fast.plan.costed.runs) == len(fast.plan.costed.graph.tasks) > len(free.costed.runs)
+        found, layer.weight.grad = layer.weight.grad, None
+        distances(layer).backward()
+        torch.testing.assert_close(found, layer.weight.grad)
+        # Given again, it is planned as finely.
+        fast = autopar.compile(distances, [device], plan=fast.plan, **options)
+    fast.close()
+
+
 def test_a_plan_made_ahead_has_the_memory_of_the_halves():
     x = torch.randn(64, 6)
     model = mlp()

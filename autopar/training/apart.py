@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from ..cost import CostedGraph
 from ..errors import MemoryCapError, RunError
+from ..fuse import unfused
 from ..graph import Graph, Value
 from ..lowering.footprint import Peak
 from ..placement import place
@@ -60,6 +61,7 @@ class Apart:
         self.homes = dict(homes)
         self.halves: Halves = divide(joint.costed.graph, len(self.gradients))
         self.where = {task: joint.place[run].device for task, run in joint.costed.run_of.items()}
+        self.single = all(len(run.tasks) == 1 for run in joint.costed.runs)
         self.names = list(dict.fromkeys(joint.costed.graph.outputs[: self.halves.forward_outputs]))
 
     @cached_property
@@ -199,7 +201,8 @@ class Apart:
         graph = replace(graph, values=(*graph.values, *values), state=(*graph.state, *stands))
         homes = {**homes, **{name: device for name, (device, _) in stands.items()}}
         pins = {task.name: self.where[task.name] for task in graph.tasks if task.name in self.where}
-        return cost(graph, self.machine, homes=homes, deliver=deliver, pins=pins)
+        costed = cost(graph, self.machine, homes=homes, deliver=deliver, pins=pins)
+        return unfused(costed) if self.single else costed
 
     @cached_property
     def _during(self) -> _Stands:
