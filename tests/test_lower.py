@@ -210,7 +210,7 @@ def test_caps_add_waits_only_where_they_bind() -> None:
 
 def test_cap_too_small_says_what_would_fit() -> None:
     with pytest.raises(
-        MemoryCapError, match=r"needs .* on emulated:0.* of the cap of .* raise it with memory="
+        MemoryCapError, match=r"needs .* on emulated:0.* of the cap of .* Raise it with memory="
     ):
         lower(towers({"emulated:0": 64 * 2}))
     with pytest.raises(MemoryCapError, match=r"inputs and state on cpu take .* before anything runs"):

@@ -1,5 +1,7 @@
 """The peaks that a compiled model in training is predicted to have are those that it has, and caps hold them."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from training_models import Convolved, machine, mlp
 
 import autopar
 from autopar.capture.joint import joint
+from autopar.detect import detect
 from autopar.errors import MemoryCapError
 from autopar.graph import ALIGNED, PART
 from autopar.lowering.footprint import footprint
@@ -17,7 +20,7 @@ from autopar.rewrites.buckets import FEW
 from autopar.rewrites.phases import LOSS
 from autopar.stages import homes_of, plan_captured
 from autopar.training.apart import Apart
-from autopar.training.capping import capped, whole
+from autopar.training.capping import capped, plan_training, whole
 
 ACCELERATORS = ("emulated:0", "emulated:1")
 
@@ -170,30 +173,46 @@ def distances(layer):
     return total
 
 
-def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(monkeypatch):
-    torch.manual_seed(0)
-    layer, device = nn.Linear(256, 3), "emulated:0"
-    free = autopar.plan(distances, [device], example_inputs=(layer,))
-    cap = int(0.9 * free.peaks[device])
-    options = {"memory": {device: cap}, "check": "never"}
-    with monkeypatch.context() as patch:
-        patch.setattr("autopar.planning.FINEST", len(free.costed.graph.tasks) - 1)
-        with pytest.raises(MemoryCapError):
-            autopar.compile(distances, [device], example_inputs=(layer,), **options)
-    fast = autopar.compile(distances, [device], **options)
-    for _ in range(2):
-        layer.weight.grad = None
-        with fast.record() as calls:
-            fast(layer).backward()
-        (memory,) = calls.last.memory
-        assert memory.peak <= fast.plan.peaks[device] <= cap
-        assert len(fast.plan.costed.runs) == len(fast.plan.costed.graph.tasks) > len(free.costed.runs)
-        found, layer.weight.grad = layer.weight.grad, None
-        distances(layer).backward()
-        torch.testing.assert_close(found, layer.weight.grad)
-        # Given again, it is planned as finely.
-        fast = autopar.compile(distances, [device], plan=fast.plan, **options)
-    fast.close()
+@pytest.fixture(scope="module")
+def under():
+    """Plans the distances of three rows under a cap of one device."""
+    layer, device = nn.Linear(256, 3), ACCELERATORS[0]
+    captured, unit = joint(distances, (layer,)), detect([device])
+
+    def planned(cap, given=None, **options):
+        tensors = captured.flatten((layer,), {})
+        capped_to = unit.with_memory({device: cap})
+        return plan_training(captured, capped_to, Options(**options), tensors, given)[1]
+
+    return planned
+
+
+def holds(apart, cap):
+    halves = (apart.forward, apart.again, apart.behind)
+    return all(peak.bytes <= cap for half in halves for peak in half.peaks)
+
+
+def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkeypatch):
+    free = under(None)
+    graph, (need,) = free.plan.costed.graph, free.plan.peaks.values()
+    cap = int(0.9 * need)
+    monkeypatch.setattr("autopar.planning.FINEST", len(graph.tasks) - 1)
+    with pytest.raises(MemoryCapError):
+        under(cap)
+    monkeypatch.undo()
+    tight = under(cap)
+    assert len(tight.plan.costed.runs) == len(graph.tasks) > len(free.plan.costed.runs)
+    # Given again it is planned as finely.
+    for apart in (tight, under(cap, given=tight.plan)):
+        assert max(apart.plan.peaks.values()) <= cap and holds(apart, cap)
+
+
+@pytest.mark.parametrize("policy", ["auto", "single"])
+def test_caps_that_a_refusal_names_hold(under, policy):
+    with pytest.raises(MemoryCapError) as caught:
+        under(20_000, policy=policy)
+    need = int(re.search(r"memory={'emulated:0': (\d+)} would fit; less", str(caught.value))[1])
+    assert need > 20_000 and holds(under(need, policy=policy), need)
 
 
 def test_a_plan_made_ahead_has_the_memory_of_the_halves():

@@ -124,8 +124,8 @@ class _Lowering:
                 if base > unit.memory_bytes:
                     raise MemoryCapError(
                         f"inputs and state on {unit.name} take {size(base)}, over its cap of "
-                        f"{size(unit.memory_bytes)}, before anything runs; raise it with "
-                        f"memory={{{unit.name!r}: {base}}} or pin some modules to another device"
+                        f"{size(unit.memory_bytes)}, before anything runs",
+                        f"Raise it above memory={{{unit.name!r}: {base}}} or pin some modules to another device",
                     )
 
     def there(self, value: str, device: str, kind: str) -> None:
@@ -333,9 +333,9 @@ class _Lowering:
                 what = f"the copy {step.dst}" if isinstance(step, Copy) else self.graph.task[step.task].where
                 raise MemoryCapError(
                     f"{what} needs {size(nbytes)} on {ledger.device}, where {size(max(nbytes - short, 0))} "
-                    f"of the cap of {size(ledger.cap)} are free in the plan's order; raise it with memory="
-                    f"{{{ledger.device!r}: {ledger.cap + short}}}, pin something to another device or split "
-                    "the batch"
+                    f"of the cap of {size(ledger.cap)} are free in the plan's order",
+                    f"Raise it with memory={{{ledger.device!r}: {ledger.cap + short}}}, pin something to another "
+                    "device or split the batch",
                 )
         # What is short from here on is freed already, but in lanes this one does not know to have come so
         # far.

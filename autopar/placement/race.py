@@ -140,5 +140,6 @@ def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
     else:
         way = f"memory_bytes of {caps} would fit; another device may too"
     return MemoryCapError(
-        f"nothing that was tried fits in memory. The nearest, {entry.schedule.policy}: {'; '.join(parts)}. {way}"
+        f"nothing that was tried fits in memory. The nearest, {entry.schedule.policy}: {'; '.join(parts)}",
+        way,
     )

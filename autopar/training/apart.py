@@ -27,6 +27,8 @@ from ..timeline import Memory
 
 STANDING = "standing on "
 """Begins the name of the state that stands for all that is on a device while a half runs without reading it."""
+HELD = "what else is held there"
+"""What people call that."""
 
 
 _Stands: TypeAlias = dict[tuple[str, str], int]
@@ -197,7 +199,7 @@ class Apart:
     ) -> CostedGraph:
         """A half with every task where the plan of the whole has it, and beside it what stands on its devices."""
         stands = {f"{STANDING}{device}": (device, nbytes) for device, nbytes in standing.items()}
-        values = (Value(name, (n,), "uint8", n, name, "state", name) for name, (_, n) in stands.items())
+        values = (Value(name, (n,), "uint8", n, name, "state", HELD) for name, (_, n) in stands.items())
         graph = replace(graph, values=(*graph.values, *values), state=(*graph.state, *stands))
         homes = {**homes, **{name: device for name, (device, _) in stands.items()}}
         pins = {task.name: self.where[task.name] for task in graph.tasks if task.name in self.where}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 
@@ -25,34 +27,65 @@ def plan_training(
     where they are then above a cap, the whole is planned again for so much less.
     """
     joint = whole(captured)
+
+    def planned(room: Machine, caps: Machine) -> Apart:
+        plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), caps)
+        return Apart(plan, joint.gradients, homes_of(joint, plan.costed.machine, tensors), options.outputs)
+
+    try:
+        return joint, _within(machine, planned, once=given is not None)
+    except MemoryCapError as error:
+        # What halves need in the orders that are theirs may also be less than the whole.
+        need = _need(planned(machine.uncapped, machine.uncapped))
+        caps = {name: cap for name, cap in need.items() if cap > (machine.device[name].memory_bytes or cap)}
+        if not caps:
+            return joint, planned(machine.uncapped, machine)
+        way = f"memory={caps} would fit; less, a split of the batch or another device may too"
+        raise MemoryCapError(error.wrong, way) from None
+
+
+_Planned: TypeAlias = Callable[[Machine, Machine], Apart]
+"""A plan for the caps of one machine, with those of another, taken apart."""
+
+
+def _within(machine: Machine, planned: _Planned, *, once: bool) -> Apart:
+    """The first of some plans, each for tighter caps, both of whose halves hold those of the machine. Raises the first
+    MemoryCapError when none does."""
     room, refusal = machine, None
-    for _ in range(TIGHTENED):
+    for _ in range(1 if once else TIGHTENED):
         try:
-            plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), machine)
-        except MemoryCapError as error:
-            if refusal is None or given is not None:
-                raise refusal or error from None
+            apart = planned(room, machine)
+        except MemoryCapError:
+            if refusal is None:
+                raise
             # What is tried is greedy: for a little less it may find what it did not for a little more.
             room = room.with_memory(
                 {d.name: int(LESS * d.memory_bytes) for d in room.devices if d.memory_bytes}
             )
             continue
-        homes = homes_of(joint, plan.costed.machine, tensors)
-        apart = Apart(plan, joint.gradients, homes, options.outputs)
         if not apart.tight:
-            return joint, apart
+            return apart
         try:
             _ = apart.forward, apart.again, apart.behind
-            return joint, apart
+            return apart
         except MemoryCapError as error:
             refusal = refusal or error
         left = apart.room()
-        if given is not None or min(left.values(), default=0) <= 0:
+        if min(left.values(), default=0) <= 0:
             break
         caps = {name: min(left[name], room.device[name].memory_bytes or left[name]) for name in left}
         room = room.with_memory(caps)
     assert refusal is not None
     raise refusal
+
+
+def _need(apart: Apart) -> dict[str, int]:
+    """The most bytes of each device that either half plans for, or holds in any order of its lanes."""
+    need: dict[str, int] = {}
+    for half in (apart.forward, apart.again, apart.behind):
+        for device, nbytes in (*half.plan.peaks.items(), *((peak.device, peak.bytes) for peak in half.peaks)):
+            need[device] = max(nbytes, need.get(device, 0))
+    return need
 
 
 def whole(captured: Captured) -> Captured:
