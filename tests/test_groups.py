@@ -20,7 +20,7 @@ from twins import batches as twin_batches
 
 from autopar.capture.joint import joint
 from autopar.errors import PlanError, ProgramError, RunError
-from autopar.graph import ALIGNED, SUM, UPDATES, Graph, Task
+from autopar.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
 from autopar.lowering.lower import lower
 from autopar.placement import place
 from autopar.planning import split_graph
@@ -127,6 +127,28 @@ def test_what_differs_in_home_pin_or_param_group_stays_apart() -> None:
     )  # fmt: skip
     apart = [paths(task) for task in steps(twins.stepping(nbytes=1 << 20).captured.graph)]
     assert len(apart) == 2 and {"fc2.weight", "fc2.bias", "again.bias"} in map(set, apart)
+
+
+def test_what_is_unlike_its_neighbours_stays_alone() -> None:
+    graph = captured().graph
+    one, first = steps(graph)[3], graph.tasks[0]
+    (item,) = one.args
+    own = graph.value[item[2].value]  # type: ignore[index, union-attr]
+    factor = (*item[:4], Ref(first.outputs[0]), *item[5:])  # type: ignore[index]
+    reader = Task("reader", "aten.sin.default", (Ref(one.outputs[0]),), outputs=("read",))
+    read = replace(graph.value[one.outputs[0]], name="read", storage="read")
+    for changed, more, value in (
+        (replace(one, after=(first.name,)), (), own),
+        (replace(one, args=(factor,)), (), own),
+        (one, (reader,), read),
+        (one, (), replace(own, order=(1, 0))),
+        (one, (), replace(own, dtype="float64", bytes=2 * own.bytes)),
+    ):
+        tasks = tuple(changed if task is one else task for task in graph.tasks)
+        values = {**graph.value, value.name: value}
+        made = replace(graph, tasks=(*tasks, *more), values=tuple(values.values())).check()
+        groups = [paths(task) for task in steps(grouped(made, {}, {}).check())]
+        assert paths(one) in groups and len(groups) == 2
 
 
 def test_a_handful_stays_alone() -> None:
