@@ -1,13 +1,15 @@
 """Graphs of other sources than our own files, as costed graphs: the public sets and networkx."""
 
+import json
 from typing import Any
 
 import networkx
+import numpy
 import pytest
 from taskfiles import small
 
 from autopar.errors import AutoparError, PlanError
-from autopar.formats import described, plain, read
+from autopar.formats import described, plain, read, text
 from autopar.scheduling import schedule
 from autopar.verify import infeasibilities
 
@@ -112,6 +114,16 @@ def test_networkx_graphs():
         ("2 → 3", 0),
     ]
     assert infeasibilities(plain(graph, on)[1], described(schedule(graph, on))) == []
+
+
+def test_numbers_may_be_those_of_numpy():
+    graph = networkx.DiGraph(devices=[{"name": "p", "lanes": numpy.int64(2)}])
+    graph.add_node("a", seconds=numpy.int64(1))
+    graph.add_node("b", seconds={"p": numpy.float32(0.5)})
+    graph.add_edge("a", "b", bytes=numpy.uint8(7))
+    plan = schedule(graph)
+    assert plan.makespan == 1.5
+    assert json.loads(text(plan))["tasks"][1]["end_s"] == 1.5
 
 
 def test_edges_of_a_networkx_multigraph_are_values_of_their_own():

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any, cast
 
 from ..errors import PlanError
@@ -104,9 +105,10 @@ def count(value: Any, what: str, *of: Any, least: int = 1) -> int:
 
 
 def number(value: Any, unit: str, what: str, *of: Any) -> float:
-    """A finite number from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """A finite number from 0 on; that of another library, such as numpy, as one of Python."""
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a number ({unit})")
+    value = int(value) if isinstance(value, Integral) else float(value)
     if value != value or value in (math.inf, -math.inf):
         raise PlanError(f"{what.format(*of)} is {value}; it must be a finite number ({unit})")
     if value < 0:

@@ -20,6 +20,8 @@ from .timeline_picture import timeline_svg
 from .waits import waited
 
 _MOST_RUNS = 8
+_LEAST = 0.55
+"""Share of its size to which a chart shrinks with the window, as its labels must be read: then it scrolls."""
 Facts = dict[str, Any]
 
 
@@ -38,7 +40,8 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     left_out = f"<p>{escape(undrawn(layout))}</p>" if layout.undrawn else ""
     body = (
         f'<p class="label">{escape(plan.costed.machine.label)}</p>'
-        f'<div class="head">{head}</div><div class="chart" style="max-width:{chart.width:.0f}px">{chart}</div>'
+        f'<div class="head">{head}</div><div class="chart" style="max-width:{chart.width:.0f}px;'
+        f'--least:{max(640.0, chart.width * _LEAST):.0f}px">{chart}</div>'
         f'<div class="side">{side}{folds(layout)}</div>{left_out}<p>{escape(NOTES)}</p>'
     )
     data = json.dumps({"cards": cards, "width": PANEL}, ensure_ascii=False)

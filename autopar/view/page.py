@@ -15,7 +15,7 @@ main{position:relative;display:flex;flex-wrap:wrap;align-items:flex-start}
 .head,.chart{overflow-x:auto;min-width:0}
 svg{display:block;width:100%;height:auto}
 .head svg{min-width:1060px;max-width:max-content}
-.chart svg{min-width:640px}
+.chart svg{min-width:var(--least,640px)}
 p{box-sizing:border-box;margin:0;padding:12px 32px;color:#5A6475;font-size:12px}
 .label{display:none;color:#B34700;font-weight:650}
 @media(max-width:1059px){.label:not(:empty){display:block}}
