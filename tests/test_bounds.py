@@ -197,6 +197,16 @@ def test_whole_times_make_whole_bounds():
     tasks = [{"id": f"t{k}", "seconds": {"a": 3.0}} for k in range(3)]
     graph = {"tasks": tasks, "values": [], "links": [], "devices": [{"name": "a", "lanes": 2}]}
     assert lower_bound(Problem(read(graph))) == 6.0
+    # Not where a transfer, or a way to run that is not the quickest, lasts a part of a second.
+    apart = {
+        "tasks": [{"id": "s", "seconds": {"a": 1.0}}, {"id": "t", "seconds": {"b": 1.0}}],
+        "values": [{"id": "v", "producer": "s", "consumers": ["t"], "bytes": 1}],
+        "devices": [{"name": "a"}, {"name": "b"}],
+        "links": [{"src": "a", "dst": "b", "latency_s": 0.0, "bytes_per_s": 2.0}],
+    }
+    assert lower_bound(Problem(read(apart))) == 2.5
+    ways = [{"id": name, "seconds": {"a": {"1": 2.5, "2": 2.0}}} for name in "st"]
+    assert lower_bound(Problem(read({**graph, "tasks": ways}))) == pytest.approx(2.5)
 
 
 def test_what_shares_the_machine_between_the_same_two_tasks_adds_up():
