@@ -86,7 +86,7 @@ def test_variants_can_be_carried_out(problem: Problem) -> None:
     assert all(Play(problem, make(problem)).makespan >= 0 for make in found.values())
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(24))
 def test_values_apart_take_the_memory_of_shared_ones(seed: int) -> None:
     graph = varied(seed)
     problem = Problem(read({**graph, "tasks": [{**task, "state_bytes": 0} for task in graph["tasks"]]}))
