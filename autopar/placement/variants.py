@@ -35,8 +35,8 @@ WEIGHTS = (
 )
 """Weights of copies in the rank, of what follows in where a run goes, and of the copies it needs there: of all from
 0 to 1, those that together did best on random graphs, the best first."""
-LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.1),))
-FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.1)))
+LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
+FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
 """Where wires serve first come, first served, for graphs whose longest way is long, and for those that fill all
 devices. First weights for lists: of what follows, of copies, and of what the seconds on a device are worth. Then what
 `priced` is told: how steep prices are, and what a copy costs at the least."""
