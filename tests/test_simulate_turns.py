@@ -11,7 +11,7 @@ from autopar.formats import read
 from autopar.liveness import _apart, _shared
 from autopar.placement.heft import heft
 from autopar.placement.rank import cost_to_go, mean_first
-from autopar.placement.variants import WEIGHTS, variants
+from autopar.placement.variants import variants
 from autopar.problem import Problem
 from autopar.simulate import Play, Schedule
 
@@ -81,7 +81,7 @@ def test_cost_to_go_is_in_every_schedule(problem: Problem) -> None:
 @given(problems())
 def test_variants_can_be_carried_out(problem: Problem) -> None:
     found = variants(problem)
-    assert 1 <= len(found) <= 1 + len(WEIGHTS)
+    assert found
     assert [make(problem).policy for make in found.values()] == [*found]
     assert all(Play(problem, make(problem)).makespan >= 0 for make in found.values())
 

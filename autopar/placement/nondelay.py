@@ -15,9 +15,15 @@ from ..steps import Steps
 from .orders import in_order
 
 
+def free(problem: Problem) -> bool:
+    """Whether there is nothing that is left out here: copy queues of their own, a host that dispatches, several lanes
+    for one run."""
+    return not problem.costed.machine.queued and not problem.modes
+
+
 def crowded(problem: Problem) -> bool:
-    """Whether what is here is of use: there are wires, and nothing that it leaves out."""
-    return bool(problem.copy_lanes) and not problem.costed.machine.queued and not problem.modes
+    """The same, where copies wait for wires besides."""
+    return bool(problem.copy_lanes) and free(problem)
 
 
 def nondelay(steps: Steps, urgency: Sequence[float], policy: str) -> tuple[Schedule, float]:

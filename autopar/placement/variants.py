@@ -16,7 +16,7 @@ from ..simulate import Schedule
 from ..steps import Steps
 from .bounds import worth
 from .heft import heft, list_schedule, placed
-from .nondelay import crowded, nondelay
+from .nondelay import crowded, free, nondelay
 from .priced import last_first, priced
 from .race import SHORTER
 from .rank import cost_to_go, mean_first
@@ -55,8 +55,14 @@ Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
 
 def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
     """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
-    if crowded(problem):
-        return {policy: partial(_busy, policy=policy, way=way) for policy, way in _ways(problem).items()}
+    found = {} if crowded(problem) else _lists(problem)
+    if free(problem) and (not found or worth(problem)[1] > FILLED):
+        for policy, way in _ways(problem).items():
+            found[policy] = partial(_busy, policy=policy, way=way)
+    return found
+
+
+def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:
     looks = DEVICES if problem.copy_lanes or problem.wires else APART
     found: dict[str, Callable[..., Schedule]] = {"heft": heft}
     to_go = cost_to_go(problem)
@@ -76,7 +82,6 @@ def quickest(problem: Problem, until: float) -> Schedule:
         try:
             schedule, makespan = _dispatched(problem, policy, way)
         except PlanError:
-            # It has led to where no link leads on.
             continue
         if makespan < least * (1 - SHORTER):
             best, least = schedule, makespan
@@ -86,7 +91,11 @@ def quickest(problem: Problem, until: float) -> Schedule:
 
 
 def _busy(problem: Problem, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
-    return _dispatched(problem, policy, way)[0]
+    try:
+        return _dispatched(problem, policy, way)[0]
+    except PlanError:
+        # It has led to where no link leads on.
+        return heft(problem)
 
 
 def _dispatched(problem: Problem, policy: str, way: Way) -> tuple[Schedule, float]:
