@@ -192,10 +192,12 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Predicted peak bytes of each device, were every run to take as long as predicted.
+        """Predicted peak bytes of each device, were every run to take as long as predicted and to hold from its start
+        all that it makes.
 
-        Caps are held against more: the most bytes in any order that the lanes may take, which
-        `program.check(plan.costed.graph).peaks` gives. In the plan of a compiled model in training these are the same.
+        Caps hold for these and for the most bytes in any order that the lanes may take, which
+        `program.check(plan.costed.graph).peaks` gives and which may be more. The plan of a compiled model in training
+        has the larger of both.
         """
         return {memory.device: memory.peak for memory in self.memory}
 
