@@ -3,7 +3,8 @@
     python examples/kernel_distance.py [--kernels 64] [--channels 64] [--cap 0.8]
 
 `ac_distance(layer)` takes the layer as an argument and is differentiable: its gradient reaches `layer.weight`. Every
-device has a cap of `--cap` times what one device alone would need, so that one cannot do it and two must. Printed: the
+device has a cap of `--cap` times what one device alone needs as it is planned without a cap, so that two must do it (of
+few kernels one can all the same, where it takes its tasks one by one). Printed: the
 gradient against eager's, what capture takes beside torch's own export and joint graph in this process, planning, the
 critical path with the accumulating chain as it is and re-associated, and a vectorised form for comparison.
 """
@@ -199,9 +200,9 @@ def main() -> None:
     print(f"gradient against eager, max|Δ| ÷ max|reference|: one device {found['free']:.1e}, two under the cap "
           f"{found['capped']:.1e}, re-associated {found['re-associated']:.1e} (eager against float64: "
           f"{found['eager']:.1e})")  # fmt: skip
+    alone = "fits, task by task" if found["one device fits"] else "does not fit"
     print(f"memory: one device needs {found['one device bytes']:,} bytes, the cap is {found['cap']:,} on each; one "
-          f"device: {'fits' if found['one device fits'] else 'does not fit'}; two: on {', '.join(found['devices'])}, "
-          "peaks "
+          f"device: {alone}; two: on {', '.join(found['devices'])}, peaks "
           f"predicted {found['predicted']}, measured {found['peaks']}")  # fmt: skip
     print(f"capture {found['capture s']:.1f} s, torch's export and joint graph {found['torch s']:.1f} s "
           f"({found['nodes']} nodes): ÷ {found['capture s'] / found['torch s']:.2f}")  # fmt: skip
