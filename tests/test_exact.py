@@ -2,6 +2,7 @@
 
 import builtins
 import random
+from itertools import chain, pairwise
 
 import graphs
 import pytest
@@ -15,8 +16,9 @@ from autopar.formats import read
 from autopar.liveness import memory
 from autopar.placement.bounds import lower_bound
 from autopar.placement.bounds.ways import ways
-from autopar.placement.exact import TOLERANCE, exact, held
+from autopar.placement.exact import FIRST, TOLERANCE, exact, held, proofs
 from autopar.placement.exact.joins import joined
+from autopar.placement.exact.windows import narrowed
 from autopar.placement.heft import heft
 from autopar.placement.race import Race
 from autopar.problem import Problem
@@ -69,6 +71,65 @@ def test_no_random_schedule_has_less_around_a_run(seed, tasks, devices, ratio):
         for r, d in enumerate(play.device):
             assert around.head[r, d] <= play.start[r] + ends * 1e-9
             assert play.end[r] + around.tail[r, d] <= ends
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 10), st.integers(2, 4), st.sampled_from([0.1, 1.0, 10.0]))
+def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks, devices, ratio):
+    graph = small(seed, tasks=tasks, devices=devices, ratio=ratio)
+    graph["devices"][0]["lanes"] = 1 + seed % 2
+    problem = Problem(read(graph))
+    plays = [Play(problem, random_schedule(problem, random.Random(number))) for number in range(10)]
+    best = Play(problem, exact(problem, heft(problem), effort=FIRST).schedule)
+    start = max(plays, key=lambda play: play.makespan)
+    around = joined(problem, ways(problem, once=True))
+    found = narrowed(problem, start, around, start.makespan, effort=0.02).ways
+    for play in (best, *plays):
+        ends = play.makespan * (1 + 1e-9)
+        assert found.length <= ends
+        for r, d in enumerate(play.device):
+            assert found.head[r, d] <= play.start[r] + ends * 1e-9
+            assert play.end[r] + found.tail[r, d] <= ends
+
+
+def forks(stages):
+    """Forks into three chains of three tasks of a second each, joined again, one after the other, on two devices."""
+    tasks, edges, last = ["t"], [], "t"
+    for stage in range(stages):
+        chains = [[f"{stage}{c}{k}" for k in range(3)] for c in range(3)]
+        for own in chains:
+            edges += [(last, own[0]), *pairwise(own), (own[-1], f"join{stage}")]
+        tasks += [*chain.from_iterable(chains), last := f"join{stage}"]
+    return {
+        "tasks": [{"id": n, "seconds": {"a": 1.0, "b": 1.0}} for n in tasks],
+        "values": [
+            {"id": f"v{n}", "producer": n, "consumers": readers, "bytes": 0}
+            for n in tasks
+            if (readers := [target for source, target in edges if source == n])
+        ],
+        "devices": [{"name": "a", "lanes": 1}, {"name": "b", "lanes": 1}],
+        "links": [
+            {"src": src, "dst": dst, "latency_s": 0.0, "bytes_per_s": 1.0} for src, dst in ("ab", "ba")
+        ],
+    }
+
+
+def test_where_all_passes_through_one_run_the_parts_add_up():
+    # Nine tasks on two devices take five seconds, and the join one.
+    problem = Problem(read(forks(2)))
+    start = Play(problem, heft(problem))
+    around = joined(problem, ways(problem, once=True))
+    assert around.length < 12.0
+    found = narrowed(problem, start, around, start.makespan, effort=0.2).ways
+    assert found.length == pytest.approx(13.0, rel=TOLERANCE)
+
+
+def test_parts_prove_what_the_whole_does_not_yet():
+    problem = Problem(read(small(17)))
+    steps = proofs(problem, heft(problem), effort=2 * FIRST)
+    first, second = next(steps), next(steps)
+    assert not first.optimal
+    assert second.lower_bound > first.lower_bound * 1.05
 
 
 def test_what_is_read_together_is_made_or_brought_one_after_the_other():

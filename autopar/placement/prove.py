@@ -1,8 +1,9 @@
 """Prove a small plan the shortest, or find a shorter one, where OR-tools is installed.
 
-First a short effort, some second of a core, which proves most graphs of this size. Each further one is twice as long,
-and made only while a proof is near (`NEAR`) or comes nearer: elsewhere more seconds rarely prove anything. Efforts are
-counted by the solver's deterministic clock: a ceiling in seconds may end them early, and never makes them longer.
+First a short effort, half a second of a core, which proves most graphs of this size; then one for what must come before
+and after each run. Longer ones are made only while a proof is near (`NEAR`) or comes nearer: elsewhere more seconds
+rarely prove anything. Efforts are counted by the solver's deterministic clock: a ceiling in seconds may end them early,
+and never makes them longer.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import time
 from importlib.util import find_spec
 
 from ..simulate import Schedule
-from .exact import TOLERANCE, exact, held
+from .exact import TOLERANCE, held, proofs
 from .race import Entry, Race
 
 RUNS = 60
 """Runs of the largest graph that is worth the effort."""
-SHORT = 0.15
-"""Effort spent first."""
 HELD = 0.3
 """Effort spent on schedules whose wires serve first come, first served."""
 LONG = 2.0
@@ -43,14 +42,13 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> tuple[Entry,
     if time.monotonic() >= until or not find_spec("ortools"):
         return chosen, 0.0
     schedule, proven = chosen.schedule, bound
-    effort, left, gap = SHORT, LONG, _above(chosen.makespan, bound)
-    while left > 0 and time.monotonic() < until:
-        found = exact(problem, schedule, effort=min(effort, left), budget_s=_left(until), bound=proven)
+    gap = _above(chosen.makespan, bound)
+    steps = proofs(problem, schedule, effort=LONG, budget_s=_left(until), bound=proven)
+    for step, found in enumerate(steps):
         schedule, proven = found.schedule, found.lower_bound
         before, gap = gap, _above(found.makespan, proven)
-        if found.optimal or gap <= CLOSE or (gap > NEAR and gap > before * NEARER):
+        if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
-        left, effort = left - effort, effort * 2
     return _kept(race, chosen, schedule, proven, until), proven
 
 

@@ -1,21 +1,21 @@
 """The shortest schedule there is, with a proof, by constraint programming (OR-tools CP-SAT): small graphs.
 
 Optional intervals on unrelated devices (Laborie et al., "IBM ILOG CP Optimizer for scheduling", Constraints 23,
-2018), transfers as intervals of their wires, and what `bounds` and `joins` know of heads, tails and loads.
+2018), transfers as intervals of their wires, and what `bounds`, `joins` and `windows` know of heads, tails and loads.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...errors import PlanError
-from ...liveness import memory
 from ...problem import Problem
 from ...simulate import Play, Schedule
-from ..bounds import lower_bound, sound
 from ..bounds.load import load
 from ..bounds.ways import ways
 from .joins import joined
@@ -23,9 +23,17 @@ from .units import Units
 
 EFFORT = 6.0
 """What the solver may spend, in its own deterministic time: a minute of a core at most."""
+FIRST = 0.05
+"""Effort spent first on the whole graph, which proves most small ones."""
+NARROWING = 0.4
+"""Effort spent at most on heads and tails (`windows`) where that does not."""
+NEXT = 0.3
+"""Effort spent then on the whole graph; what follows is as many times longer as `LONGER` says."""
+LONGER = 3
 STAGES = ((10_000, 0.7), (100_000, 1.0))
-"""Units that the best known schedule is long, and the share of what is left to be spent with them: few make the solver
-quick, and what it then finds leaves little to prove with many. A million made it count for half a minute unseen."""
+"""Units that the best known schedule is long, and the share of what is left of a step to be spent with them: few make
+the solver quick, and what it then finds leaves little to prove with many. A million made it count for half a minute
+unseen."""
 TOLERANCE = 2e-4
 """Share of the makespan below which two schedules are taken to be as long: the solver counts in whole units."""
 HELD_UNITS = 100_000
@@ -60,41 +68,40 @@ def exact(
     budget_s: float | None = None,
     bound: float = 0.0,
 ) -> Exact:
+    """Improve `start`, which must fit, until it is proven that nothing is shorter: the last of `proofs`."""
+    *_, last = proofs(problem, start, effort=effort, budget_s=budget_s, bound=bound)
+    return last
+
+
+def proofs(
+    problem: Problem,
+    start: Schedule,
+    *,
+    effort: float = EFFORT,
+    budget_s: float | None = None,
+    bound: float = 0.0,
+) -> Iterator[Exact]:
     """Improve `start`, which must fit, until it is proven that nothing is shorter or `effort` is spent.
 
-    The bound holds for schedules that do every run once; `bound` is one that is known. `budget_s` is a ceiling in
-    seconds. The model has a variable for each run, and each value, on each device: it is for up to some hundreds of
-    runs. Raises PlanError where OR-tools is not installed.
+    What is known after each step: a short one first, then one for heads and tails, then longer ones. The bound holds
+    for schedules that do every run once; `bound` is one that is known. `budget_s` is a ceiling in seconds. The model
+    has a variable for each run, and each value, on each device: it is for up to some hundreds of runs. Raises
+    PlanError where OR-tools is not installed.
     """
     _require()
-    from .solving import Known, solve
+    from .proof import Proof
 
-    schedule, best = start, Play(problem, start)
-    around = joined(problem, ways(problem, once=True))
-    shared = load(problem, around)
-    bound = sound(max(bound, lower_bound(problem), around.length, shared.seconds), best.makespan)
-    left, seconds = effort, 0.0
-    for count, share in STAGES:
-        if best.makespan <= bound * (1 + TOLERANCE) or (budget_s is not None and seconds >= budget_s):
-            break
-        found = solve(
-            problem,
-            Known(best, replace(around, length=bound), shared),
-            best.makespan / (1 + TOLERANCE),
-            Units(best.makespan, count),
-            left * share,
-            None if budget_s is None else budget_s - seconds,
-        )
-        left -= found.effort
-        seconds += found.seconds
-        bound = min(max(bound, found.bound), best.makespan)
-        if found.schedule:
-            play = Play(problem, found.schedule)
-            if play.makespan < best.makespan and _fits(problem, play):
-                schedule, best = found.schedule, play
-    optimal = best.makespan <= bound * (1 + TOLERANCE)
-    timed = budget_s is not None and not optimal and seconds >= budget_s
-    return Exact(schedule, best.makespan, min(bound, best.makespan), optimal, effort - left, timed)
+    proof = Proof(problem, start, bound, effort, budget_s)
+    step = NEXT
+    proof.solve(FIRST)
+    yield proof.known()
+    if proof.going:
+        proof.narrow(NARROWING)
+        yield proof.known()
+    while proof.going:
+        proof.solve(step)
+        yield proof.known()
+        step *= LONGER
 
 
 def held(
@@ -118,18 +125,17 @@ def held(
     # Heads and tails in whole units may be a unit longer than the steps that make them, which leaves a pause.
     loose = replace(around, head=none, tail=none, length=0.0)
     tried: list[list[int]] = []
-    seconds = 0.0
+    until = math.inf if budget_s is None else time.monotonic() + budget_s
 
     def ask(known: Known, *rules: Rule, placed: bool = False) -> Schedule | None:
-        nonlocal effort, seconds
-        left = None if budget_s is None else max(0.0, budget_s - seconds)
+        nonlocal effort
         units = Units(known.best.makespan, HELD_UNITS)
-        found = solve(problem, known, below / (1 + TOLERANCE), units, effort / 2, left, rules, placed)
-        effort, seconds = effort - found.effort, seconds + found.seconds
+        found = solve(problem, known, below / (1 + TOLERANCE), units, effort / 2, until, rules, placed)
+        effort -= found.effort
         return found.schedule
 
     for _ in range(HELD_ROUNDS):
-        if effort <= 0 or (budget_s is not None and seconds >= budget_s):
+        if effort <= 0 or time.monotonic() >= until:
             return
         first = ask(known, first_come, elsewhere(tried))
         if not first:
@@ -160,8 +166,3 @@ def _require() -> None:
         raise PlanError(
             "OR-tools, with which plans are proven optimal, is not installed; type: pip install 'autopar[exact]'"
         ) from None
-
-
-def _fits(problem: Problem, play: Play) -> bool:
-    used = memory(problem, play) if problem.tight else ()
-    return all(one.cap is None or one.peak <= one.cap for one in used)

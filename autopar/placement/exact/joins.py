@@ -23,26 +23,20 @@ def joined(problem: Problem, ways: Ways) -> Ways:
     schedule of one machine with release times (Jackson, "Scheduling a production line to minimize maximum tardiness",
     UCLA 1955); the shortest is a head. Tails are the same backwards. As they are where values go through third devices.
     """
-    if any(len(hops or ()) > 1 for row in problem.route for hops in row):
-        return ways
-    joins = _Joins(problem, ways)
+    joins = Joins(problem, ways)
     for r in range(problem.runs):
-        made = [(problem.maker[v], v) for v in problem.reads[r] if problem.maker[v] >= 0]
-        for d in problem.allowed[r] if made else ():
-            joins.head[r, d] = max(joins.head[r, d], joins.arrival(made, d))
+        joins.lengthen_head(r)
     for r in reversed(range(problem.runs)):
-        for v in problem.makes[r]:
-            for d in problem.allowed[r] if problem.readers[v] else ():
-                joins.tail[r, d] = max(joins.tail[r, d], joins.rest(v, d))
-    with_all = (joins.head + ways.seconds + joins.tail).min(axis=1)
-    return replace(ways, head=joins.head, tail=joins.tail, length=max(ways.length, float(with_all.max())))
+        joins.lengthen_tail(r)
+    return joins.found()
 
 
-class _Joins:
+class Joins:
     """`head` and `tail` as far as they are known."""
 
     def __init__(self, problem: Problem, ways: Ways) -> None:
-        self.problem, self.seconds = problem, ways.seconds
+        self.problem, self.ways, self.seconds = problem, ways, ways.seconds
+        self.direct = not any(len(hops or ()) > 1 for row in problem.route for hops in row)
         self.head, self.tail = ways.head.copy(), ways.tail.copy()
         self.devices = len(problem.devices)
         self.alone = [len(names) == 1 for names in problem.lane_names]
@@ -51,7 +45,26 @@ class _Joins:
         while self.devices > 1 and self.devices ** (self.room + 1) <= CASES:
             self.room += 1
 
-    def arrival(self, made: Sequence[tuple[int, int]], d: int) -> float:
+    def lengthen_head(self, r: int) -> None:
+        """Heads of a run by those of the runs it reads of."""
+        problem = self.problem
+        made = [(problem.maker[v], v) for v in problem.reads[r] if problem.maker[v] >= 0]
+        for d in problem.allowed[r] if made and self.direct else ():
+            self.head[r, d] = max(self.head[r, d], self._arrival(made, d))
+
+    def lengthen_tail(self, r: int) -> None:
+        """Tails of a run by those of its readers."""
+        for v in self.problem.makes[r] if self.direct else ():
+            for d in self.problem.allowed[r] if self.problem.readers[v] else ():
+                self.tail[r, d] = max(self.tail[r, d], self._rest(v, d))
+
+    def found(self) -> Ways:
+        """All that is known, with the longest way through the graph."""
+        with_all = (self.head + self.seconds + self.tail).min(axis=1)
+        length = max(self.ways.length, float(with_all.max()))
+        return replace(self.ways, head=self.head, tail=self.tail, length=length)
+
+    def _arrival(self, made: Sequence[tuple[int, int]], d: int) -> float:
         """When values of these (maker, value) pairs can all be on device d."""
         problem, ends = self.problem, self.head + self.seconds
         made = sorted(made, key=lambda pair: (-float(ends[pair[0]].min()), pair[1]))[: self.room]
@@ -72,7 +85,7 @@ class _Joins:
             np.maximum(found, _ended(ready, np.where(shared, trip, 0.0)), out=found)
         return float(found.min())
 
-    def rest(self, v: int, d: int) -> float:
+    def _rest(self, v: int, d: int) -> float:
         """What follows value v, made on device d, at the least."""
         problem = self.problem
         rest = self.seconds + self.tail

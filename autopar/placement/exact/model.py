@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +34,20 @@ class Model:
     `modes[r, d]` the ways (lanes, units, literal) in which it may be there; `uses` of each resource."""
 
     def __init__(
-        self, problem: Problem, units: Units, best: Play, ways: Ways, aim: int, placed: bool = False
+        self,
+        problem: Problem,
+        units: Units,
+        best: Play,
+        ways: Ways,
+        aim: int,
+        offered: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """A schedule of at most `aim` units is asked for; with `placed` the runs stay on the devices of `best`."""
+        """A schedule of at most `aim` units is asked for, each run on a device that is `offered` to it (None: all it
+        is allowed). Runs that are offered none are left out; the others are then a part of the graph, of which only
+        what they read of each other is kept.
+        """
+        self.offered = problem.allowed if offered is None else offered
+        self.whole = all(self.offered)
         self.problem, self.units, self.best, self.ways = problem, units, best, ways
         self.cp = cp_model.CpModel()
         self.literals = Literals(self.cp)
@@ -46,27 +58,30 @@ class Model:
         self.uses: dict[tuple[str, int], list[Use]] = {}
         self.on: list[dict[int, Literal]] = []
         self.modes: dict[tuple[int, int], list[tuple[int, int, Literal]]] = {}
-        self.start: list[Any] = []
-        self.end: list[Any] = []
-        self._place(placed)
-        for r in range(problem.runs):
-            self._time(r)
+        self.start: list[Any] = [None] * problem.runs
+        self.end: list[Any] = [None] * problem.runs
+        self._place()
+        for r, row in enumerate(self.on):
+            if row:
+                self._time(r)
         for r, before in enumerate(problem.before):
             for p in before:
-                self.cp.add(self.start[r] >= self.end[p])
+                if self.on[r] and self.on[p]:
+                    self.cp.add(self.start[r] >= self.end[p])
 
-    def _place(self, placed: bool) -> None:
+    def _place(self) -> None:
         problem, grouped = self.problem, {}
-        for r in range(problem.runs):
+        for r, offered in enumerate(self.offered):
             g = problem.group[r]
-            if g not in grouped:
-                members = problem.members[g] if g >= 0 else [r]
-                able = [self.best.device[r]]
-                if not placed:
-                    able = [d for d in problem.allowed[r] if all(self._may(m, d) for m in members)]
+            row: dict[int, Literal] = {}
+            if offered and g not in grouped:
+                members = [m for m in (problem.members[g] if g >= 0 else [r]) if self.offered[m]]
+                able = [d for d in offered if all(d in self.offered[m] and self._may(m, d) for m in members)]
+                # Where nothing is short enough, that is for the solver to find.
+                able = able or [*offered[:1]]
                 hints = [self.best.device[r] == d for d in able]
                 if len(able) == 1:
-                    row: dict[int, Literal] = {able[0]: True}
+                    row = {able[0]: True}
                 elif len(able) == 2:
                     first = self.literals.new(f"{r} on {able[0]}", hints[0])
                     row = {able[0]: first, able[1]: ~first}
@@ -75,12 +90,12 @@ class Model:
                     self.cp.add_exactly_one(row.values())
                 if g >= 0:
                     grouped[g] = row
-            self.on.append(grouped[g] if g >= 0 else row)
+            self.on.append(grouped[g] if offered and g >= 0 else row)
 
     def _may(self, r: int, d: int) -> bool:
         """Whether a run can be on a device in a schedule no longer than the best known."""
         total = self.ways.head[r][d] + self.problem.seconds[r][d] + self.ways.tail[r][d]
-        return self.best.device[r] == d or (total < math.inf and self.units.floor(total) <= self.aim)
+        return total < math.inf and self.units.floor(total) <= self.aim
 
     def _time(self, r: int) -> None:
         problem, units, row = self.problem, self.units, self.on[r]
@@ -97,8 +112,7 @@ class Model:
         end = start + total(sizes)
         self.cp.add(start >= total([(head[d], here) for d, here in row.items()]))
         self.cp.add(self.makespan >= end + total([(tail[d], here) for d, here in row.items()]))
-        self.start.append(start)
-        self.end.append(end)
+        self.start[r], self.end[r] = start, end
         if problem.dispatch[r]:
             size = units.floor(problem.dispatch[r])
             self.use(("host", 0), Use(start, size, True, 1, min(head.values()), min(tail.values())))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ortools.sat.python import cp_model
 
@@ -34,12 +35,15 @@ class Known:
 
 @dataclass(frozen=True)
 class Solved:
-    """`schedule` (None: none found), seconds below which there is none, and what was spent: effort and seconds."""
+    """`schedule` (None: none found), seconds below which there is none, and the effort spent.
+
+    `done`: in whole units of time nothing is left to prove.
+    """
 
     schedule: Schedule | None
     bound: float
     effort: float
-    seconds: float
+    done: bool
 
 
 def solve(
@@ -48,16 +52,19 @@ def solve(
     below: float,
     units: Units,
     effort: float,
-    budget_s: float | None = None,
+    until: float = math.inf,
     rules: Iterable[Rule] = (),
     placed: bool = False,
 ) -> Solved:
     """Look for the shortest schedule of at most `below` seconds that keeps to `rules`.
 
-    With `placed` every run stays where it is in the best schedule known. Deterministic unless `budget_s` is reached.
+    With `placed` every run stays where it is in the best schedule known. Deterministic unless `until`, a time of the
+    monotonic clock, is reached.
     """
     aim = units.floor(below)
-    model = Model(problem, units, known.best, known.ways, aim, placed)
+    model = Model(
+        problem, units, known.best, known.ways, aim, [(d,) for d in known.best.device] if placed else None
+    )
     transfers = Transfers(model)
     model.limit()
     price(model, known.load)
@@ -65,22 +72,26 @@ def solve(
         cap(model, transfers)
     for rule in rules:
         rule(model, transfers)
-    solver = cp_model.CpSolver()
-    _configure(solver.parameters, effort, budget_s)
-    status = solver.solve(model.cp)
-    spent, seconds = solver.response_proto.deterministic_time, solver.wall_time
+    own = solver(effort, until)
+    status = own.solve(model.cp)
+    spent = own.response_proto.deterministic_time
     if status == cp_model.INFEASIBLE:
-        return Solved(None, units.seconds(aim + 1), spent, seconds)
+        return Solved(None, units.seconds(aim + 1), spent, True)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    bound = min(max(model.floor, round(solver.best_objective_bound)), aim + 1)
-    return Solved(read(model, transfers, solver) if found else None, units.seconds(bound), spent, seconds)
+    bound = min(max(model.floor, round(own.best_objective_bound)), aim + 1)
+    schedule = read(model, transfers, own) if found else None
+    return Solved(schedule, units.seconds(bound), spent, status == cp_model.OPTIMAL)
 
 
-def _configure(parameters: Any, effort: float, budget_s: float | None) -> None:
+def solver(effort: float, until: float) -> cp_model.CpSolver:
+    """A solver that stops when `effort` is spent, or at a time of the monotonic clock."""
+    own = cp_model.CpSolver()
+    parameters = own.parameters
     parameters.random_seed = 0
     parameters.max_deterministic_time = effort
-    if budget_s is not None:
-        parameters.max_time_in_seconds = budget_s
+    if until < math.inf:
+        parameters.max_time_in_seconds = max(0.0, until - time.monotonic())
     # Clauses learnt from conflicts prove these schedules; the linear relaxation costs more than it tells.
     parameters.num_workers = 1
     parameters.linearization_level = 0
+    return own

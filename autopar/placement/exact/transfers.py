@@ -15,16 +15,22 @@ Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
 
 class Transfers:
     """`start[v, d]` is when value v sets out on its last hop to device d, if it does: one of `brings[v, d]` (literal,
-    source of the hop or -1, queue, units) holds."""
+    source of the hop or -1, queue, units) holds. Of a part of the graph: values that its runs make for each other."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.start: dict[tuple[int, int], Any] = {}
         self.brings: dict[tuple[int, int], list[tuple[Literal, int, int, int]]] = {}
-        first = model.problem.runs
+        problem = model.problem
+        none: list[list[int]] = [[] for _ in problem.values]
+        self.deliver = problem.deliver if model.whole else none
+        self.carry = problem.carry if model.whole else none
+        self.changes = problem.changes if model.whole else {}
+        first = problem.runs
         self.played = {(v, hop.dst): step for step, (v, hop) in enumerate(model.best.moves, first)}
-        for v in range(len(model.problem.values)):
-            self._value(v)
+        for v, maker in enumerate(problem.maker):
+            if model.whole or (maker >= 0 and model.on[maker] and problem.values[v] not in problem.holders):
+                self._value(v)
 
     def _value(self, v: int) -> None:
         model, problem = self.model, self.model.problem
@@ -57,10 +63,10 @@ class Transfers:
         """Where a value must come, unless it is there."""
         model, problem = self.model, self.model.problem
         found: dict[int, list[Literal]] = {}
-        for r in (*problem.readers[v], *problem.carry[v]):
+        for r in (*problem.readers[v], *self.carry[v]):
             for d, here in model.on[r].items():
                 found.setdefault(d, []).append(here)
-        for d in problem.deliver[v]:
+        for d in self.deliver[v]:
             found.setdefault(d, []).append(True)
         holders = [model.on[r] for r in problem.holders.get(problem.values[v], ())]
         wanted = {}
@@ -86,7 +92,7 @@ class Transfers:
         self.start[v, target] = start
         self.brings[v, target] = found = []
         readers = [r for r in problem.readers[v] if target in model.on[r]]
-        last = target in problem.deliver[v] or bool(problem.carry[v])
+        last = target in self.deliver[v] or bool(self.carry[v])
         head, tail = self._around(v, target, sources, readers, last)
         for (size, lane, wire, via), pairs in ways.items():
             when = self._when(pairs, sources, wanted)
@@ -98,7 +104,7 @@ class Transfers:
                 self.enforce(model.start[r] >= start + size, when, model.on[r][target])
             if last or tail:
                 self.enforce(model.makespan >= start + size + tail, when)
-            for position, run in problem.changes.get(v, ()):
+            for position, run in self.changes.get(v, ()):
                 early = [r for r in readers if problem.first_read[v, r] <= position]
                 none = [model.literals.no(model.on[r][target]) for r in early]
                 self.enforce(start >= model.end[run], when, *none)
