@@ -21,7 +21,7 @@ from autopar.placement.race import Race
 from autopar.problem import Problem
 from autopar.replay import replay
 from autopar.scheduling import schedule
-from autopar.simulate import timing
+from autopar.simulate import Play, timing
 from autopar.verify import infeasibilities
 
 
@@ -93,6 +93,19 @@ def test_a_value_may_be_called_what_a_task_is_called():
     assert infeasibilities(graph, plan) == []
 
 
+def alone(play: Play) -> bool:
+    """Whether each task is on a device once, and each value made or brought there once, whichever copy it is of."""
+    problem = play.problem
+    original = dict(problem.costed.again)
+    tasks = [(original.get(name, name), d) for name, d in zip(problem.names, play.device)]
+    made = [(v, play.device[r]) for r, own in enumerate(problem.makes) for v in own]
+    values = [
+        (original.get(problem.values[v], problem.values[v]), d)
+        for v, d in (*made, *((v, hop.dst) for v, hop in play.moves))
+    ]
+    return len(set(tasks)) == len(tasks) and len(set(values)) == len(values)
+
+
 def wanted(seed: int, hub: bool = False) -> dict[str, Any]:
     """A small graph of large values, some of which must come to a device; with `hub` all go by way of the first."""
     graph = instances.small(seed, tasks=14, devices=3, ratio=4.0)
@@ -116,26 +129,18 @@ def test_copies_make_a_plan_shorter_or_are_not_made(seed):
     costed.graph.check()
     assert found is entry or costed.again
     assert once(costed) == problem.costed
-    original = dict(costed.again)
-    tasks = [
-        (original.get(run.name, run.name), device) for run, device in zip(costed.runs, found.play.device)
-    ]
-    assert len(set(tasks)) == len(tasks)
-    values = [original.get(name, name) for name in found.play.problem.values]
-    made = [(v, found.play.device[r]) for r, own in enumerate(found.play.problem.makes) for v in own]
-    places = [*made, *((v, hop.dst) for v, hop in found.play.moves)]
-    assert len({(values[v], d) for v, d in places}) == len(places)
+    assert alone(found.play)
     plan = described(replace(place(read(graph), "heft"), costed=costed, **shown(found)))
     assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
 
 
-@pytest.mark.parametrize("seed", (7, 19, 21, 38))
+@pytest.mark.parametrize("seed", (7, 19, 21, 277))
 def test_copies_are_looked_for_until_there_are_no_more(seed):
     problem = Problem(read(wanted(seed)))
     entry = Race(problem).trial(heft(problem))
     assert entry is not None
     found = duplicate(entry, 0.0)
-    assert found.makespan < entry.makespan
+    assert found.makespan < entry.makespan and alone(found.play)
     assert duplicate(found, 0.0) is found
     # What is told that it is at its bound is left as it is.
     assert duplicate(entry, entry.makespan) is entry
