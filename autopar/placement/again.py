@@ -63,12 +63,6 @@ def again(
             present[root, at] = present.setdefault((root, between), value)
         return present[root, at]
 
-    # Who is there already comes first, so that copies read what is brought in any case.
-    delivered = {pair: source(*pair) for pair in costed.deliver}
-    for run in costed.runs:
-        for value in run.reads:
-            source(value, device[run.name])
-
     values = {value.name: value for value in costed.graph.values}
     tasks: list[Task] = []
     costs: list[TaskCost] = []
@@ -91,6 +85,7 @@ def again(
             runs.append(_run(run, called, there, reads, costed.index[where]))
             for value in made:
                 values[there[value]] = _value(values[value], there)
+    delivered = {pair: source(*pair) for pair in costed.deliver}
     count = len(costed.graph.outputs)
     graph = replace(
         costed.graph,
