@@ -64,6 +64,19 @@ def test_a_task_that_may_not_be_elsewhere_or_does_not_fit_there_is_computed_once
     assert infeasibilities(graph, plan) == []
 
 
+@pytest.mark.parametrize("slower", [1, 2, 8])
+def test_work_is_spread_for_copies_where_a_result_takes_longer_to_move_than_it(slower):
+    """Each of nine tasks may go anywhere: without copies all on one device, or nearly, is the shortest."""
+    graph = fan()
+    graph["tasks"][1:] = [{"id": f"r{n}", "seconds": dict.fromkeys("pqr", 1.0)} for n in range(9)]
+    graph["values"][0] |= {"consumers": [f"r{n}" for n in range(9)], "bytes": slower * 10**6}
+    for device in graph["devices"]:
+        device["memory_bytes"] = None
+    plan = json.loads(json.dumps(described(schedule(graph))))
+    assert infeasibilities(graph, plan) == []
+    assert plan["makespan_s"] == pytest.approx(3.1)
+
+
 def test_what_passes_through_a_device_with_a_copy_comes_from_the_copy():
     graph = fan(seconds={"p": 0.1, "q": 0.1})
     graph["links"] = [link("p", "q"), link("q", "r")]

@@ -40,7 +40,7 @@ def duplicate(entry: Entry, bound: float) -> Entry:
     its own, that of the graph with its copies.
     """
     best, left = entry, STEPS
-    if FEWEST * (entry.play.problem.runs + len(entry.play.moves)) > STEPS:
+    if not repeats(entry):
         return entry
     for _ in range(ROUNDS):
         problem = best.play.problem
@@ -57,6 +57,11 @@ def duplicate(entry: Entry, bound: float) -> Entry:
         if best is before:
             break
     return best
+
+
+def repeats(entry: Entry) -> bool:
+    """Whether its graph is small enough for copies to be looked for."""
+    return FEWEST * (entry.play.problem.runs + len(entry.play.moves)) <= STEPS
 
 
 def _promising(problem: Problem, play: Play) -> list[_Copy]:

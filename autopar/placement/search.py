@@ -16,7 +16,7 @@ from ..problem import Problem
 from ..simulate import Schedule, timing
 from ..tables import seconds
 from .bounds import lower_bound, sound
-from .duplicate import duplicate
+from .duplicate import duplicate, repeats
 from .fill import fill
 from .follow import follow
 from .heft import heft, list_schedule, lookahead
@@ -32,6 +32,7 @@ from .rank import urgent_first
 from .reasons import Reasons
 from .round_robin import round_robin
 from .single import is_single, single
+from .spread import spread
 from .variants import LARGE, quickest, variants
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
@@ -119,7 +120,9 @@ def place(
             shortest, once = prove(race, chosen, bound, until)
             once = sound(once, shortest.makespan)
             # With copies the longer of two plans without them may become the shorter.
-            starts = (shortest,) if shortest is chosen else (shortest, chosen)
+            starts = [shortest] if shortest is chosen else [shortest, chosen]
+            if repeats(shortest) and shortest.makespan > bound * (1 + SHORTER) and time.monotonic() <= until:
+                starts += filter(None, [spread(race)])
             chosen = min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)
     else:
         chosen = race.best(_asked(race, policy, alone))
