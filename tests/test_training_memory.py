@@ -164,6 +164,22 @@ def test_a_saved_part_counts_with_what_it_is_a_part_of():
         )
 
 
+def test_a_forward_counts_the_weights_that_only_the_backward_reads_there():
+    model, x = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 500)), torch.randn(4, 6)
+    captured = whole(joint(model, (x,)))
+
+    def crossed(costed):
+        tasks = [t for t in costed.graph.tasks if t.target != LOSS]
+        return {t.name: ACCELERATORS[t.phase == "backward"] for t in tasks}
+
+    plan = plan_captured(captured, machine(), Options(policy=crossed, split=None), [x])
+    apart = Apart(plan, captured.gradients, homes_of(captured, machine(), [x]), "as_input")
+    ahead = {peak.device: peak.bytes for peak in apart.forward.peaks}
+    graph, there = apart.halves.forward, ACCELERATORS[1]
+    saved = sum(graph.value[name].bytes for name, at in apart.saved_at.items() if at == there)
+    assert ahead[there] >= saved + model[2].weight.nbytes
+
+
 def distances(layer):
     """Of each pair of rows, one after the other: each gradient is as large as the weight."""
     total = layer.weight.new_zeros(())

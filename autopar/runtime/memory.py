@@ -205,14 +205,13 @@ class Replicas:
     def _give_up(self, masters: Iterable[Master]) -> None:
         """Let go of the copies of what has changed, those that only other programs read included: they would have to
         be made anew."""
-        changed = set()
+        changed = False
         for master in masters:
             if master.look() != master.known:
-                master.known = master.stamp
-                changed.add(master)
+                master.known, changed = master.stamp, True
         if changed:
             for copy in self._copies.values():
-                if copy.tensor is not None and copy.stamp != copy.master.stamp and copy.master in changed:
+                if copy.tensor is not None and copy.stamp != copy.master.stamp:
                     self._put(copy, None, -1)
 
     def _refresh(self, stale: Sequence[Copy]) -> None:
