@@ -9,9 +9,9 @@ import pytest
 from autopar.bench import instances
 from autopar.bench.planner.judging import by_direction, planned, unwired
 from autopar.formats import read
+from autopar.placement.anneal import LARGE
 from autopar.placement.heft import heft
 from autopar.placement.nondelay import crowded, nondelay
-from autopar.placement.population import LARGE
 from autopar.problem import Problem
 from autopar.replay import replay
 from autopar.simulate import Play, Schedule

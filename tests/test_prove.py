@@ -8,8 +8,8 @@ from graphs import chain, machine, random_dag
 from autopar.bench.instances import small
 from autopar.formats import read
 from autopar.placement import place, prove
+from autopar.placement.anneal import STEPS
 from autopar.placement.heft import heft
-from autopar.placement.population import STEPS
 from autopar.placement.race import Race
 from autopar.problem import Problem
 

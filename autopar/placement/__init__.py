@@ -5,7 +5,7 @@ from functools import partial
 
 from ..plans import Plan
 from ..simulate import Schedule
-from .population import STEPS
+from .anneal import STEPS
 from .search import POLICIES, Policy, place, replan
 from .throughput import throughput
 

@@ -10,6 +10,7 @@ from ..errors import AutoparError
 from ..plans import Placed, Plan
 from ..problem import Problem
 from ..simulate import Schedule
+from .anneal import anneal
 from .bounds import lower_bound
 from .duplicate import duplicate
 from .fill import fill
@@ -20,7 +21,6 @@ from .once import once
 from .orders import kept
 from .period import balance, bound
 from .period.loads import Standing
-from .population import evolve
 from .race import Race
 from .search import enter_fitting
 from .shares import Shares
@@ -184,7 +184,7 @@ def _as_it_was(plan: Plan, option: Option) -> float:
 def _searched(plan: Plan, race: Race) -> float:
     """Seconds of what a search finds from the best of a race on."""
     bound = lower_bound(race.problem)
-    for schedule in evolve(race.problem, bound, STEPS):
+    for schedule in anneal(race.problem, bound, STEPS):
         race.enter(schedule)
     improve(race, race.best(), bound)
     best = race.best()

@@ -15,6 +15,7 @@ from ..plans import Plan
 from ..problem import Problem
 from ..simulate import Schedule, timing
 from ..tables import seconds
+from .anneal import anneal
 from .bounds import lower_bound, sound
 from .duplicate import duplicate, repeats
 from .fill import fill
@@ -25,7 +26,6 @@ from .improve import improve
 from .nondelay import crowded
 from .orders import kept
 from .packed import pack
-from .population import evolve
 from .prove import prove
 from .race import SHORTER, Entry, Race
 from .rank import urgent_first
@@ -63,7 +63,7 @@ HOPELESS = 8
 short memory, and less room would not mend that."""
 
 QUICK = 40_000
-"""Steps of `evolve` where a plan is one of many tried, as for a captured model."""
+"""Steps of `anneal` where a plan is one of many tried, as for a captured model."""
 
 
 def place(
@@ -76,7 +76,7 @@ def place(
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
     `auto` races everything on one device against the policies of `RACE`, or on a large graph `variants`, and what
-    `evolve` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; where all
+    `anneal` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; where all
     lanes are alike, `identical` searches instead. A plan over several devices is chosen only when it is predicted to
     be shorter than the best on one. With `copies` it may compute runs on several devices: the plan is then one of the
     graph with these copies (`CostedGraph.again`). After `budget_s` seconds nothing more is tried, and the plan says
@@ -106,7 +106,7 @@ def place(
                 stopped = "time"
                 break
             enter_fitting(race, own)
-        searched = [] if lanes else evolve(problem, bound, steps, until)
+        searched = [] if lanes else anneal(problem, bound, steps, until)
         evolved = [race.enter(schedule) for schedule in searched]
         if any(entry and entry.over for entry in evolved):
             pack(race, bound, steps, until)

@@ -7,9 +7,9 @@ import time
 
 from ...formats import read
 from ...placement import place
+from ...placement.anneal import STEPS
 from ...placement.exact import EFFORT, exact
 from ...placement.orders import kept
-from ...placement.population import STEPS
 from ...problem import Problem
 from ...tables import table
 from .. import instances

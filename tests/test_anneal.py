@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from autopar.bench.instances import planted
 from autopar.formats import read
+from autopar.placement.anneal import FIRST, anneal
 from autopar.placement.bounds import lower_bound
 from autopar.placement.heft import heft
-from autopar.placement.population import FIRST, evolve
 from autopar.placement.race import KEPT, Race
 from autopar.placement.served import carried_out
 from autopar.problem import Problem
@@ -29,7 +29,7 @@ def problem(seed: int, tasks: int = 20, ccr: float = 1.0) -> Problem:
 def test_between_the_bound_and_heft(seed, ccr):
     made = problem(seed, ccr=ccr)
     bound = lower_bound(made)
-    found = evolve(made, bound, steps=8 * FIRST * made.runs)
+    found = anneal(made, bound, steps=8 * FIRST * made.runs)
     best = min(Play(made, schedule).makespan for schedule in found)
     # Gaps remembered are fewer than those of the list schedule it is held against.
     assert bound <= best * (1 + 1e-9)
@@ -40,26 +40,26 @@ def test_between_the_bound_and_heft(seed, ccr):
 def test_near_a_planted_optimum(tasks, devices):
     graph, optimum = planted(3, tasks, devices, 0.5)
     made = Problem(read(graph))
-    found = evolve(made, lower_bound(made))
+    found = anneal(made, lower_bound(made))
     assert optimum * (1 - 1e-9) <= Play(made, found[0]).makespan <= optimum * 1.04
     assert Play(made, found[0]).makespan < Play(made, heft(made)).makespan
 
 
 def test_the_same_problem_gives_the_same_schedules():
     made = problem(5)
-    assert evolve(made, 0.0, steps=6 * FIRST * 20) == evolve(problem(5), 0.0, steps=6 * FIRST * 20)
+    assert anneal(made, 0.0, steps=6 * FIRST * 20) == anneal(problem(5), 0.0, steps=6 * FIRST * 20)
 
 
 def test_more_steps_are_never_worse():
     made = problem(11, tasks=30, ccr=3.0)
-    few, many = (evolve(made, 0.0, steps=steps * FIRST * 30) for steps in (3, 20))
+    few, many = (anneal(made, 0.0, steps=steps * FIRST * 30) for steps in (3, 20))
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
 
 
 def test_nothing_to_search():
     on = machine(0)
-    assert evolve(Problem(chain(5, on)), 0.0) == []
-    assert evolve(problem(1), 0.0, steps=FIRST) == []
+    assert anneal(Problem(chain(5, on)), 0.0) == []
+    assert anneal(problem(1), 0.0, steps=FIRST) == []
 
 
 def test_it_ends_at_the_bound():
@@ -72,8 +72,8 @@ def test_it_ends_at_the_bound():
         return carried_out(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.placement.population.carried_out", counted)
-        evolve(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
+        patch.setattr("autopar.placement.anneal.carried_out", counted)
+        anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
     assert calls == [FIRST]
 
 
@@ -82,7 +82,7 @@ def test_it_ends_at_the_bound():
 def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed, ccr):
     made = problem(seed, ccr=ccr)
     race = Race(made)
-    for schedule in (heft(made), *evolve(made, 0.0, steps=4 * FIRST * made.runs)):
+    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * FIRST * made.runs)):
         race.enter(schedule)
     for entry in race.entries:
         served = Play(made, Schedule("served", entry.schedule.lanes))

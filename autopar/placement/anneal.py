@@ -1,0 +1,171 @@
+"""Improve list schedules: simulated annealing, each step timed as wires serve it.
+
+Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import numpy as np
+
+from ..problem import Problem
+from ..simulate import Schedule
+from .batch import FAR, Candidates, schedule
+from .neighbours import Neighbourhood
+from .network import Network
+from .orders import in_order
+from .priorities import noisy_orders, places
+from .rank import cost_to_go
+from .served import carried_out
+from .tables import Tables
+from .timed import Timed
+
+STEPS = 1_800_000
+"""Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
+EACH = 10_000
+"""The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
+LEAST = 350_000
+SQUARE = 700
+"""The same for each pair of runs of a tiny graph."""
+LARGE = 1_500
+"""Runs from which on a graph is too large for this; the steps shrink towards it."""
+FIRST = 128
+"""Lists decoded at first."""
+AHEAD = (0.0, 0.25, 0.5, 1.0)
+"""Weights of what is still to come, in where a run goes."""
+STAY = (0.0, 0.05, 0.1, 0.3, 1.0)
+"""Weights of the seconds spent on copies, in where a run goes."""
+HOTTEST = 0.1
+"""Share by which a schedule may become worse at first, at most."""
+GAIN = 0.4
+"""The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
+SLOW = 5_000
+"""Steps for each run from which on there is time to cool down from there."""
+COOLING = 1 / 30
+"""What is left of that share at last."""
+MOVES, EXCHANGES, GROUPS = 6, 3, 2
+"""How often one run is moved, two change places, many are moved, in proportion."""
+TRIED = 20
+"""Runs for each of which one change is estimated, of which the best is timed."""
+ESTIMATE = 5
+"""Steps that an estimate takes."""
+KEEP = 6
+"""Schedules returned."""
+CLOSE = 1e-6
+"""Share above the lower bound at which the search ends."""
+
+
+def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
+    """The best schedules found, the shortest first.
+
+    `FIRST` lists are decoded, and the best is annealed. About `steps` runs are placed, fewer of a small graph and of a
+    large one, or until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the
+    host's dispatch and orders of copies other than first come, first served, are not: `simulate` has the last word.
+    Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
+    several lanes. Deterministic.
+    """
+    runs = problem.runs
+    steps = int(min(steps, max(min(LEAST, SQUARE * runs * runs), EACH * runs)) * max(0.0, 1 - runs / LARGE))
+    queues = sum(len(lanes) for lanes in problem.lane_names)
+    if runs < 2 or queues < 2 or problem.modes or steps < 2 * FIRST * runs:
+        return []
+    network = Network(problem)
+    found, start = _first(problem, network)
+    if start is None:
+        return found
+    chain = _Chain(network, start, bound)
+    chain.cool(steps - FIRST * runs, until)
+    return [_orders(timed) for timed in chain.best] + found
+
+
+def _first(problem: Problem, network: Network) -> tuple[list[Schedule], Timed | None]:
+    """The best of the first lists as it was decoded, and as it is timed; none where no way leads."""
+    tables, draw = Tables(problem), np.random.default_rng(0)
+    order = noisy_orders(tables, FIRST, draw)
+    ahead, stay = draw.choice(AHEAD, FIRST), draw.choice(STAY, FIRST)
+    ahead[:2], stay[:2] = (0.0, 1.0), 0.0
+    lists = Candidates(order, np.full(order.shape, -1), ahead, stay)
+    decoded = carried_out(tables, lists, np.minimum(cost_to_go(problem), FAR))
+    row = int(decoded.makespan.argmin())
+    if not decoded.makespan[row] < FAR:
+        return [], None
+    timed = Timed(network, decoded.device[row].tolist(), places(decoded.start[[row]])[0].tolist())
+    best = schedule(tables, decoded, row, "search", copies=not tables.first_come)
+    return [best], timed if timed.makespan < math.inf else None
+
+
+def _orders(timed: Timed) -> Schedule:
+    runs = sorted(range(timed.network.runs), key=lambda r: (timed.start[r], timed.end[r], r))
+    placed = ((r, timed.device[r], (timed.lane[r],)) for r in runs)
+    return in_order(timed.network.problem, "search", placed)
+
+
+class _Chain:
+    """One schedule that is changed again and again; `best` are the shortest there were, the shortest first."""
+
+    def __init__(self, network: Network, start: Timed, bound: float) -> None:
+        self.network, self.bound = network, bound
+        self.draw = random.Random(0)
+        self.beside = Neighbourhood(network, self.draw, start)
+        self.best = [start]
+        self.spent = 0.0
+
+    def cool(self, steps: float, until: float) -> None:
+        """Go on for about so many steps."""
+        draw, runs = self.draw, self.network.runs
+        first = self.best[0].makespan
+        above = first / self.bound - 1 if self.bound > 0 else math.inf
+        hot = min(HOTTEST, GAIN * above) * min(1.0, steps / (SLOW * runs))
+        kinds = MOVES + EXCHANGES + GROUPS
+        while self.spent < steps and time.monotonic() <= until:
+            if self.best[0].makespan <= self.bound * (1 + CLOSE):
+                break
+            heat = hot * COOLING ** (self.spent / steps) * self.best[0].makespan
+            limit = self.beside.now.makespan - heat * math.log(1 - draw.random())
+            many = draw.random() * kinds < GROUPS
+            timed = self._many(limit) if many else self._few(limit, heat)
+            if timed and timed.makespan <= limit:
+                self.beside.stand(timed)
+                self.spent += runs / 2
+                if timed.makespan < self.best[0].makespan:
+                    self.best.insert(0, timed)
+                    del self.best[KEEP:]
+
+    def _few(self, limit: float, heat: float) -> Timed | None:
+        """One or two runs elsewhere: of several such changes the one that is estimated best, give or take the heat."""
+        draw, beside = self.draw, self.beside
+        tried = 1 + self.network.runs // TRIED
+        self.spent += ESTIMATE * tried
+        chosen, least = None, math.inf
+        for _ in range(tried):
+            exchange = draw.random() * (MOVES + EXCHANGES) < EXCHANGES
+            change = (beside.exchanged if exchange else beside.moved)(beside.run(), limit)
+            if change:
+                length = change[0] - heat * draw.random()
+                if length < least:
+                    chosen, least = change[1], length
+        if not chosen:
+            return None
+        device, keys = [*beside.device], [*beside.keys]
+        for r, d, key in chosen:
+            device[r], keys[r] = d, key
+        return self._timed(device, keys, limit)
+
+    def _many(self, limit: float) -> Timed | None:
+        """Many runs on another device, in whatever order they can start there."""
+        self.spent += ESTIMATE
+        beside = self.beside
+        device = (beside.gathered if self.draw.random() < 0.5 else beside.stretched)(beside.run())
+        return self._timed(device, beside.keys, limit, eager=True) if device else None
+
+    def _timed(self, device: list[int], keys: list[float], limit: float, eager: bool = False) -> Timed:
+        for members in self.network.problem.members:
+            moved = [device[r] for r in members if device[r] != self.beside.device[r]]
+            for r in members if moved else ():
+                device[r] = moved[0]
+        timed = Timed(self.network, device, keys, limit, self.beside.still(device, keys), eager)
+        self.spent += ESTIMATE + len(timed.ended)
+        return timed

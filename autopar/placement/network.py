@@ -1,0 +1,66 @@
+"""A problem as plain lists, which is what one candidate schedule after another is timed from."""
+
+from __future__ import annotations
+
+import math
+
+from ..problem import Problem
+from .rank import cost_to_go
+
+Hops = tuple[tuple[int, int, int, float], ...]
+"""A way: wire, copy queue, next device and seconds of each hop."""
+
+
+class Network:
+    """R runs on D devices with W wires and copy queues; W stands for no wire and for no queue.
+
+    `makes[r]` holds (value, readers, devices it must come to) of run r, and of what is there before the call for R.
+    `hops[v][s][d]` is the way of a value, `travel[v][s][d]` the seconds of all of it, inf without one. `later[r]` are
+    runs that wait for r without reading from it, `sooner[r]` those it so waits for, and `waits[r]` is how many values
+    and runs it waits for. `near[r]` are all runs beside it. `to_go[r][d]` are the seconds from its end on a device to
+    the end of the graph, at best.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        runs = self.runs = problem.runs
+        everywhere = range(len(problem.devices))
+        self.devices = len(problem.devices)
+        self.lanes = [len(names) for names in problem.lane_names]
+        self.seconds, self.to_go = problem.seconds, cost_to_go(problem)
+        given = [v for v, maker in enumerate(problem.maker) if maker < 0]
+        self.makes = [
+            [(v, tuple(problem.readers[v]), tuple(problem.deliver[v])) for v in own]
+            for own in (*problem.makes, given)
+        ]
+        makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
+        self.sooner = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
+        self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]
+        self.later: list[list[int]] = [[] for _ in range(runs + 1)]
+        for r, earlier in enumerate(self.sooner):
+            for p in earlier:
+                self.later[p].append(r)
+        self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(problem.before, problem.after)]
+        self.wires = problem.wires + len(problem.copy_lanes)
+        self.travel = [
+            [
+                [problem.latency[s][d] + size * problem.s_per_byte[s][d] for d in everywhere]
+                for s in everywhere
+            ]
+            for size in problem.bytes
+        ]
+        self.hops = [
+            [[self._hops(s, d, size) for d in everywhere] for s in everywhere] for size in problem.bytes
+        ]
+
+    def _hops(self, source: int, target: int, nbytes: int) -> Hops:
+        problem, none = self.problem, self.wires
+        hops = problem.route[source][target]
+        if hops is None:
+            return ((none, none, target, math.inf),)
+        found = []
+        for hop in hops:
+            queue = problem.wires + hop.lane if hop.lane >= 0 else none
+            wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
+            found.append((wire, queue, hop.dst, hop.seconds(nbytes)))
+        return tuple(found)

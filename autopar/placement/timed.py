@@ -1,0 +1,280 @@
+"""One list of runs as wires serve it that nobody holds back, in plain Python: where lists come one after another this
+is as quick as `served` is with many at once, gives up early, and knows what is critical.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from .network import Hops, Network
+
+Sent = tuple[int, tuple[int, ...], int, int, int, int, float, float]
+"""A transfer: the run that makes the value (R: none), its readers, where it comes from and goes to, its wire and queue,
+its seconds, and when it is there."""
+NEAR = 1e-9
+"""Share of the makespan below which a delay counts as none."""
+
+
+class Timed:
+    """A list with its times: each device starts its runs in the order of their `keys`, as early as it can, also where
+    it has several lanes; or, if `eager`, whatever it can start, the least key first.
+
+    Of run r: `device`, `lane`, `start`, `end`, and `ready`, when all it waits for is there. `ended` has the runs by
+    end, `sent` the transfers in the order in which they were asked for, `there[v]` when a value that several runs read
+    comes to each device. `makespan` is inf where no way leads or runs wait for each other, and where a run ends less
+    than `after[r]` seconds before `limit`, which ends the matter. Second hops of a way are asked for with the first.
+    O(V log V + E).
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        device: Sequence[int],
+        keys: Sequence[float],
+        limit: float = math.inf,
+        after: Sequence[float] | None = None,
+        eager: bool = False,
+    ) -> None:
+        self.network, self.device = network, device
+        runs = network.runs
+        self.ready = [0.0] * runs
+        self.start, self.end = [0.0] * runs, [0.0] * runs
+        self.lane = [0] * runs
+        self.sent: list[Sent] = []
+        self.there: dict[int, dict[int, float]] = {}
+        self.ended: list[int] = []
+        self.makespan = math.inf
+        self._play(keys, limit, after or [row[d] for row, d in zip(network.to_go, device)], eager)
+
+    def _play(self, keys: Sequence[float], limit: float, after: Sequence[float], eager: bool) -> None:
+        network, device = self.network, self.device
+        runs, wires, seconds, makes, hops, later = (
+            network.runs, network.wires, network.seconds, network.makes, network.hops, network.later
+        )  # fmt: skip
+        ready, start, end, ended, lane = self.ready, self.start, self.end, self.ended, self.lane
+        missing, home = network.waits[:], network.problem.home
+        queues: list[list[int]] = [[] for _ in network.lanes]
+        at, begun = [0] * len(queues), [0.0] * len(queues)
+        free = [[0.0] * count for count in network.lanes]
+        pool: list[list[tuple[float, int]]] = [[] for _ in queues]
+        idle = [[*range(count)] for count in network.lanes]
+        touched: set[int] = set()
+        if not eager:
+            for r in sorted(range(runs), key=keys.__getitem__):
+                queues[device[r]].append(r)
+        busy = [0.0] * (wires + 1)
+        # Ends of runs by their numbers, and, if eager, runs that have all they wait for by theirs beyond R.
+        events: list[tuple[float, int]] = []
+        able = [r for r in range(runs) if not missing[r]]
+        last, now, run = 0.0, 0.0, runs
+        while True:
+            for v, readers, deliver in makes[run] if run <= runs else ():
+                source = device[run] if run < runs else home[v]
+                if not wires:
+                    travel = network.travel[v][source]
+                    for d in deliver:
+                        last = max(last, now + travel[d])
+                    for r in readers:
+                        came = now + travel[device[r]]
+                        if came > ready[r]:
+                            ready[r] = came
+                        missing[r] -= 1
+                        if not missing[r]:
+                            able.append(r)
+                    continue
+                there = {source: now}
+                if len(readers) > 1 or deliver:
+                    self.there[v] = there
+                    for d in sorted({device[r] for r in readers}.union(deliver)):
+                        if d not in there:
+                            self._carry(run, readers, hops[v][source][d], source, there, busy)
+                    for d in deliver:
+                        last = max(last, there[d])
+                elif readers and device[readers[0]] != source:
+                    self._carry(run, readers, hops[v][source][device[readers[0]]], source, there, busy)
+                for r in readers:
+                    came = there[device[r]]
+                    if came > ready[r]:
+                        ready[r] = came
+                    missing[r] -= 1
+                    if not missing[r]:
+                        able.append(r)
+            for r in later[run] if run <= runs else ():
+                if now > ready[r]:
+                    ready[r] = now
+                missing[r] -= 1
+                if not missing[r]:
+                    able.append(r)
+            if eager:
+                for r in able:
+                    heappush(events, (ready[r], runs + 1 + r))
+                if not events or events[0][0] > now:
+                    for d in touched:
+                        while pool[d] and idle[d]:
+                            r = heappop(pool[d])[1]
+                            finish = now + seconds[r][d]
+                            if finish + after[r] > limit:
+                                return
+                            start[r], lane[r] = now, idle[d].pop()
+                            heappush(events, (finish, r))
+                    touched.clear()
+            else:
+                for r in able:
+                    d = device[r]
+                    queue, lanes = queues[d], free[d]
+                    while at[d] < len(queue):
+                        r = queue[at[d]]
+                        if missing[r]:
+                            break
+                        begin, k = ready[r], 0
+                        if len(lanes) > 1:
+                            # In the order of the keys on whatever lane.
+                            k = lanes.index(min(lanes))
+                            begin = max(begin, begun[d])
+                        if lanes[k] > begin:
+                            begin = lanes[k]
+                        finish = begin + seconds[r][d]
+                        if finish + after[r] > limit:
+                            return
+                        start[r], begun[d], lane[r], lanes[k] = begin, begin, k, finish
+                        heappush(events, (finish, r))
+                        at[d] += 1
+            if not events:
+                break
+            able = []
+            now, run = heappop(events)
+            if run < runs:
+                end[run] = now
+                ended.append(run)
+                if eager:
+                    idle[device[run]].append(lane[run])
+                    touched.add(device[run])
+            else:
+                d = device[run - runs - 1]
+                heappush(pool[d], (keys[run - runs - 1], run - runs - 1))
+                touched.add(d)
+        if len(ended) == runs:
+            self.makespan = max(last, *end)
+
+    def _carry(
+        self,
+        run: int,
+        readers: tuple[int, ...],
+        hops: Hops,
+        source: int,
+        there: dict[int, float],
+        busy: list[float],
+    ) -> None:
+        """Send a value all its way, and note when it is `there` and until when wires are `busy`."""
+        none = self.network.wires
+        for wire, queue, stop, takes in hops:
+            if stop not in there:
+                came = there[source]
+                if wire < none:
+                    # What stands for none is never busy.
+                    came = max(came, busy[wire], busy[queue])
+                came += takes
+                if wire < none:
+                    busy[wire] = came
+                if queue < none:
+                    busy[queue] = came
+                there[stop] = came
+                self.sent.append((run, readers, source, stop, wire, queue, takes, came))
+            source = stop
+
+    def tails(self) -> None:
+        """Set, of each run, `tail`, the seconds from its end to the end of all along what waits for it here, and
+        `wanted`, the same without the runs behind it on its lane; and `sent_tail` of each transfer. O(V + E)."""
+        network, device = self.network, self.device
+        seconds, none = network.seconds, network.wires
+        tail = self.tail = [0.0] * network.runs
+        wanted = self.wanted = [0.0] * network.runs
+        sent_tail = self.sent_tail = [0.0] * len(self.sent)
+        behind = [[0.0] * count for count in network.lanes]
+        waiting = [0.0] * (none + 1)
+        number = len(self.sent)
+        for run in reversed(self.ended):
+            d, longest = device[run], 0.0
+            onward: dict[tuple[tuple[int, ...], int], float] = {}
+            while number and self.sent[number - 1][0] == run:
+                number -= 1
+                _, readers, source, stop, wire, queue, takes, _ = self.sent[number]
+                after = onward.get((readers, stop), 0.0)
+                for r in readers:
+                    if device[r] == stop and seconds[r][stop] + tail[r] > after:
+                        after = seconds[r][stop] + tail[r]
+                if wire < none:
+                    after = max(after, waiting[wire])
+                    waiting[wire] = after + takes
+                if queue < none:
+                    after = max(after, waiting[queue])
+                    waiting[queue] = waiting[wire] = after + takes
+                sent_tail[number] = after
+                if source == d:
+                    longest = max(longest, after + takes)
+                else:
+                    onward[readers, source] = max(onward.get((readers, source), 0.0), after + takes)
+            for v, readers, deliver in network.makes[run]:
+                travel = network.travel[v][d]
+                for r in readers:
+                    stop = device[r]
+                    # What goes by wires has been counted with its transfer.
+                    if stop == d or not none:
+                        after = seconds[r][stop] + tail[r] + travel[stop]
+                        if after > longest:
+                            longest = after
+                for stop in () if none else deliver:
+                    longest = max(longest, travel[stop])
+            for r in network.later[run]:
+                longest = max(longest, seconds[r][device[r]] + tail[r])
+            wanted[run] = longest
+            lane = behind[d]
+            k = self.lane[run]
+            tail[run] = max(longest, lane[k])
+            lane[k] = tail[run] + seconds[run][d]
+
+    def critical(self) -> list[int]:
+        """Runs that nothing can delay without a longer makespan, and those that make or read a value whose transfer is
+        so; all where what no run makes comes last. After `tails`."""
+        limit = self.makespan * (1 - NEAR)
+        found = dict.fromkeys(r for r in range(self.network.runs) if self.end[r] + self.tail[r] >= limit)
+        for (run, readers, _, stop, *_, came), after in zip(self.sent, self.sent_tail):
+            if came + after >= limit:
+                if run < self.network.runs:
+                    found[run] = None
+                found.update(dict.fromkeys(r for r in readers if self.device[r] == stop))
+        return [*(found or range(self.network.runs))]
+
+    def reach(self, run: int, device: int) -> tuple[float, float]:
+        """When all that a run reads could be on a device, and the seconds that would still be wanted after its end
+        there, with all else as it is and wires that nobody else takes; after `tails`."""
+        if device == self.device[run]:
+            return self.ready[run], self.wanted[run]
+        network, where, problem = self.network, self.device, self.network.problem
+        ready = after = 0.0
+        for v in problem.reads[run]:
+            there = self.there.get(v)
+            if there and device in there:
+                came = there[device]
+            else:
+                maker = problem.maker[v]
+                source, made = (where[maker], self.end[maker]) if maker >= 0 else (problem.home[v], 0.0)
+                came = made + network.travel[v][source][device]
+            if came > ready:
+                ready = came
+        for r in network.sooner[run]:
+            ready = max(ready, self.end[r])
+        for v, readers, deliver in network.makes[run]:
+            travel = network.travel[v][device]
+            for r in readers:
+                d = where[r]
+                takes = network.seconds[r][d] + self.tail[r] + travel[d]
+                if takes > after:
+                    after = takes
+            for d in deliver:
+                after = max(after, travel[d])
+        for r in network.later[run]:
+            after = max(after, network.seconds[r][where[r]] + self.tail[r])
+        return ready, after
