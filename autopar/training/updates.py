@@ -130,7 +130,7 @@ class Signature:
         self.checked = self.options.check != "always"
         with torch.no_grad():
             gradients = [
-                _hooked(parameter, _own(gradient, parameter, shared))
+                _hooked(parameter, own(gradient, parameter, shared))
                 for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
             ]
         return self._result(found[: self.count]), gradients
@@ -201,7 +201,7 @@ def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def _own(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
+def own(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
     """A gradient as autograd would leave it: nobody else's, and in memory as the parameter is."""
     if shared or gradient.stride() != parameter.stride():
         return torch.empty_like(parameter).copy_(gradient)

@@ -65,7 +65,7 @@ def _one(given: Stepped) -> tuple[torch.Tensor, ...]:
     if given.coefficient is not None:
         gradient = torch.mul(gradient, given.coefficient, out=torch.empty_like(parameter))
     elif own:
-        # Kernels over lists of tensors want one order in memory, which autograd gives `.grad` too.
+        # Fused kernels take all tensors to be laid out alike, as autograd has `.grad` be.
         gradient = torch.empty_like(parameter).copy_(gradient)
     made, held = parameter.clone(), [entry.clone() for (entry,) in given.state]
     step(given.group, [made], [gradient], [[entry] for entry in held], given.counts, own)
