@@ -148,6 +148,11 @@ class Problem:
             for d, lanes, seconds in sorted(run.modes):
                 if lanes <= len(self.lane_names[d]):
                     self.modes[r, d] = (*self.modes.get((r, d), ()), (lanes, seconds))
+            if run.modes:
+                # The machine may be another than the one the ways were read for.
+                quickest = {d: math.inf for d, _, _ in run.modes}
+                quickest |= {d: min(s for _, s in self.modes[r, d]) for d in quickest if (r, d) in self.modes}
+                self.seconds[r] = tuple(quickest.get(d, s) for d, s in enumerate(self.seconds[r]))
 
     def _changes(self) -> None:
         graph, run_of = self.costed.graph, self.costed.run_of

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,13 @@ def test_nothing_to_do_takes_no_time():
 def test_written_text_is_the_plan():
     plan = schedule(small())
     assert json.loads(text(plan)) == json.loads(json.dumps(described(plan)))
+
+
+def test_what_is_proven_of_plans_without_copies_is_written_where_it_is_more():
+    plan = schedule(small())
+    assert "lower_bound_once_s" not in described(replace(plan, bound_once=plan.lower_bound))
+    more = plan.lower_bound * 1.5
+    assert described(replace(plan, bound_once=more))["lower_bound_once_s"] == more
 
 
 def broken(**change: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from taskfiles import link, randomly, small
 
 from autopar.errors import PlanError
 from autopar.formats import read, text
+from autopar.machine import Device, Machine
 from autopar.placement import replan
 from autopar.placement.orders import kept
 from autopar.plans import Plan
@@ -70,6 +71,14 @@ def test_more_lanes_than_the_device_has_are_no_way():
     costed = wide(_1=3.0, _2=2.0, _8=0.1)
     assert costed.run["wide"].modes == ((0, 1, 3.0), (0, 2, 2.0))
     assert schedule(costed).lower_bound <= schedule(costed).makespan
+
+
+def test_another_machine_may_have_fewer_lanes():
+    costed = wide(_1=3.0, _3=1.0)
+    fewer = Machine((Device("cpu", "cpu", lanes=2),), queued=False)
+    assert schedule(costed, fewer).makespan == 3.0
+    with pytest.raises(PlanError, match="'wide' can run on no device"):
+        schedule(wide(_3=1.0), fewer)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
