@@ -15,6 +15,7 @@ from autopar.placement.nondelay import crowded, nondelay
 from autopar.problem import Problem
 from autopar.replay import replay
 from autopar.simulate import Play, Schedule
+from autopar.steps import Steps
 
 
 def served(problem: Problem) -> Play:
@@ -54,3 +55,10 @@ def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
     ours = planned(graph)
     assert not ours.wrong
     assert replay(graph, ours.data)["makespan_s"] <= ours.makespan * 1.02
+
+
+def test_of_what_could_start_the_most_urgent_does() -> None:
+    graph = {"tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "abc"], "values": []}
+    problem = Problem(read({**graph, "devices": [{"name": "p"}]}))
+    schedule, makespan = nondelay(Steps(problem, [0, 0, 0]), [2.0, 0.0, 1.0], "busy")
+    assert (schedule.lanes["p/0"], makespan) == (("b", "c", "a"), 3.0)
