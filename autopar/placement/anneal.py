@@ -46,8 +46,8 @@ SLOW = 5_000
 """Steps for each run from which on there is time to cool down from there."""
 COOLING = 1 / 30
 """What is left of that share at last."""
-MOVES, EXCHANGES, GROUPS = 6, 3, 2
-"""How often one run is moved, two change places, many are moved, in proportion."""
+MOVES, SHIFTS, EXCHANGES, GROUPS = 4, 2, 3, 2
+"""How often one run is moved to another device, or on its own, two change places, many are moved, in proportion."""
 TRIED = 20
 """Runs for each of which one change is estimated, of which the best is timed."""
 ESTIMATE = 5
@@ -119,7 +119,7 @@ class _Chain:
         first = self.best[0].makespan
         above = first / self.bound - 1 if self.bound > 0 else math.inf
         hot = min(HOTTEST, GAIN * above) * min(1.0, steps / (SLOW * runs))
-        kinds = MOVES + EXCHANGES + GROUPS
+        kinds = MOVES + SHIFTS + EXCHANGES + GROUPS
         while self.spent < steps and time.monotonic() <= until:
             if self.best[0].makespan <= self.bound * (1 + CLOSE):
                 break
@@ -139,10 +139,11 @@ class _Chain:
         draw, beside = self.draw, self.beside
         tried = 1 + self.network.runs // TRIED
         self.spent += ESTIMATE * tried
+        ways = beside.moved, beside.shifted, beside.exchanged
         chosen, least = None, math.inf
         for _ in range(tried):
-            exchange = draw.random() * (MOVES + EXCHANGES) < EXCHANGES
-            change = (beside.exchanged if exchange else beside.moved)(beside.run(), limit)
+            (way,) = draw.choices(ways, (MOVES, SHIFTS, EXCHANGES))
+            change = way(beside.run(), limit)
             if change:
                 length = change[0] - heat * draw.random()
                 if length < least:

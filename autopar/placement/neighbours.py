@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from .network import Network
-from .timed import Timed
+from .timed import NEAR, Timed
 
 Places = tuple[tuple[int, int, float], ...]
 """Runs, the devices they go to and their new keys."""
@@ -53,14 +53,14 @@ class Neighbourhood:
         return int(self.draw.random() * self.network.runs)
 
     def moved(self, run: int, limit: float) -> tuple[float, Places] | None:
-        """A run on another device where it delays the end least, or elsewhere on its own, and an estimate in seconds;
-        None where that is above `limit`, or nothing changes."""
+        """A run on another device where it delays the end least, and an estimate in seconds; None where that is above
+        `limit`, or nothing changes."""
         draw, allowed, near = self.draw, self.problem.allowed[run], self.network.near[run]
         d = draw.choice(allowed)
         if near and draw.random() < BESIDE:
             d = self.device[draw.choice(near)]
         if d not in allowed or d == self.device[run]:
-            return self.shifted(run, limit)
+            return None
         own = self.network.seconds[run][d]
         ready, after = self._reach(run, d)
         if ready + own + after > limit:
@@ -84,7 +84,8 @@ class Neighbourhood:
         return ready + own + after, ((run, d, self._inside(low, high)),)
 
     def shifted(self, run: int, limit: float) -> tuple[float, Places] | None:
-        """A run elsewhere in the order of its device, as `moved`."""
+        """A run elsewhere in the order of its device, as `moved`; None too where nothing is gained by it, for there are
+        too many orders that are as good as the one at hand."""
         runs, was, d = self.network.runs, self.keys[run], self.device[run]
         low, high = self._between(run)
         reach = 0.15 * runs + 2 if self.draw.random() < 0.7 else runs
@@ -101,7 +102,8 @@ class Neighbourhood:
                 ready = max(ready, ends[at - 1] - (own if key > was else 0.0))
             if at < len(queue):
                 after = max(after, -tails[at] - (own if key < was else 0.0))
-        return (ready + own + after, ((run, d, key),)) if ready + own + after <= limit else None
+        length = ready + own + after
+        return (length, ((run, d, key),)) if length < min(limit, self.now.makespan * (1 - NEAR)) else None
 
     def exchanged(self, run: int, limit: float) -> tuple[float, Places] | None:
         """A run and one of another device in each other's place, as `moved`."""
