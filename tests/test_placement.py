@@ -12,7 +12,7 @@ from feasible import problems
 from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
 
 from autopar.errors import DeviceError, MemoryCapError, PlanError
-from autopar.placement import Schedule, place, replan
+from autopar.placement import Schedule, place, replan, search
 from autopar.plans import Placed, Plan
 
 US = 1e-6
@@ -28,6 +28,22 @@ def overlap(plan: Plan, one: str, other: str) -> float:
     """Seconds during which two devices are both at work."""
     spans = {name: [(p.start, p.end) for p in plan.placed if p.device == name] for name in (one, other)}
     return sum(max(0.0, min(b, d) - max(a, c)) for a, b in spans[one] for c, d in spans[other])
+
+
+def test_a_short_ceiling_leaves_time_for_more_than_one_device(monkeypatch):
+    """A clock that each plan on one device puts a second forward: all three would leave nothing of two seconds."""
+    clock = [0.0]
+
+    def slow(problem, d):
+        clock[0] += 1.0
+        return single(problem, d)
+
+    single = search.single
+    monkeypatch.setattr(search, "single", slow)
+    monkeypatch.setattr(search.time, "monotonic", lambda: clock[0])
+    plan = place(two_towers(4, seconds=SLOW_CPU), budget_s=2.0)
+    assert {"heft", "heft+lookahead"} <= {candidate.policy for candidate in plan.candidates}
+    assert plan.best_single is not None and plan.best_single[0] != "cpu" and not plan.stopped
 
 
 # a0 ─▶ a1 ─▶ a2 ─▶ a3 ─┐

@@ -62,6 +62,9 @@ HOPELESS = 8
 """Times its cap that a device would need for no tighter plan of a policy to be tried: its order does not go with
 short memory, and less room would not mend that."""
 
+ALONE = 0.25
+"""Share of a ceiling in seconds after which no further device is tried alone: the rest is for better plans."""
+
 QUICK = 40_000
 """Steps of `anneal` where a plan is one of many tried, as for a captured model."""
 
@@ -82,12 +85,13 @@ def place(
     graph with these copies (`CostedGraph.again`). After `budget_s` seconds nothing more is tried, and the plan says
     `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when nothing fits.
     """
-    until = math.inf if budget_s is None else time.monotonic() + budget_s
+    began = time.monotonic()
+    until = math.inf if budget_s is None else began + budget_s
     problem = Problem(costed)
     race = Race(problem)
     bound = lower_bound(problem)
     wide = policy == "auto" and problem.runs > LARGE and not problem.tight
-    alone = _singles(race, strict=wide)
+    alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
     stopped, once = "", 0.0
     if policy == "auto":
         lanes = alike(problem)
@@ -118,6 +122,8 @@ def place(
         chosen = race.best()
         if copies:
             shortest, once = prove(race, chosen, bound, until)
+            if time.monotonic() > until:
+                stopped = "time"
             once = sound(once, shortest.makespan)
             # With copies the longer of two plans without them may become the shorter.
             starts = [shortest] if shortest is chosen else [shortest, chosen]
@@ -156,11 +162,13 @@ def replan(costed: CostedGraph, edited: Plan) -> Plan:
     return _plan(race, race.best([entry]), lower_bound(problem), alone)
 
 
-def _singles(race: Race, strict: bool = False) -> dict[int, list[Entry]]:
-    """Everything on each device in turn, as far as that is possible; if `strict`, only where it is."""
+def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[int, list[Entry]]:
+    """Everything on each device in turn, as far as that is possible; if `strict`, only where it is. That of least work
+    comes first, and the others only until `until`, a time of the monotonic clock."""
     alone: dict[int, list[Entry]] = {}
-    for d in range(len(race.problem.devices)):
-        if strict and not is_single(race.problem, d):
+    work = [sum(row[d] for row in race.problem.seconds) for d in range(len(race.problem.devices))]
+    for d in sorted(range(len(work)), key=work.__getitem__):
+        if (strict and not is_single(race.problem, d)) or (race.entries and time.monotonic() > until):
             alone[d] = []
             continue
         entries = [race.enter(schedule) for schedule in single(race.problem, d)]

@@ -77,6 +77,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
             best = replace(
                 plan,
                 policy="throughput",
+                candidates=(),
                 period=period,
                 reasons=_reasons(problem, at),
                 lower_bound=sound(proven, period),
