@@ -126,8 +126,7 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
                 refusal = refusal or error
             else:
                 refusal = MemoryCapError(
-                    f"{cut.split} as asked for: {error.wrong}",
-                    f'{error.way}. split="auto" finds shares by room',
+                    f'{cut.split} as asked for (split="auto" finds shares by room): {error.wrong}', error.way
                 )
             continue
         plans.append(chosen)
