@@ -30,6 +30,8 @@ FULL = 50
 QUICK = 7_000
 """Runs that the planner may place while an instance is sought; what is worst of each restart is planned in full."""
 PROCESSES = 2
+TIE = 1e-9
+"""Share up to which two makespans are the same."""
 LEAST, MOST, STEP = 0.1, 1.0, 0.1
 """Of all weights, and how much one change may move one."""
 HOT, COOLING = 0.1, 0.95
@@ -87,15 +89,17 @@ def restarted(kind: str, restart: int, steps: int) -> Data:
 def anneal(rival: Callable[[Instance], tuple[float, str]], draw: random.Random, steps: int) -> Data:
     """The worst instance met in so many changes of a random one: our makespan ÷ the rival's, and what it looks like.
 
-    What is annealed is how bad an instance is for the planner with few steps. Each that is worse than those before is
-    planned in full, which `ratio`, `by` and `instance` are of; `full` counts these.
+    What is annealed is how bad an instance is for the planner with few steps. A tie with the rival counts as 0: graphs
+    of one obvious plan are so many that the search would stay among them. Each instance that is worse than those
+    before is planned in full, which `ratio`, `by` and `instance` are of; `full` counts these.
     """
     other = current = start(draw)
-    energy = top = ratio = 0.0
+    energy, top, ratio = 0.0, -1.0, 0.0
     shown, by, heat, full, wrong = current, "", HOT, 0, 0
     for _ in range(steps + 1):
         makespan, name = rival(other)
         found = _quick(other) / makespan
+        found = 0.0 if abs(found - 1) <= TIE else found
         if found > top:
             top, full, ours = found, full + 1, planned(other.graph())
             wrong += bool(ours.wrong)
