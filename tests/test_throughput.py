@@ -216,6 +216,20 @@ def test_loads_kept_up_are_those_of_the_placement(seed):
     assert not cut
 
 
+def test_what_fills_all_devices_is_packed():
+    """Four devices full to the last byte, with sizes that divide each other."""
+    draw = random.Random(0)
+    sizes = [2 ** draw.randrange(12) for _ in range(200)]
+    sizes += [1] * (-sum(sizes) % 4)
+    cap, count = sum(sizes) // 4, len(sizes)
+    loads = Loads(
+        [[1.0] * 4] * count, [1] * 4, [], [[()] * 4] * 4, 4, [[n] * 4 for n in sizes], [cap] * 4, range(count)
+    )
+    assert all(Standing(loads, at).over for at in splits(loads))
+    at, cut = balance(loads, until=0.0)
+    assert cut and at and not Standing(loads, at).over
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_lanes_are_shared_out_evenly(seed):
     draw = random.Random(seed)

@@ -27,6 +27,7 @@ WEIGHTS = (
     (0.5, 0.0, 0.1),
     (0.0, 0.25, 0.0),
     (0.5, 0.5, 0.3),
+    (1.0, 0.0, 0.0),
     (1.0, 1.0, 0.1),
     (0.5, 0.25, 0.0),
     (0.5, 0.5, 0.0),
@@ -34,7 +35,7 @@ WEIGHTS = (
     (0.0, 1.0, 0.0),
 )
 """Weights of copies in the rank, of what follows in where a run goes, and of the copies it needs there: of all from
-0 to 1, those that together did best on random graphs, the best first."""
+0 to 1, those that together did best on random graphs, the best first, and among them HEFT's own."""
 LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
 FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
 """Where wires serve first come, first served, for graphs whose longest way is long, and for those that fill all

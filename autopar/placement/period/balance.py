@@ -34,13 +34,16 @@ def balance(loads: Loads, until: float = math.inf) -> tuple[list[int] | None, bo
 
     Starts are all groups on one device, and splits of the order of the graph into one contiguous piece for each
     device, optimal for their sequence of devices by dynamic programming (as Tarnawski et al., NeurIPS 2020, over
-    ideals). The best are improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983): a
+    ideals); where none of these fits, the largest first, each on the fullest device that has room. The best are
+    improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983): a
     group, a run of neighbours in the order, or two groups swapped, mostly from the busiest device. Deterministic.
     """
     if not loads.groups:
         return [], False
     found = [Standing(loads, _only(loads, device)) for device in range(loads.devices)]
     found += [Standing(loads, at) for at in splits(loads)]
+    if all(stand.over for stand in found):
+        found.append(Standing(loads, _fullest(loads)))
     found.sort(key=lambda stand: (stand.lost, stand.over, stand.period))
     if loads.devices == 1:
         return (None if found[0].over or found[0].lost else found[0].at), False
@@ -62,6 +65,16 @@ def _only(loads: Loads, device: int) -> list[int]:
     """Everything on one device, but for what it cannot run, which is where it is quickest."""
     quickest = loads.area.argmin(axis=1)
     return [device if device in allowed else int(quickest[g]) for g, allowed in enumerate(loads.allowed)]
+
+
+def _fullest(loads: Loads) -> list[int]:
+    """Groups by falling bytes, each on the fullest device that has room for it, or where most is left."""
+    left, at = list(loads.caps), [0] * loads.groups
+    for g in sorted(range(loads.groups), key=lambda g: (-max(loads.held[g]), g)):
+        room = [(left[d] - loads.held[g][d], d) for d in loads.allowed[g]]
+        at[g] = min((own for own in room if own[0] >= 0), default=max(room))[1]
+        left[at[g]] -= loads.held[g][at[g]]
+    return at
 
 
 def splits(loads: Loads) -> list[list[int]]:
