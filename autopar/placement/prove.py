@@ -18,7 +18,7 @@ from .race import Entry, Race
 
 RUNS = 60
 """Runs of the largest graph that is worth the effort."""
-HELD = 0.3
+HELD = 0.15
 """Effort spent on schedules whose wires serve first come, first served."""
 LONG = 2.0
 """Effort spent in all at most: up to some twenty seconds of a core."""
