@@ -23,7 +23,7 @@ from .served import carried_out
 from .tables import Tables
 from .timed import Timed
 
-STEPS = 1_400_000
+STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
 EACH = 10_000
 """The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
