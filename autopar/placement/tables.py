@@ -12,7 +12,6 @@ from ..problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 class Tables:
@@ -22,7 +21,7 @@ class Tables:
     that are there before the call) hold values, padded with V; `maker` (V) is R where no run makes a value. `before`
     (R, widest) are the runs that are waited for without reading from them, `later` (R + 1, widest) those that so wait,
     padded with R; `waits` (R) is how many values and runs each waits for. `reached` are all (value, reader) of each
-    row of `makes`, as `_layers` gives them. `parents` and `children` (R, widest) are all the runs before and after.
+    row of `makes`, as `_layers` gives them.
     `wire` (D, D) is what limits the first hop of the way from one device to another: a wire, else a copy queue, else
     W, which limits nothing; `queue` (D, D) is the copy queue that limits it beside a wire.
     `via` (D, D) is where that hop ends. `latency` (inf without a link) and `s_per_byte` are of single hops.
@@ -55,8 +54,6 @@ class Tables:
                 later[p].append(r)
         self.later, self.later_count = padded(later, count)
         self.waits = np.array([len(reads) + len(own) for reads, own in zip(problem.reads, order)])
-        self.parents, _ = padded(problem.before, count)
-        self.children, _ = padded(problem.after, count)
         self.bytes = np.array([*problem.bytes, 0], dtype=np.float64)
         self.home = np.array([*problem.home, 0])
         self.group = np.array(problem.group or [-1])
