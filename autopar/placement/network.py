@@ -6,6 +6,7 @@ import math
 
 from ..problem import Problem
 from .rank import cost_to_go
+from .tables import unread
 
 Hops = tuple[tuple[int, int, int, float], ...]
 """A way: wire, copy queue, next device and seconds of each hop."""
@@ -23,7 +24,7 @@ class Network:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        runs = self.runs = problem.runs
+        self.runs = problem.runs
         everywhere = range(len(problem.devices))
         self.devices = len(problem.devices)
         self.lanes = [len(names) for names in problem.lane_names]
@@ -33,13 +34,8 @@ class Network:
             [(v, tuple(problem.readers[v]), tuple(problem.deliver[v])) for v in own]
             for own in (*problem.makes, given)
         ]
-        makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
-        self.sooner = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
+        self.sooner, self.later = unread(problem)
         self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]
-        self.later: list[list[int]] = [[] for _ in range(runs + 1)]
-        for r, earlier in enumerate(self.sooner):
-            for p in earlier:
-                self.later[p].append(r)
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(problem.before, problem.after)]
         self.wires = problem.wires + len(problem.copy_lanes)
         self.travel = [

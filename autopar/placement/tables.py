@@ -45,13 +45,8 @@ class Tables:
         )
         # Whether a step that places different numbers of outputs writes into the padding.
         self.padded = len(set(self.make_count[:-1].tolist())) > 1
-        makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
-        order = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
+        order, later = unread(problem)
         self.before, self.before_count = padded(order, count)
-        later: list[list[int]] = [[] for _ in range(count + 1)]
-        for r, earlier in enumerate(order):
-            for p in earlier:
-                later[p].append(r)
         self.later, self.later_count = padded(later, count)
         self.waits = np.array([len(reads) + len(own) for reads, own in zip(problem.reads, order)])
         self.bytes = np.array([*problem.bytes, 0], dtype=np.float64)
@@ -93,6 +88,18 @@ class Tables:
         # Whole ways, for estimates.
         self.way_latency = np.array(problem.latency, dtype=np.float64).reshape(devices, devices)
         self.way_s_per_byte = np.array(problem.s_per_byte, dtype=np.float64).reshape(devices, devices)
+
+
+def unread(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
+    """Of each run those it waits for without reading from them, and those that so wait for it; R is waited for by none.
+    O(E)."""
+    makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
+    order = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
+    later: list[list[int]] = [[] for _ in range(problem.runs + 1)]
+    for r, earlier in enumerate(order):
+        for p in earlier:
+            later[p].append(r)
+    return order, later
 
 
 def _layers(
