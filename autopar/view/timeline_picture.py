@@ -164,8 +164,8 @@ def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
 
 
 def _bar(svg: Svg, x: float, middle: float, share: float, color: str) -> None:
-    svg.rect(x, middle - 5, 56, 10, rx="2", fill=GRID)
-    svg.rect(x, middle - 5, 56 * min(1.0, share), 10, rx="2", fill=color)
+    svg.rect(x, middle - 5, 52, 10, rx="2", fill=GRID)
+    svg.rect(x, middle - 5, 52 * min(1.0, share), 10, rx="2", fill=color)
     svg.text(x + 96, middle + 4, percent(share), 12, anchor="end")
 
 
