@@ -14,6 +14,8 @@ from autopar.formats import read
 from autopar.formats.stg import described
 from autopar.placement import place
 from autopar.placement.bounds import lower_bound, sound
+from autopar.placement.bounds.local import local
+from autopar.placement.bounds.ways import ways
 from autopar.problem import Problem
 from autopar.scheduling import schedule
 from autopar.simulate import Play, Schedule
@@ -88,6 +90,50 @@ def copied(graph, draw):
         else:
             values.append(value | {"consumers": readers})
     return graph | {"tasks": tasks, "values": [value for value in values if value["consumers"]]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(3, 16), st.sampled_from([1.0, 6.0]))
+def test_no_copy_of_a_run_starts_before_its_head(seed, tasks, ratio):
+    draw = random.Random(seed)
+    graph = small(seed, tasks=tasks, ratio=ratio)
+    whole = Problem(read(graph))
+    head = local(whole, ways(whole)).head
+    for _ in range(5):
+        problem = Problem(read(copied(graph, draw)))
+        play = Play(problem, random_schedule(problem, draw))
+        for r, name in enumerate(problem.names):
+            first = head[whole.number[name.removesuffix("'")], play.device[r]]
+            assert first <= play.start[r] * (1 + 1e-9)
+
+
+def tree(trip: float, lanes: int = 1):
+    """Seven tasks of a second, each of three reading what two others make, on three devices."""
+    names = "pqr"
+    reads = {"u": "ab", "v": "cd", "w": "uv"}
+    values = [
+        {"id": name, "producer": name, "consumers": [own for own in reads if name in reads[own]], "bytes": 1}
+        for name in "abcduv"
+    ]
+    return {
+        "tasks": [{"id": name, "seconds": dict.fromkeys(names, 1.0)} for name in "abcduvw"],
+        "values": values,
+        "devices": [{"name": name, "lanes": lanes} for name in names],
+        "links": [
+            {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 1 / trip}
+            for a in names
+            for b in names
+            if a != b
+        ],
+    }
+
+
+def test_what_would_come_too_late_is_made_where_it_is_read():
+    # All on one device; only a to d apart; each half on a device of its own, but for one task.
+    assert lower_bound(Problem(read(tree(10.0)))) == pytest.approx(7.0)
+    assert lower_bound(Problem(read(tree(1.5)))) == pytest.approx(5.0)
+    assert lower_bound(Problem(read(tree(0.25)))) == pytest.approx(3.5)
+    assert 4.0 <= lower_bound(Problem(read(tree(10.0, lanes=2)))) <= 4.5
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 5.0])

@@ -12,10 +12,14 @@ from ...problem import Problem
 from .crowds import LARGEST, crowded
 from .energy import energy
 from .load import Load, load
+from .local import local
 from .sound import sound
 from .ways import Ways, ways
 
 __all__ = ["lower_bound", "sound", "worth"]
+
+MORE = 2
+"""Times the longest way through the graph below which the load of devices is for `local` to be tried."""
 
 _LOADS: weakref.WeakKeyDictionary[Problem, tuple[Load, float]] = weakref.WeakKeyDictionary()
 
@@ -23,10 +27,12 @@ _LOADS: weakref.WeakKeyDictionary[Problem, tuple[Load, float]] = weakref.WeakKey
 def lower_bound(problem: Problem) -> float:
     """The largest of what is known of `problem`, in seconds, even if runs are repeated on several devices.
 
-    The longest way through the graph if queues and wires were never busy (`ways`); the load of devices, wires and
+    The longest way through the graph if queues and wires were never busy (`ways`), on graphs of up to 2,000 runs with
+    what each run must have on its own device to start early (`local`); the load of devices, wires and
     memories when it is shared out at best (`load`); what comes before and after each run, on graphs of up to 1,000
     runs (`crowded`); what must be done within some span of time, on graphs of up to 2,000 (`energy`); and the host's
-    dispatch of every run. Near linear in reads times devices squared, but for these two.
+    dispatch of every run. Near linear in reads times devices squared, but for
+    these three.
     """
     if not problem.runs:
         return 0.0
@@ -35,6 +41,8 @@ def lower_bound(problem: Problem) -> float:
         return way.length
     shared = load(problem, way)
     _LOADS[problem] = shared, way.length
+    if way.length * MORE > shared.seconds:
+        way = local(problem, way)
     unit = _unit(problem)
     bound = _up(max(way.length, shared.seconds, sum(problem.dispatch)), unit)
     way = _raised(problem, way, shared, unit)

@@ -32,7 +32,7 @@ def load(problem: Problem, ways: Ways) -> Load:
     A device that is used is so from the least of its heads to the least of its tails before the end. Prices are found
     by multiplicative weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995).
     """
-    work = _areas(problem, ways)
+    work = areas(problem, ways)
     runs, devices = work.shape
     lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
     idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
@@ -100,7 +100,7 @@ def load(problem: Problem, ways: Ways) -> Load:
     return best
 
 
-def _areas(problem: Problem, ways: Ways) -> Floats:
+def areas(problem: Problem, ways: Ways) -> Floats:
     """Lanes times seconds of each run on each device, at the least."""
     found = ways.seconds
     if problem.modes:
