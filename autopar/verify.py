@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import Any
 
 TOLERANCE = 1e-9
@@ -131,6 +130,10 @@ class _Check:
                 )
             cost = task["seconds"].get(device)
             if isinstance(cost, Mapping):
+                if "lanes" not in step:
+                    self.say(
+                        f"task {name!r} can take several lanes of {device} and does not list its 'lanes'"
+                    )
                 cost = {int(taken): s for taken, s in cost.items()}.get(len(lanes))
             elif len(lanes) != 1:
                 cost = None
@@ -200,10 +203,12 @@ class _Check:
             if "wire" not in link or link["wire"] is not None:
                 used.setdefault(wire, []).append((step["start_s"], step["end_s"], f"value {step['value']!r}"))
         for what, spans in used.items():
-            busy = sorted(span for span in spans if span[1] - span[0] > self.slack)
-            for (_, end, one), (start, _, other) in pairwise(busy):
-                if start < end - self.slack:
-                    self.say(f"{what} has {one} and {other} at {start} s")
+            first, *rest = sorted(spans)
+            for start, end, other in rest:
+                # What takes no time may be where another begins or ends, and not amid it.
+                if start < first[1] - self.slack and end > first[0] + self.slack:
+                    self.say(f"{what} has {first[2]} and {other} at {start} s")
+                first = max(first, (start, end, other), key=lambda span: span[1])
             work = math.fsum(end - start for start, end, _ in spans)
             if period is not None and not work <= period * (1 + TOLERANCE):
                 self.say(f"{what} is busy for {work} s in each call, longer than the period of {period} s")

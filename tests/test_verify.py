@@ -127,6 +127,45 @@ def test_lanes_do_one_thing_at_a_time():
     assert any("lane 0 of gpu has" in sentence for sentence in infeasibilities(graph, plan))
 
 
+def test_what_takes_no_time_is_before_or_after_what_does_and_hides_nothing():
+    seconds = {"a": 1.0, "b": 0.5, "c": 0.0}
+    graph = {
+        "tasks": [{"id": name, "seconds": {"p": s}} for name, s in seconds.items()],
+        "values": [],
+        "devices": [{"name": "p"}],
+        "links": [],
+    }
+
+    def said(**starts: float) -> list[str]:
+        steps = [
+            {"id": n, "device": "p", "lane": 0, "start_s": s, "end_s": s + seconds[n]}
+            for n, s in starts.items()
+        ]
+        last = max(step["end_s"] for step in steps)
+        return infeasibilities(
+            graph, {"makespan_s": last, "lower_bound_s": 0.0, "tasks": steps, "transfers": []}
+        )
+
+    for moment in (0.0, 1e-13, 1.0 - 1e-13, 1.0, 1.5):
+        assert said(a=0.0, b=1.0, c=moment) == []
+        assert any(
+            "lane 0 of p has task 'a' and task 'b'" in text for text in said(a=0.0, b=0.4, c=moment / 1.5)
+        )
+    assert said(a=0.0, b=1.0, c=0.5) == ["lane 0 of p has task 'a' and task 'c' at 0.5 s"]
+
+
+def test_a_task_that_may_take_several_lanes_says_which():
+    graph = small()
+    plan = planned(graph)
+    wide = [step for step in plan["tasks"] if "lanes" in step]
+    assert wide
+    for step in wide:
+        del step["lanes"]
+    assert len([text for text in infeasibilities(graph, plan) if "does not list its 'lanes'" in text]) == len(
+        wide
+    )
+
+
 def test_a_period_has_room_for_what_each_lane_and_wire_does_in_a_call():
     graph = small()
     plan = {**planned(graph), "lower_bound_s": 0.0}
