@@ -4,6 +4,10 @@ A task starts at max(arrival of its inputs, end of the task before) and lasts wh
 take × the machine's slow-down; sleeping to that end instead of "for that long" keeps errors from adding up. A
 computation that really lasts longer makes its lane late; how late at worst, as a share of the modelled
 makespan, bounds the error of every figure taken from the call.
+
+What made a lane late really lasts as long on a clock k times slower, and what is tolerated grows with k. What lasted
+`real` instead of `modelled` seconds is therefore tolerable with k = real ÷ (modelled + `TOLERANCE` × makespan). This is
+asked of all that was done since the lane was last on time, and of the last step alone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from ..plans import Plan
 TOLERANCE = 0.01
 """Share of the modelled makespan by which a lane may be behind its clock before figures are refused."""
 MARGIN = 1.2
+"""How much longer than in this call what made it late may take in another."""
 
 
 class Clock:
@@ -24,12 +29,12 @@ class Clock:
 
     def __init__(self, makespan: float, slow_down: float) -> None:
         self.makespan, self.slow_down = makespan, slow_down
-        self.events: dict[str, float] = {}
+        self.events: dict[str, tuple[float, float, float]] = {}
         self.wires: dict[str, float] = {}
         self.host = 0.0
         self.lock = threading.Lock()
         self.behind = 0.0
-        self.ratio = 1.0
+        self.slower = 1.0
         self.origin = time.perf_counter()
 
     @property
@@ -39,28 +44,40 @@ class Clock:
 
     @property
     def enough(self) -> float:
-        """A slow-down at which this call would not have been late."""
-        return self.slow_down * max(1.0 + self.late, self.ratio) * MARGIN
+        """A slow-down at which this call would hardly have been late."""
+        return self.slow_down * self.slower * MARGIN
+
+    def fell(self, behind: float, *lasted: tuple[float, float]) -> None:
+        """A lane is `behind` seconds late after what `lasted` so many real instead of modelled seconds."""
+        tolerated = TOLERANCE * self.makespan
+        with self.lock:
+            self.behind = max(self.behind, behind)
+            if behind > tolerated:
+                self.slower = max([self.slower, *(real / (model + tolerated) for real, model in lasted)])
 
 
 class LaneClock:
-    """The clock of one lane: `now` is modelled seconds since the start of the call."""
+    """The clock of one lane: `now` is modelled seconds since the start of the call, `since` when what it does now
+    was last on time, `ended` the real time at which it last did something."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.now = 0.0
         self.since = 0.0
+        self.ended = clock.origin
         self.copying = 0.0
-        self.began = clock.origin
 
     def wait(self, event: str) -> None:
         """Not before `event` has happened in modelled time."""
-        self.now = max(self.now, self.clock.events[event])
-        self.since, self.began = self.now, time.perf_counter()
+        happened, since, ended = self.clock.events[event]
+        self.now = max(self.now, happened)
+        if ended > self.ended:
+            # Who waits for one that is late is late for the same reason.
+            self.since, self.ended = since, ended
 
     def record(self, event: str) -> None:
         """The event happens now."""
-        self.clock.events[event] = self.now
+        self.clock.events[event] = self.now, self.since, self.ended
 
     def dispatch(self, seconds: float) -> None:
         """A run is started by the one host, which starts no other for `seconds`; it waits for its turn."""
@@ -93,19 +110,14 @@ class LaneClock:
         self._until(self.now + self.copying)
 
     def _until(self, end: float) -> None:
-        self.now = end
-        real = time.perf_counter()
-        left = self.clock.origin + end - real
-        if left > 0:
-            time.sleep(left)
-            self.since, self.began = end, time.perf_counter()
-            return
-        clock = self.clock
-        if -left > clock.behind:
-            with clock.lock:
-                clock.behind = max(clock.behind, -left)
-                if end > self.since:
-                    clock.ratio = max(clock.ratio, (real - self.began) / (end - self.since))
+        on_time, real = self.clock.origin + end, time.perf_counter()
+        if real <= on_time:
+            time.sleep(on_time - real)
+            self.since = end
+        else:
+            chain = real - self.clock.origin - self.since, end - self.since
+            self.clock.fell(real - on_time, chain, (real - self.ended, end - self.now))
+        self.now, self.ended = end, max(on_time, real)
 
 
 def task_seconds(plan: Plan) -> dict[str, float]:

@@ -1,0 +1,98 @@
+"""The declared clock, on hands that the tests move: when lanes are late, and how much slower it should have gone."""
+
+import random
+
+import pytest
+
+from autopar.runtime import emulated
+from autopar.runtime.emulated import MARGIN, TOLERANCE, Clock, LaneClock
+
+
+class Hands:
+    """What the clock reads and sleeps by."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        """The time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """That much later."""
+        self.now += seconds
+
+
+@pytest.fixture
+def hands(monkeypatch) -> Hands:
+    found = Hands()
+    monkeypatch.setattr(emulated, "time", found)
+    return found
+
+
+def call(hands: Hands, tasks, slow_down: float = 1.0) -> Clock:
+    """A call of tasks (lane, modelled seconds, real seconds, tasks it waits for), each after those before it on its
+    lane; modelled seconds are those of a slow-down of 1."""
+    hands.now = 0.0
+    modelled: list[float] = []
+    free: dict[int, float] = {}
+    for lane, model, _, waits in tasks:
+        modelled.append(model + max([free.get(lane, 0.0), *(modelled[w] for w in waits)]))
+        free[lane] = modelled[-1]
+    clock = Clock(max(modelled) * slow_down, slow_down)
+    lanes = {lane: LaneClock(clock) for lane in free}
+    real = dict.fromkeys(free, 0.0)
+    ended: list[float] = []
+    for number, (lane, model, took, waits) in enumerate(tasks):
+        hands.now = max([real[lane], *(ended[w] for w in waits)])
+        for w in waits:
+            lanes[lane].wait(str(w))
+        hands.now += took
+        lanes[lane].compute(model * slow_down)
+        lanes[lane].record(str(number))
+        real[lane] = hands.now
+        ended.append(hands.now)
+    return clock
+
+
+def test_a_little_late_needs_a_little_more(hands):
+    tasks = [(0, 0.1, 0.05, ())] * 9 + [(0, 0.1, 0.13, ())]
+    clock = call(hands, [(*task[:1], task[1] / 160, *task[2:]) for task in tasks], 160.0)
+    assert clock.late == pytest.approx(0.03)
+    assert 160.0 < clock.enough < 1.5 * 160.0
+
+
+def test_a_short_step_that_is_late_by_little_needs_no_more_than_what_makes_that_little_tolerable(hands):
+    clock = call(hands, [(0, 0.5, 0.4, ()), (0, 1e-6, 0.03, ()), (0, 0.5, 0.4, ())])
+    assert clock.late == pytest.approx(0.03, rel=1e-3)
+    assert clock.enough <= clock.late / TOLERANCE * MARGIN
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_said_to_be_enough_nearly_is_and_never_more_than_lateness_calls_for(hands, seed):
+    draw = random.Random(seed)
+    tasks = []
+    for number in range(12):
+        model = draw.choice((0.0, 0.01, 0.1, 1.0))
+        real = draw.choice((0.3, 0.9, 1.1, 3.0)) * draw.choice((0.01, 0.1, 1.0))
+        waits = draw.sample(range(number), min(number, draw.choice((0, 1, 1))))
+        tasks.append((draw.randrange(3), model, real, waits))
+    tasks.append((0, 1.0, 0.5, ()))
+    clock = call(hands, tasks)
+    assert clock.late > TOLERANCE, "a call that is on time shows nothing"
+    again = call(hands, tasks, clock.enough)
+    assert again.late <= 2 * TOLERANCE
+    assert clock.enough <= max(1.0, clock.late / TOLERANCE) * MARGIN
+
+
+def test_who_waits_for_one_that_is_late_is_late_for_the_same_reason(hands):
+    clock = call(hands, [(0, 1.0, 1.9, ()), (1, 1e-3, 1e-3, (0,))])
+    assert clock.enough <= 2 * MARGIN
+
+
+@pytest.mark.parametrize("on_time", (0, 10))
+def test_many_steps_that_are_each_hardly_late_count_together(hands, on_time):
+    tasks = [(0, 0.1, 0.1, ())] * on_time + [(0, 0.01, 0.019, ())] * 10
+    clock = call(hands, tasks)
+    assert clock.late > 5 * TOLERANCE
+    assert call(hands, tasks, clock.enough / MARGIN).late <= TOLERANCE * (1 + 1e-9)
