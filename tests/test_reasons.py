@@ -115,6 +115,20 @@ def test_what_others_fetch_too_and_what_comes_before_on_the_wire_is_waited_for()
     assert autopar.schedule(graph).reason["b"].choices[1].arrives == pytest.approx(1.0 + 2 * 1.001)
 
 
+def test_what_links_and_groups_leave_no_other_device_says_so():
+    graph = two({"cpu": 2.0, "gpu": 1.0})
+    graph["tasks"].append({"id": "c", "seconds": {"cpu": 1.0, "gpu": 0.1}, "colocate": "g"})
+    graph["links"] = graph["links"][1:]
+    reason = autopar.schedule(graph).reason["b"]
+    assert reason.text.startswith("It can only run on cpu: no links bring all its values to and from")
+    assert "no links" in reason.choices[1].why
+    graph["tasks"][0]["colocate"] = "g"
+    reason = autopar.schedule(graph).reason["c"]
+    assert reason.text.startswith("It can only run on cpu: it shares a device with a, which leaves no other")
+    assert "a, with which it shares a device, cannot run on gpu" in reason.choices[1].why
+    assert autopar.schedule(graph).reason["a"].choices[1].why == "it cannot run on gpu"
+
+
 def test_a_device_without_room_says_what_it_lacks():
     graph = two({"cpu": 3.0, "gpu": 1.0}, memory_bytes=10)
     choice = autopar.schedule(graph).reason["b"].choices[1]

@@ -53,13 +53,30 @@ class Reasons(Lazily):
         if device == own.device:
             return Choice(device, way.arrives, own.start, own.end, "chosen")
         if way.device not in problem.allowed[r]:
-            return Choice(device, way.arrives, 0.0, None, f"it cannot run on {device}")
+            return Choice(device, way.arrives, 0.0, None, self._barred(r, way.device))
         if way.end is None:
             return Choice(device, 0.0, 0.0, None, f"no link brings its inputs to {device}")
         lacks = self._lacks(r, way)
         if lacks:
             return Choice(device, way.arrives, way.start, None, lacks)
         return Choice(device, way.arrives, way.start, way.end)
+
+    def _barred(self, r: int, d: int) -> str:
+        """What keeps run `r` from device number `d`."""
+        problem = self.elsewhere.problem
+        unable = self._unable(r, d)
+        if unable is None:
+            return f"no links bring all its values to and from {problem.devices[d]}"
+        if unable == r:
+            return f"it cannot run on {problem.devices[d]}"
+        return f"{problem.names[unable]}, with which it shares a device, cannot run on {problem.devices[d]}"
+
+    def _unable(self, r: int, d: int) -> int | None:
+        """The run itself, or else one that must be where it is, that cannot run on device number `d`."""
+        problem = self.elsewhere.problem
+        together = problem.members[problem.group[r]] if problem.group[r] >= 0 else ()
+        runs = problem.costed.runs
+        return next((m for m in (r, *together) if runs[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, way: Arrival) -> str:
         """What of its memory a device lacks for a run: what it holds meanwhile in any case is already too much."""
@@ -141,8 +158,11 @@ class Reasons(Lazily):
         task = costed.graph.task[costed.runs[r].tasks[0]]
         if task.home:
             return "it must run where the call comes from"
-        if sum(s is not None for s in costed.runs[r].seconds) > 1:
-            other = next(m for m in problem.members[problem.group[r]] if m != r)
+        barred = [self._unable(r, d) for d in range(len(problem.devices)) if d != problem.allowed[r][0]]
+        if None in barred:
+            return "no links bring all its values to and from another device that can run it"
+        other = next((m for m in barred if m != r), None)
+        if other is not None:
             return f"it shares a device with {problem.names[other]}, which leaves no other"
         if all(s is None for d, s in enumerate(costed.cost[task.name].seconds) if d != problem.allowed[r][0]):
             return "no other device can run it, or its pin says so"
