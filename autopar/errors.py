@@ -23,7 +23,7 @@ class MemoryCapError(PlanError):
     """Nothing fits in the memory the devices have: what is `wrong`, and the `way` out."""
 
     def __init__(self, wrong: str, way: str = "") -> None:
-        super().__init__(f"{wrong}. {way}" if way else wrong)
+        super().__init__(f"{wrong}; {way}" if way else wrong)
         self.wrong, self.way = wrong, way
 
 

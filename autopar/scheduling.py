@@ -49,7 +49,9 @@ def schedule(
     if objective not in (*OBJECTIVES,):
         raise PlanError(f"objective={objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
     if budget_s is not None and not (isinstance(budget_s, (int, float)) and budget_s > 0):
-        raise PlanError(f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or None")
+        raise PlanError(
+            f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or leave it out"
+        )
     if model not in (None, *MODELS):
         raise PlanError(f"model={model!r} is not known; give one of {', '.join(MODELS)}")
     for word, given, such in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):

@@ -315,7 +315,7 @@ def test_a_machine_takes_the_place_of_the_files():
     assert schedule(read(graph), read(graph).machine).makespan < 100
     with pytest.raises(DeviceError, match="cost it again"):
         schedule(read(graph), Machine((Device("tpu", "cpu"),)))
-    with pytest.raises(DeviceError, match="is no Machine"):
+    with pytest.raises(DeviceError, match=r"goes with \.stg files alone"):
         schedule(graph, 4)
 
 
@@ -337,3 +337,16 @@ def test_pins_that_leave_a_group_no_device_get_a_sentence():
     del graph["tasks"][1]["seconds"]["cpu"]
     with pytest.raises(PlanError, match=r"'b' and 'c' must share a device .* gpu and cpu"):
         schedule(graph, pins={"c": "cpu"})
+
+
+def test_what_only_delivers_takes_as_long_as_its_way():
+    graph = {
+        "tasks": [],
+        "values": [
+            {"id": "x", "producer": None, "home": "p", "consumers": [], "bytes": 10**6, "deliver_to": "q"}
+        ],
+        "devices": [{"name": "p"}, {"name": "q"}],
+        "links": [link("p", "q")],
+    }
+    plan = schedule(graph)
+    assert plan.lower_bound == pytest.approx(plan.makespan) and plan.makespan > 0

@@ -84,6 +84,16 @@ def test_dnn_partitioning_graphs():
     assert {step.device for step in schedule(tight).placed} == {"cpu"}
 
 
+@pytest.mark.parametrize(("cap", "on"), ((200, "accelerator:0"), (199, "cpu")))
+def test_what_nodes_of_the_set_send_takes_no_room_from_them_and_gives_none(cap, on):
+    graph = {**partitioning(), "maxFPGAs": 1, "maxSizePerFPGA": cap}
+    graph["nodes"] = [{"id": n, "cpuLatency": 1e9, "fpgaLatency": 1.0, "size": 100} for n in (1, 2)]
+    graph["edges"] = [{"sourceId": 1, "destId": 2, "cost": 1e7}]
+    plan = schedule(graph)
+    assert on in {step.device for step in plan.placed}
+    assert plan.peaks["accelerator:0"] > 200 or on == "cpu", "the output is there as well"
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [({"nodes": 3}, '"nodes" is 3'), ({"maxFPGAs": ...}, "no 'maxFPGAs'"), ({"maxCPUs": -1}, "negative"),

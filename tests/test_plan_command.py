@@ -104,19 +104,40 @@ def test_a_standard_task_graph(tmp_path, capsys):
     assert main(["plan", "--graph", str(path), "--processors", "2", "--out", str(out)]) == 0
     assert json.loads(out.read_text())["makespan_s"] == 1.0
     assert main(["plan", "--graph", str(path)]) == 2
-    assert "number of them" in capsys.readouterr().err
+    assert "--processors 4" in capsys.readouterr().err
+
+
+def task(**said: Any) -> dict[str, Any]:
+    """A graph of one task."""
+    return {**small(), "tasks": [{"id": "a", "seconds": {"cpu": 1}, **said}], "values": []}
+
+
+def value(**said: Any) -> dict[str, Any]:
+    """A graph of one value."""
+    return {**small(), "values": [{"id": "v", "producer": "a", "consumers": ["c"], "bytes": 0, **said}]}
+
+
+def devices(**said: Any) -> dict[str, Any]:
+    """A graph whose devices are alike."""
+    return {**small(), "devices": [{"name": n, "lanes": 2, **said} for n in ("cpu", "gpu")]}
 
 
 BAD = {
-    "a circle": {**small(), "values": [{"id": "v", "producer": "a", "consumers": ["a"], "bytes": 0}]},
-    "an unknown task": {**small(), "values": [{"id": "v", "producer": "q", "consumers": [], "bytes": 0}]},
-    "a negative time": {**small(), "tasks": [{"id": "a", "seconds": {"cpu": -1}}], "values": []},
-    "no time": {**small(), "tasks": [{"id": "a", "seconds": {"cpu": float("nan")}}], "values": []},
-    "no device": {**small(), "tasks": [{"id": "a", "seconds": {}}], "values": []},
-    "no room": {**small(), "devices": [{"name": n, "lanes": 2, "memory_bytes": 10} for n in ("cpu", "gpu")]},
-    "a name of two lines": {**small(), "tasks": [{"id": "a\nb", "seconds": {"cpu": 1}}]},
-    "no list": {"tasks": []},
-    "no object": [],
+    "a circle": (value(consumers=["a"]), "take one of these values out"),
+    "an unknown task": (value(producer="q"), "there are 'a', 'b', 'c'"),
+    "nearly a device": (task(pin="cpu1"), "did you mean 'cpu'?"),
+    "a negative time": (task(seconds={"cpu": -1}), "must not be negative"),
+    "no time": (task(seconds={"cpu": float("nan")}), "must be a finite number (seconds)"),
+    "no times": (task(seconds=1), 'such as {"cpu": 1.0}'),
+    "no device": (task(seconds={}), "give its seconds on at least one of cpu, gpu"),
+    "too many lanes": (task(seconds={"cpu": {"3": 1}}), "for as many lanes as it has (2, 1) or fewer"),
+    "no room": (devices(memory_bytes=10), "set memory_bytes to "),
+    "a name of two lines": (
+        {**task(seconds={}), "devices": [{"name": "c\npu"}], "links": []},
+        "at least one of c pu",
+    ),
+    "no list": ({"tasks": []}, 'needs the lists "tasks", "values", "devices" and "links"'),
+    "no object": ([], "it must be an object"),
 }
 
 
@@ -124,10 +145,11 @@ BAD = {
 def test_a_bad_file_gets_one_sentence_and_leaves_what_was_there(tmp_path, capsys, what):
     out = tmp_path / "plan.json"
     out.write_text("as it was")
-    assert main(["plan", "--graph", written(tmp_path, BAD[what]), "--out", str(out)]) == 2
+    assert main(["plan", "--graph", written(tmp_path, BAD[what][0]), "--out", str(out)]) == 2
     caught = capsys.readouterr()
     assert caught.out == ""
     assert caught.err.startswith("autopar plan: ") and caught.err.count("\n") == 1
+    assert BAD[what][1] in caught.err
     assert out.read_text() == "as it was"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.json"]
 

@@ -20,11 +20,11 @@ MANY = 1_000_000
 """What no number of things may exceed, as each has a name of its own."""
 
 
-def row(data: Any, what: str, *of: Any) -> Mapping[str, Any]:
-    """An object of the file."""
+def row(data: Any, what: str, *of: Any, such: str = "{…}") -> Mapping[str, Any]:
+    """An object of the file, which looks as `such`."""
     if type(data) is dict or isinstance(data, Mapping):
         return cast(Mapping[str, Any], data)
-    raise PlanError(f"{what.format(*of)} is {_short(data)}; it must be an object such as {{…}}")
+    raise PlanError(f"{what.format(*of)} is {_short(data)}; it must be an object such as {such}")
 
 
 def rows(data: Mapping[str, Any], key: str, lists: Sequence[str]) -> Sequence[Any]:
@@ -46,7 +46,7 @@ def need(data: Mapping[str, Any], key: str, where: str, *of: Any) -> Any:
     """What an object has under `key`, or PlanError."""
     if key in data:
         return data[key]
-    near = get_close_matches(key, data, 1)
+    near = get_close_matches(key, data, 1, 0.8)
     meant = f"is {near[0]!r} meant to be it?" if near else f"add {key!r} to it"
     raise PlanError(f"{where.format(*of)} has no {key!r}; {meant}")
 
@@ -126,7 +126,7 @@ def known(name: Any, names: Mapping[str, int], kind: str, what: str, *of: Any) -
         return names[name]
     text(name, what, *of)
     near = get_close_matches(name, names, 1)
-    listed = ", ".join([*names][:8]) + (", …" if len(names) > 8 else "")
+    listed = ", ".join(map(repr, [*names][:8])) + (", …" if len(names) > 8 else "")
     meant = f"did you mean {near[0]!r}?" if near else f"there are {listed or 'none'}"
     raise PlanError(f"{what.format(*of)} is {name!r}, which is no {kind} of this graph; {meant}")
 

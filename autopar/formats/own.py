@@ -92,7 +92,8 @@ def _task(item: Any, index: int, position: Mapping[str, int], lanes: Sequence[in
     entry = fields.row(item, "tasks[{}]", index)
     name = fields.text(fields.need(entry, "id", "tasks[{}]", index), "the id of tasks[{}]", index)
     fields.spelt(entry, TASK, "task {!r}", name)
-    given = fields.row(fields.need(entry, "seconds", "task {!r}", name), "'seconds' of task {!r}", name)
+    given = fields.need(entry, "seconds", "task {!r}", name)
+    given = fields.row(given, "'seconds' of task {!r}", name, such='{"cpu": 1.0}')
     seconds: list[float | None] = [None] * len(position)
     modes: list[tuple[int, int, float]] = []
     for device, cost in given.items():
@@ -116,7 +117,7 @@ def _task(item: Any, index: int, position: Mapping[str, int], lanes: Sequence[in
         seconds = [s if d == e else None for e, s in enumerate(seconds)]
         modes = [mode for mode in modes if mode[0] == d]
     if seconds.count(None) == len(seconds):
-        few = ", with as many lanes as it has" if given else ""
+        few = f", for as many lanes as it has ({', '.join(map(str, lanes))}) or fewer" if given else ""
         raise PlanError(
             f"no device can run task {name!r}; give its seconds on at least one of {', '.join(position)}{few}"
         )

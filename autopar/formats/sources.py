@@ -77,15 +77,23 @@ def _on(costed: CostedGraph, machine: Machine) -> CostedGraph:
 def _machine(machine: Machine | int | None) -> Machine | None:
     if machine is None or isinstance(machine, Machine):
         return machine
-    raise DeviceError(f"machine={machine!r} is no Machine; a number of processors goes with .stg files only")
+    if isinstance(machine, int):
+        raise DeviceError(
+            f"a number of processors ({machine}) goes with .stg files alone; leave it out, as other graphs bring "
+            "their devices"
+        )
+    raise DeviceError(
+        f"machine={machine!r} is no Machine; give one, or leave it out where the graph brings it"
+    )
 
 
 def _processors(machine: Machine | int | None, path: Path) -> int:
     if isinstance(machine, int) and not isinstance(machine, bool) and machine > 0:
         return machine
+    given = "" if machine is None else f", and {machine!r} is no number of them"
     raise DeviceError(
-        f"{path.name} is for any number of identical processors and machine={machine!r} is no number of them; give "
-        "one, such as 4 (--processors 4)"
+        f"{path.name} does not say on how many processors it is to be planned{given}; give a number of them, such as 4 "
+        "(on the command line --processors 4)"
     )
 
 

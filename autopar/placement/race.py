@@ -134,12 +134,13 @@ def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
             f"{device} would need {size(peak)} but is capped at {size(cap)} "
             f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
         )
-    caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
     if problem.costed.machine.queued:
+        caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
         way = f"memory={{{caps}}} would fit; a split of the batch or another device may too"
     else:
-        way = f"memory_bytes of {caps} would fit; another device may too"
+        caps = " and ".join(f"{peak} for {device!r}" for device, peak, _ in entry.over)
+        way = f"set memory_bytes to {caps}, or let more devices run these tasks"
     return MemoryCapError(
-        f"nothing that was tried fits in memory. The nearest, {entry.schedule.policy}: {'; '.join(parts)}",
+        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}",
         way,
     )
