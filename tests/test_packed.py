@@ -3,7 +3,9 @@
 import json
 import random
 
+import numpy as np
 import pytest
+from graphs import MS, build, machine
 from partitionings import data
 from taskfiles import link
 
@@ -12,7 +14,7 @@ from autopar.formats.msr import described, partitioning
 from autopar.formats.own import costed
 from autopar.liveness import memory
 from autopar.placement.heft import heft, lookahead
-from autopar.placement.packed import pack
+from autopar.placement.packed import State, pack
 from autopar.placement.parts import parts
 from autopar.placement.race import Race
 from autopar.problem import Problem
@@ -71,6 +73,28 @@ def test_values_count_beside_state():
     best = race.best()
     assert len(set(best.play.device)) == 2, "60 bytes of values leave room for four states on each"
     assert best.makespan == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize(
+    ("placement", "held"), (((0, 0, 0), 0), ((1, 1, 0), 128), ((0, 1, 1), 192), ((0, 0, 1), 64))
+)
+def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, held):
+    """w, 128 bytes, of runs a and b, and u, 64 bytes, of c, both at home on the CPU; 35 bytes are made or scratch."""
+    tasks = dict.fromkeys("abc", ((), MS))
+    state = {"w": (128, ["a", "b"]), "u": (64, ["c"])}
+
+    def room(cpu: int, other: int) -> tuple[bool, bool]:
+        on = machine(1, memory={"cpu": cpu, "emulated:0": other})
+        graph = build(tasks, on, nbytes=10, state=state, workspace={"a": 5})
+        found = State(Problem(graph))
+        return found.fits(np.array(placement)), found.surely(np.array(placement))
+
+    much = 10**6
+    assert room(192, much) == (True, False) and room(191, much) == (False, False)
+    assert room(192 + 35, much) == (True, True) and room(192 + 34, much) == (True, False)
+    assert room(much, held) == (True, False) and room(much, held + 34) == (True, False)
+    assert room(much, held + 35) == (True, True)
+    assert held == 0 or room(much, held - 1) == (False, False)
 
 
 def test_parts_hold_their_state():

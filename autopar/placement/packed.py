@@ -91,7 +91,7 @@ class _Packing:
         self.race, self.problem = race, race.problem
         self.tables = Tables(race.problem)
         self.draw = random.Random(0)
-        self.state = _State(race.problem)
+        self.state = State(race.problem)
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(self.problem.before, self.problem.after)]
         chosen = [starts[chain % len(starts)].play for chain in range(CHAINS)]
         self.device = np.array([play.device for play in chosen])
@@ -217,7 +217,7 @@ class _Packing:
         return set([other for other in ahead if device[other] == device[order[place]]][:wide])
 
 
-class _State:
+class State:
     """Whether what runs keep fits; `spare` is as much as there can be beside it."""
 
     def __init__(self, problem: Problem) -> None:

@@ -34,10 +34,8 @@ def lower_bound(problem: Problem) -> float:
     dispatch of every run. Near linear in reads times devices squared, but for
     these three.
     """
-    if not problem.runs:
-        return 0.0
     way = ways(problem)
-    if way.length == math.inf:
+    if not problem.runs or way.length == math.inf:
         return way.length
     shared = load(problem, way)
     _LOADS[problem] = shared, way.length

@@ -38,9 +38,9 @@ def ways(problem: Problem, *, once: bool = False) -> Ways:
     its readers may read another copy, which is where that reader is best off.
     """
     net, seconds = Network(problem), _seconds(problem)
-    if not problem.runs:
-        return Ways(seconds, seconds, seconds, 0.0)
     head, delivered = _heads(problem, net, seconds)
+    if not problem.runs:
+        return Ways(seconds, seconds, seconds, delivered)
     tail = np.where(np.isfinite(seconds), 0.0, np.inf)
     if problem.runs <= LARGE:
         tail = _tails(problem, net, seconds, once)
