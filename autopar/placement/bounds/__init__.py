@@ -14,6 +14,7 @@ from .energy import energy
 from .load import Load, load
 from .local import local
 from .sound import sound
+from .traffic import traffic
 from .ways import Ways, ways
 
 __all__ = ["lower_bound", "sound", "worth"]
@@ -28,11 +29,11 @@ def lower_bound(problem: Problem) -> float:
     """The largest of what is known of `problem`, in seconds, even if runs are repeated on several devices.
 
     The longest way through the graph if queues and wires were never busy (`ways`), on graphs of up to 2,000 runs with
-    what each run must have on its own device to start early (`local`); the load of devices, wires and
-    memories when it is shared out at best (`load`); what comes before and after each run, on graphs of up to 1,000
-    runs (`crowded`); what must be done within some span of time, on graphs of up to 2,000 (`energy`); and the host's
-    dispatch of every run. Near linear in reads times devices squared, but for
-    these three.
+    what each run must have on its own device to start early (`local`); the load of devices, wires and memories when it
+    is shared out at best (`load`), where wires are crowded with what must cross them between runs (`traffic`); what
+    comes before and after each run, on graphs of up to 1,000 runs (`crowded`); what must be done within some span of
+    time, on graphs of up to 2,000 (`energy`); and the host's dispatch of every run. Near linear in reads times devices
+    squared, but for `local`, `crowded` and `energy`.
     """
     way = ways(problem)
     if not problem.runs or way.length == math.inf:
@@ -42,7 +43,8 @@ def lower_bound(problem: Problem) -> float:
     if way.length * MORE > shared.seconds:
         way = local(problem, way)
     unit = _unit(problem)
-    bound = _up(max(way.length, shared.seconds, sum(problem.dispatch)), unit)
+    bound = max(way.length, shared.seconds, sum(problem.dispatch))
+    bound = _up(traffic(problem, way, shared, bound), unit)
     way = _raised(problem, way, shared, unit)
     return _up(energy(problem, way, shared, max(bound, way.length)), unit)
 

@@ -128,11 +128,14 @@ def _state(problem: Problem) -> Floats:
 
 
 class Crossings:
-    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`."""
+    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`.
+
+    `uncounted` are values of which nothing is said: their makers and readers may be anywhere."""
 
     def __init__(self, wires: int, devices: int) -> None:
         self.devices = devices
         self.fixed = np.zeros(wires)
+        self.uncounted: list[int] = []
         self._rows: list[tuple[int, int, int, float]] = []
 
     def close(self) -> Crossings:
@@ -164,7 +167,13 @@ class Crossings:
 
     def carried(self, at: Ints) -> Floats:
         """Seconds of each wire when each run is on device `at`."""
-        spent = np.where(at[self.run] == self.device, self.seconds, 0.0)
+        return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
+
+    def expected(self, at: Floats) -> Floats:
+        """The same when each run is on each device as often as `at` (R, D) says."""
+        return self._sum(at[self.run, self.device] * self.seconds)
+
+    def _sum(self, spent: Floats) -> Floats:
         found = np.zeros(len(self.fixed))
         np.add.at(found, self.wire, spent)
         return found
@@ -190,11 +199,14 @@ def crossings(problem: Problem) -> Crossings:
         maker, held = problem.maker[v], problem.values[v] in problem.holders
         source = problem.home[v] if maker < 0 else only[maker]
         wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
-        if held or (source < 0 and not wanted):
+        if held:
+            continue
+        # A maker that may be repeated may be so wherever its value is wanted.
+        if source < 0 and (not wanted or repeats(problem, maker)):
+            found.uncounted.append(v)
             continue
         if source < 0:
-            # A maker that may be repeated may be so wherever its value is wanted.
-            for e in () if repeats(problem, maker) else problem.able[maker]:
+            for e in problem.able[maker]:
                 seen: set[Hop] = set()
                 for d in wanted:
                     hops = [hop for hop in entrances.between(e, d) if hop not in seen]
