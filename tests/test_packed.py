@@ -3,7 +3,6 @@
 import json
 import random
 
-import numpy as np
 import pytest
 from graphs import MS, build, machine
 from partitionings import data
@@ -87,7 +86,7 @@ def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, he
         on = machine(1, memory={"cpu": cpu, "emulated:0": other})
         graph = build(tasks, on, nbytes=10, state=state, workspace={"a": 5})
         found = State(Problem(graph))
-        return found.fits(np.array(placement)), found.surely(np.array(placement))
+        return found.fits(placement), found.surely(placement)
 
     much = 10**6
     assert room(192, much) == (True, False) and room(191, much) == (False, False)

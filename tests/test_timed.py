@@ -3,7 +3,6 @@
 import math
 import random
 
-import numpy as np
 import pytest
 from graphs import machine, random_dag
 from hypothesis import given, settings
@@ -13,9 +12,6 @@ from autopar.bench.instances import planted, small
 from autopar.formats import read
 from autopar.placement.neighbours import Neighbourhood
 from autopar.placement.network import Network
-from autopar.placement.orders import in_order
-from autopar.placement.priorities import noisy_orders
-from autopar.placement.tables import Tables
 from autopar.placement.timed import Timed
 from autopar.problem import Problem
 from autopar.simulate import Play
@@ -34,18 +30,20 @@ def drawn(seed: int, tasks: int, ccr: float):
     )
     on = on.__class__(on.devices, on.links, queued=False)
     problem = Problem(random_dag(seed, tasks, ccr=ccr, on=on))
-    order = noisy_orders(Tables(problem), 3, np.random.default_rng(seed))[-1].tolist()
-    keys = [0.0] * tasks
-    for at, r in enumerate(order):
-        keys[r] = float(at)
-    return problem, Network(problem), [draw.choice(own) for own in problem.allowed], keys
+    return problem, Network(problem), [draw.choice(own) for own in problem.allowed], drawn_keys(problem, draw)
+
+
+def drawn_keys(problem: Problem, draw: random.Random) -> list[float]:
+    """Keys that grow from each run to those that wait for it."""
+    keys: list[float] = []
+    for earlier in problem.before:
+        keys.append(max((keys[r] for r in earlier), default=0.0) + draw.random())
+    return keys
 
 
 def played(timed: Timed) -> Play:
     """What `simulate` makes of the orders of a timed list."""
-    problem = timed.network.problem
-    runs = sorted(range(problem.runs), key=lambda r: (timed.start[r], timed.end[r], r))
-    return Play(problem, in_order(problem, "test", [(r, timed.device[r], (timed.lane[r],)) for r in runs]))
+    return Play(timed.network.problem, timed.schedule("test"))
 
 
 def direct(problem: Problem) -> bool:
@@ -105,9 +103,8 @@ def test_a_list_is_given_up_only_where_it_is_too_long(made):
 def test_every_change_is_a_schedule(graph):
     network, draw = Network(Problem(read(graph))), random.Random(0)
     problem = network.problem
-    order = noisy_orders(Tables(problem), 1, np.random.default_rng(0))[0].tolist()
-    keys = [float(order.index(r)) for r in range(problem.runs)]
-    beside = Neighbourhood(network, draw, Timed(network, [own[0] for own in problem.allowed], keys))
+    start = Timed(network, [own[0] for own in problem.allowed], drawn_keys(problem, draw))
+    beside = Neighbourhood(network, draw, start)
     changes = 0
     for _ in range(100):
         device, keys = [*beside.device], [*beside.keys]

@@ -9,19 +9,14 @@ import math
 import random
 import time
 
-import numpy as np
-
 from ..problem import Problem
 from ..simulate import Schedule
-from .batch import FAR, Candidates, schedule
+from .heft import placed
 from .neighbours import Neighbourhood
 from .network import Network
-from .orders import in_order
-from .priorities import noisy_orders, places
-from .rank import cost_to_go
-from .served import carried_out
-from .tables import Tables
+from .rank import mean_first
 from .timed import Timed
+from .variants import WEIGHTS
 
 STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
@@ -32,12 +27,10 @@ SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
+LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
+"""Weights of the first lists, with some that stay where they are rather than move anything."""
 FIRST = 128
-"""Lists decoded at first."""
-AHEAD = (0.0, 0.25, 0.5, 1.0)
-"""Weights of what is still to come, in where a run goes."""
-STAY = (0.0, 0.05, 0.1, 0.3, 1.0)
-"""Weights of the seconds spent on copies, in where a run goes."""
+"""Steps for each run that these lists take together."""
 HOTTEST = 0.1
 """Share by which a schedule may become worse at first, at most."""
 GAIN = 0.4
@@ -64,7 +57,7 @@ CLOSE = 1e-6
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    `FIRST` lists are decoded, and the best is annealed. About `steps` runs are placed, fewer of a small graph and of a
+    The best of a few list schedules is annealed. About `steps` runs are placed, fewer of a small graph and of a
     large one, or until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the
     host's dispatch and orders of copies other than first come, first served, are not: `simulate` has the last word.
     Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
@@ -76,34 +69,22 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
     if runs < 2 or queues < 2 or problem.modes or steps < 2 * FIRST * runs:
         return []
     network = Network(problem)
-    found, start = _first(problem, network)
-    if start is None:
-        return found
+    start = _first(network)
+    if start.makespan == math.inf:
+        return []
     chain = _Chain(network, start, bound)
     chain.cool(steps - FIRST * runs, until)
-    return [_orders(timed) for timed in chain.best] + found
+    return [timed.schedule("search") for timed in chain.best]
 
 
-def _first(problem: Problem, network: Network) -> tuple[list[Schedule], Timed | None]:
-    """The best of the first lists as it was decoded, and as it is timed; none where no way leads."""
-    tables, draw = Tables(problem), np.random.default_rng(0)
-    order = noisy_orders(tables, FIRST, draw)
-    ahead, stay = draw.choice(AHEAD, FIRST), draw.choice(STAY, FIRST)
-    ahead[:2], stay[:2] = (0.0, 1.0), 0.0
-    lists = Candidates(order, np.full(order.shape, -1), ahead, stay)
-    decoded = carried_out(tables, lists, np.minimum(cost_to_go(problem), FAR))
-    row = int(decoded.makespan.argmin())
-    if not decoded.makespan[row] < FAR:
-        return [], None
-    timed = Timed(network, decoded.device[row].tolist(), places(decoded.start[[row]])[0].tolist())
-    best = schedule(tables, decoded, row, "search", copies=not tables.first_come)
-    return [best], timed if timed.makespan < math.inf else None
-
-
-def _orders(timed: Timed) -> Schedule:
-    runs = sorted(range(timed.network.runs), key=lambda r: (timed.start[r], timed.end[r], r))
-    placed = ((r, timed.device[r], (timed.lane[r],)) for r in runs)
-    return in_order(timed.network.problem, "search", placed)
+def _first(network: Network) -> Timed:
+    """The shortest of the first lists, each in its own order and with devices that start whatever they can."""
+    problem, found = network.problem, []
+    for rank, ahead, stay in LISTS:
+        to_go = [[ahead * seconds for seconds in row] for row in network.to_go]
+        device, start = placed(problem, mean_first(problem, rank), to_go, stay)
+        found += [Timed(network, device, start, eager=eager) for eager in (False, True)]
+    return min(found, key=lambda timed: timed.makespan)
 
 
 def _early(timed: Timed) -> float:

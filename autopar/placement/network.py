@@ -6,7 +6,6 @@ import math
 
 from ..problem import Problem
 from .rank import cost_to_go
-from .tables import unread
 
 Hops = tuple[tuple[int, int, int, float], ...]
 """A way: wire, copy queue, next device and seconds of each hop."""
@@ -34,7 +33,7 @@ class Network:
             [(v, tuple(problem.readers[v]), tuple(problem.deliver[v])) for v in own]
             for own in (*problem.makes, given)
         ]
-        self.sooner, self.later = unread(problem)
+        self.sooner, self.later = _unread(problem)
         self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(problem.before, problem.after)]
         self.wires = problem.wires + len(problem.copy_lanes)
@@ -60,3 +59,15 @@ class Network:
             wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
             found.append((wire, queue, hop.dst, hop.seconds(nbytes)))
         return tuple(found)
+
+
+def _unread(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
+    """Of each run those it waits for without reading from them, and those that so wait for it; R is waited for by none.
+    O(E)."""
+    makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
+    order = [[p for p in earlier if p not in makers[r]] for r, earlier in enumerate(problem.before)]
+    later: list[list[int]] = [[] for _ in range(problem.runs + 1)]
+    for r, earlier in enumerate(order):
+        for p in earlier:
+            later[p].append(r)
+    return order, later

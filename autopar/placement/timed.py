@@ -1,6 +1,4 @@
-"""One list of runs as wires serve it that nobody holds back, in plain Python: where lists come one after another this
-is as quick as `served` is with many at once, gives up early, and knows what is critical.
-"""
+"""One list of runs as wires serve it that nobody holds back; it gives up early, and knows what is critical."""
 
 from __future__ import annotations
 
@@ -8,7 +6,9 @@ import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from ..simulate import Schedule
 from .network import Hops, Network
+from .orders import in_order
 
 Sent = tuple[int, tuple[int, ...], int, int, int, int, float, float]
 """A transfer: the run that makes the value (R: none), its readers, where it comes from and goes to, its wire and queue,
@@ -183,6 +183,11 @@ class Timed:
                 there[stop] = came
                 self.sent.append((run, readers, source, stop, wire, queue, takes, came))
             source = stop
+
+    def schedule(self, policy: str) -> Schedule:
+        """The orders of the lanes."""
+        runs = sorted(range(self.network.runs), key=lambda r: (self.start[r], self.end[r], r))
+        return in_order(self.network.problem, policy, ((r, self.device[r], (self.lane[r],)) for r in runs))
 
     def tails(self) -> None:
         """Set, of each run, `tail`, the seconds from its end to the end of all along what waits for it here, and

@@ -12,10 +12,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..bounds.crowds import LARGEST
-from ..tables import Floats, padded
 from .way import Way
+
+Floats = NDArray[np.float64]
 
 STEPS = 1_500_000
 """Runs placed in all, at most: the search is counted in these, never in seconds."""
@@ -106,7 +108,7 @@ class Decoder:
     def __init__(self, way: Way) -> None:
         self.runs, self.lanes, self.back = len(way.seconds), way.lanes, way.back
         self.seconds = np.array(way.seconds)
-        self.before, self.count = padded(way.before, self.runs)
+        self.before, self.count = _padded(way.before, self.runs)
 
     def ends(self, keys: Floats) -> Floats:
         """(K, R) seconds, of lists by rising key (K, R); of equals what comes first in the direction."""
@@ -130,3 +132,13 @@ class Decoder:
             free.put(lane, end)
             ends.put(first + run, end)
         return ends.reshape(len(keys), -1)[:, :-1]
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of different lengths as one array and their lengths."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    widest = int(lengths.max()) if len(rows) else 0
+    found = np.full((len(rows), max(1, widest)), filler, dtype=np.int64)
+    for index, row in enumerate(rows):
+        found[index, : len(row)] = row
+    return found, lengths
