@@ -11,6 +11,7 @@ import pytest
 from feasible import problems
 from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
 
+from autopar.bench.planner.captured import price, tangle
 from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.placement import Schedule, place, replan, search
 from autopar.plans import Placed, Plan
@@ -320,3 +321,15 @@ def test_hardly_any_room_is_found_when_there_is_some(seed):
     three = machine(3, memory={f"emulated:{i}": 9_100_000 for i in range(3)})
     plan = place(chain(9, three, (None, MS, MS, MS), nbytes=10_000, state=state))
     assert len(devices(plan)) == 3 and problems(plan) == []
+
+
+def test_caps_that_a_list_keeps_by_itself_cost_a_large_graph_nothing():
+    """Many of its values have a reader that is placed last, so that by the order of placing they would not fit."""
+    free = price(tangle(600))
+    heft = place(free, "heft")
+    caps = {name: peak for name, peak in heft.peaks.items() if name != "cpu"}
+    capped = replace(free, machine=free.machine.with_memory(caps))
+    assert place(capped, "heft").makespan > 2 * heft.makespan
+    plan = place(capped)
+    assert problems(plan) == []
+    assert plan.makespan <= heft.makespan * (1 + 1e-9)

@@ -103,9 +103,15 @@ def place(
             tried = [partial(quickest, until=until)]
         elif wide:
             tried = [*variants(problem).values()]
+        short = problem.tight
+        if short and problem.runs > LARGE:
+            # In the order of placing much counts as held that is long gone by then: without caps it may well fit.
+            loose = race.enter(quickest(problem, until) if crowded(problem) else heft(problem, room=math.inf))
+            if loose and not loose.over:
+                short, tried = False, [partial(lookahead, room=math.inf)]
         if found and found.makespan <= bound * (1 + SHORTER):
             tried = []
-        for own in (*tried, *((fill, follow) if problem.tight else ())):
+        for own in (*tried, *((fill, follow) if short else ())):
             if time.monotonic() > until:
                 stopped = "time"
                 break
