@@ -69,4 +69,4 @@ def counted(number: int, noun: str) -> str:
 
 
 def _places(value: float) -> int:
-    return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0

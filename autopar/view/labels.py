@@ -31,12 +31,12 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     left, right = box.x + _STRIP * strip_left + _PAD, box.x + box.w - _STRIP * strip_right - _PAD
     badge = fonts.width(f"× {len(card.copies)}", 12, True) + 22 if card.copies else 0.0
     time, second = seconds(card.busy), _second_line(layout, box)
-    two = box.h >= 40 and bool(second)
+    two = box.h >= 40
     room = right - left - fonts.width(time, shown, bold) - 10
     name = fonts.fit_words(card.title, room, shown, bold)
     wider = fonts.fit_words(card.title, right - left, shown, bold)
     if name != wider and two:
-        name, second, time = wider, f"{time} · {second}", ""
+        name, second, time = wider, " · ".join(filter(None, (time, second))), ""
     elif name != wider and (name.endswith("…") or len(name) < 8 or f" {card.phase}" in wider[len(name) :]):
         name, time = wider, ""
     third = ""
@@ -135,7 +135,7 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
             near = high - 8 - wide if toward else low + 8
             far = low + 8 if toward else high - 8 - wide
             spots += [(near, at_end), ((low + high - wide) / 2, at_end), (far, at_end)]
-        for nudge in (4.0, 12.0, 22.0):
+        for nudge in (7.0 if arrow.critical else 4.0, 12.0, 22.0):
             for above in (True, False):
                 for x, at_end in spots:
                     ys = [_y_on(arrow, x), _y_on(arrow, x + wide)]
@@ -198,7 +198,9 @@ def _gap_places(gap: Gap) -> Iterator[list[Label]]:
     if fonts.width(cause, 12) > room:
         cause = cause.removeprefix("waits for ")
         cause = (
-            cause if fonts.width(cause, 12) <= room else fonts.fit_words(cause.partition(" of ")[0], room, 12)
+            cause
+            if fonts.width(cause, 12) <= room
+            else fonts.fit_words(cause.rpartition(" of ")[0] or cause, room, 12)
         )
     places = (0.0, -0.2, 0.2, -0.34, 0.34)
     if gap.h >= 44 and cause and head:

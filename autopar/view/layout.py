@@ -25,7 +25,7 @@ _WIDEST_BAND = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A card at its place."""
+    """A card at its place; one box where a run takes several lanes that are side by side."""
 
     card: Card
     x: float
@@ -143,11 +143,22 @@ def _boxes(layout: Layout) -> None:
         if isinstance(step, Placed)
     }
     for column in layout.columns.values():
-        for lane, x, w in column.lanes:
+        held = [{_key(card) for card in layout.cards[lane]} for lane, _, _ in column.lanes]
+        for index, (lane, x, _) in enumerate(column.lanes):
             for card in layout.cards[lane]:
+                key = _key(card)
+                if index and key in held[index - 1]:
+                    continue
+                last = next((i for i in range(index, len(held)) if key not in held[i]), len(held)) - 1
+                w = column.lanes[last][1] + column.lanes[last][2] - x
                 y = layout.y(card.start)
                 h = layout.y(card.end) - y
                 layout.boxes.append(Box(card, x, y, w, h, any(run in hot for run in card.runs)))
+
+
+def _key(card: Card) -> tuple[object, ...]:
+    """The same for what a run that takes several lanes has in each of them."""
+    return card.runs, card.start, card.end
 
 
 def _arrows(layout: Layout) -> None:

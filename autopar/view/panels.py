@@ -102,8 +102,12 @@ def _race(svg: Svg, plan: Plan, x: float, wide: float) -> None:
         svg.rect(x, 108, time * scale, 16, fill=fill)
         last = index == len(bars) - 1
         room = time * scale if last else (time - bars[index + 1][0]) * scale
-        if room > fonts.width(text, 11, bold) + 14:
-            at = x + 7 if last else x + time * scale - 7
+        long = fonts.width(text, 11, bold) + 14
+        # The bound is below all else: its tick stands in the last bar, before the text where it would be in it.
+        tick = plan.lower_bound * scale if last and plan.period is None else 0.0
+        behind = tick + 2 if tick < long else 0.0
+        if room - behind > long:
+            at = x + behind + 7 if last else x + time * scale - 7
             svg.text(at, 120, text, 11, ink, anchor="start" if last else "end", bold=bold)
     if plan.lower_bound and plan.period is None:
         at = x + plan.lower_bound * scale

@@ -26,8 +26,10 @@ def timeline_svg(timeline: Timeline) -> str:
     axis = Axis(max(ends, default=0.0) * 1.02)
     svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
     what = "predicted above measured" if predicted else "timeline"
-    count = sum(not span.run for span in timeline.spans)
-    under = f"{count} runs and copies in {len(timeline.lanes)} lanes."
+    top = [span for span in timeline.spans if not span.run]
+    # A run that takes several lanes has a span in each.
+    count = len({(span.kind, span.name, span.device, span.start) for span in top})
+    under = f"{count} runs and copies in {len({span.lane for span in top})} lanes."
     if timeline.late >= 0.005:
         under += f" Emulated work ended up to {percent(timeline.late)} late."
     title(svg, f"{timeline.title}: {what}", under, timeline.label)

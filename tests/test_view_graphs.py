@@ -1,0 +1,95 @@
+"""Pictures of planned graph files: runs of several lanes, names with words in them, bounds far below."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from taskfiles import link
+
+from autopar import schedule
+from autopar.tables import seconds
+from autopar.view.labels import box_labels, free_labels
+from autopar.view.layout import lay_out
+from autopar.view.placed import placed_svg
+from autopar.view.timeline_picture import timeline_svg
+
+
+def wide(lanes=4):
+    """Two tasks of all lanes of a CPU around one of an accelerator."""
+    return {
+        "tasks": [
+            {"id": "decode", "seconds": {"cpu": {"1": 8e-3, str(lanes): 3e-3}}},
+            {"id": "middle", "seconds": {"gpu": 2e-3}},
+            {"id": "beside", "seconds": {"cpu": {"2": 1.5e-3}}},
+            {"id": "last", "seconds": {"cpu": {"1": 8e-3, str(lanes): 3e-3}}},
+        ],
+        "values": [
+            {"id": "image", "producer": "decode", "consumers": ["middle", "beside"], "bytes": 1000},
+            {"id": "out of middle", "producer": "middle", "consumers": ["last"], "bytes": 1000},
+        ],
+        "devices": [{"name": "cpu", "lanes": lanes}, {"name": "gpu"}],
+        "links": [link("cpu", "gpu"), link("gpu", "cpu")],
+    }
+
+
+def test_a_run_of_several_lanes_is_one_box_over_them():
+    layout = lay_out(schedule(wide()))
+    lanes = layout.columns["cpu"].lanes
+    boxes = {box.card.title: box for box in layout.boxes}
+    assert len(boxes) == len(layout.boxes) == 4
+    for name in ("decode", "last"):
+        assert boxes[name].x == lanes[0][1]
+        assert boxes[name].x + boxes[name].w == pytest.approx(lanes[-1][1] + lanes[-1][2])
+    assert boxes["beside"].w == pytest.approx(lanes[1][1] + lanes[1][2] - lanes[0][1])
+    assert [label.text for label in box_labels(layout, boxes["decode"])] == ["decode", "3.00 ms"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_lane_is_covered_by_what_runs_there(seed):
+    draw = random.Random(seed)
+    times = [
+        {"2": draw.uniform(1, 3)} if draw.random() < 0.5 else {"1": draw.uniform(1, 3)} for _ in range(9)
+    ]
+    tasks = [{"id": f"t{n}", "seconds": {"cpu": ways}} for n, ways in enumerate(times)]
+    graph = {"tasks": tasks, "values": [], "devices": [{"name": "cpu", "lanes": 3}], "links": []}
+    layout = lay_out(schedule(graph, budget_s=1e-3))
+    for lane, x, w in layout.columns["cpu"].lanes:
+        over = {box.card.runs for box in layout.boxes if box.x <= x and x + w <= box.x + box.w + 1e-6}
+        assert over == {card.runs for card in layout.cards[lane]}
+
+
+def test_what_an_idle_lane_waits_for_keeps_the_words_of_its_name():
+    graph = wide()
+    graph["values"][1]["id"] = "out of the middle"
+    texts = [label.text for label in free_labels(lay_out(schedule(graph))) if label.anchor == "middle"]
+    assert "out of the middle" in texts and "out" not in texts
+
+
+def test_a_name_that_leaves_no_room_beside_it_has_its_time_under_it():
+    graph = wide()
+    graph["tasks"][0]["seconds"] = {"gpu": 3e-3}
+    graph["tasks"][0]["id"] = graph["values"][0]["producer"] = name = "decode all the images of this batch"
+    layout = lay_out(schedule(graph))
+    box = next(box for box in layout.boxes if box.card.title == name)
+    assert [label.text for label in box_labels(layout, box)][1:] == ["3.00 ms"]
+
+
+@pytest.mark.parametrize("share", (0.02, 0.1, 0.2, 0.6))
+def test_the_bound_does_not_cross_what_is_written_in_the_bar(share):
+    plan = schedule(wide())
+    picture = placed_svg(replace(plan, lower_bound=share * plan.makespan))
+    tick = float(re.search(r'x1="([\d.]+)" y1="102"', picture)[1])
+    text = re.search(r'<text x="([\d.]+)" y="120"[^>]*>predicted<', picture)
+    assert text is None or tick < float(text[1]) - 3 or tick > float(text[1]) + 55
+    assert text is not None or share > 0.5
+
+
+def test_a_run_of_several_lanes_counts_once_in_a_timeline():
+    plan = schedule(wide())
+    assert "6 runs and copies in 7 lanes." in timeline_svg(plan.timeline())
+
+
+@pytest.mark.parametrize("value", (9.9949e-3, 9.996e-3, 99.96e-3, 0.99951, 9.9999e-6, 999.6e-9))
+def test_a_duration_has_three_digits_however_it_is_rounded(value):
+    assert len(re.sub(r"\D", "", seconds(value))) == 3
