@@ -141,15 +141,17 @@ def place(
     return _plan(race, chosen, bound, alone, stopped, once)
 
 
-def replan(costed: CostedGraph, edited: Plan) -> Plan:
-    """An edited plan with new times: which run is on which lane, and in which order, is taken from `edited`.
+def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
+    """An edited plan with new times: which run is on which lane, and in which order, is taken from `edited`. After
+    `budget_s` seconds no further device is tried alone.
 
     Raises PlanError for runs, devices or lanes that `costed` does not have, for orders that can never end,
     and MemoryCapError when it does not fit.
     """
+    until = math.inf if budget_s is None else time.monotonic() + budget_s
     problem = Problem(costed)
     race = Race(problem)
-    alone = _singles(race)
+    alone = _singles(race, until=until)
     for step in edited.placed:
         costed.machine.require(step.device)
         if step.lane not in costed.machine.device[step.device].compute_lanes:

@@ -15,6 +15,7 @@ from ..plans import Placed, Plan
 from ..problem import Problem
 from .bounds import sound
 from .bounds.load import load
+from .bounds.traffic import traffic
 from .bounds.ways import Ways
 from .period import Hop, Loads, Value, balance, bound
 from .period.flight import apart
@@ -48,26 +49,27 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     if options[0].runs == options[1].runs:
         del options[1]
     problems = [Problem(option) for option in options]
-    loads = loads_of(problems[0])[0]
-    proven = max(bound(loads), _shared(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch))
+    weighed = [(problem, *loads_of(problem)) for problem in problems]
+    proven = max(
+        bound(weighed[0][1]), _shared(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch)
+    )
     cut = False
     shortest, best = math.inf, None
     for room in ROOM if not costed.graph.carried else ():
         found = []
-        for problem in problems:
-            loads, groups = loads_of(problem, room)
-            at, timed = balance(loads, until)
+        for problem, loads, groups in weighed:
+            at, timed = balance(loads.within(room), until)
             cut = cut or timed
             if at is not None:
-                found.append((Standing(loads, at).period, problem, groups, at))
+                found.append((Standing(loads, at).period, problem, loads, groups, at))
         if not found:
             break
-        _, problem, groups, at = min(found, key=lambda one: one[0])
+        _, problem, loads, groups, at = min(found, key=lambda one: one[0])
         where = {
             problem.names[r]: problem.devices[at[g]] for g, members in enumerate(groups) for r in members
         }
         try:
-            plan = _shared_out(place(problem.costed, _given(where)))
+            plan = _shared_out(place(problem.costed, _given(where), _left(until)), until)
         except MemoryCapError:
             continue
         least = max(busy(plan).values(), default=0.0)
@@ -79,7 +81,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 policy="throughput",
                 candidates=(),
                 period=period,
-                reasons=_reasons(problem, at),
+                reasons=_reasons(problem, loads, groups, at),
                 lower_bound=sound(proven, period),
                 stopped="time" if cut else "",
             )
@@ -87,15 +89,17 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
             return best
         if cut:
             break
-    left = None if until == math.inf else max(1e-3, until - time.monotonic())
-    plan = place(costed, budget_s=left)
+    plan = place(costed, budget_s=_left(until))
     if best and shortest < plan.makespan:
         return best
     return replace(plan, period=plan.makespan, lower_bound=sound(proven, plan.makespan))
 
 
-def _reasons(problem: Problem, at: list[int]) -> Shares:
-    loads, groups = loads_of(problem)
+def _left(until: float) -> float | None:
+    return None if until == math.inf else max(1e-3, until - time.monotonic())
+
+
+def _reasons(problem: Problem, loads: Loads, groups: list[list[int]], at: list[int]) -> Shares:
     group = {r: g for g, members in enumerate(groups) for r in members}
     queues = [name if " → " in name else f"wire {name}" for name in problem.copy_lanes]
     called = [*problem.devices, *["a wire"] * problem.wires, *queues, "the host's dispatch"]
@@ -106,7 +110,7 @@ def _given(where: dict[str, str]) -> Callable[[CostedGraph], dict[str, str]]:
     return lambda costed: where
 
 
-def _shared_out(plan: Plan) -> Plan:
+def _shared_out(plan: Plan, until: float) -> Plan:
     """A plan with the tasks of each device shared out to its lanes where that is better, if it then fits."""
     steps: dict[str, list[Placed]] = {}
     for step in plan.placed:
@@ -128,7 +132,7 @@ def _shared_out(plan: Plan) -> Plan:
         lane, *more = lanes.get(step.run, step.lanes)
         placed.append(replace(step, lane=lane, more=tuple(more)))
     try:
-        return replan(plan.costed, replace(plan, placed=tuple(placed)))
+        return replan(plan.costed, replace(plan, placed=tuple(placed)), _left(until))
     except MemoryCapError:
         return plan
 
@@ -172,16 +176,20 @@ def _longest(problem: Problem) -> float:
 
 
 def _shared(problem: Problem) -> float:
-    """What the load of devices, wires and memory alone says, no run waiting for another."""
+    """What the load of devices, wires and memory alone says, no run waiting for another, in seconds."""
+    if not problem.runs:
+        return 0.0
     seconds = np.array(problem.seconds).reshape(problem.runs, len(problem.devices))
     for r, allowed in enumerate(problem.able):
         seconds[r, [d for d in range(len(problem.devices)) if d not in allowed]] = np.inf
     none = np.zeros_like(seconds)
-    return load(problem, Ways(none, none, seconds, 0.0)).seconds if problem.runs else 0.0
+    ways = Ways(none, none, seconds, 0.0)
+    shared = load(problem, ways)
+    return traffic(problem, ways, shared, shared.seconds)
 
 
-def loads_of(problem: Problem, room: float = 1.0) -> tuple[Loads, list[list[int]]]:
-    """The problem as loads, with `room` of the caps, and the runs of each group."""
+def loads_of(problem: Problem) -> tuple[Loads, list[list[int]]]:
+    """The problem as loads, and the runs of each group."""
     devices = len(problem.devices)
     of = [-1] * problem.runs
     groups: list[list[int]] = []
@@ -214,7 +222,7 @@ def loads_of(problem: Problem, room: float = 1.0) -> tuple[Loads, list[list[int]
         ])  # fmt: skip
     scratch = max(problem.workspace, default=0)
     caps = [
-        math.inf if cap is None else room * (cap - sum(given.values()) - scratch)
+        math.inf if cap is None else cap - sum(given.values()) - scratch
         for cap, given in zip(problem.caps, problem.given)
     ]
     values = []

@@ -8,7 +8,7 @@ from ...problem import Problem
 from .load import Crossings, Load, areas, crossings
 from .ways import Floats, Ways
 
-ROUNDS = 200
+ROUNDS = 100
 """Rounds of the search for good prices: any prices give a valid bound."""
 FEWEST = 20
 """Rounds below which it is not begun."""

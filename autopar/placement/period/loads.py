@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,6 +89,12 @@ class Loads:
             for g in dict.fromkeys((*((value.maker,) if value.maker >= 0 else ()), *value.readers)):
                 self.touches[g].append((v, times[g]))
         self._ways: dict[tuple[int, int], tuple[Hop, ...] | None] = {}
+
+    def within(self, room: float) -> Loads:
+        """The same with `room` of the caps, from 0 to 1."""
+        found = copy(self)
+        found.caps = tuple(room * cap for cap in self.caps)
+        return found
 
     def ways(self, source: int, targets: int) -> tuple[Hop, ...] | None:
         """The hops that bring a value from a device to a set of devices (as bits), each once; None without a way."""
