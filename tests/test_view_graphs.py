@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from taskfiles import link
+from taskfiles import link, randomly
 
 from autopar import schedule
 from autopar.tables import seconds
@@ -93,3 +93,32 @@ def test_a_run_of_several_lanes_counts_once_in_a_timeline():
 @pytest.mark.parametrize("value", (9.9949e-3, 9.996e-3, 99.96e-3, 0.99951, 9.9999e-6, 999.6e-9))
 def test_a_duration_has_three_digits_however_it_is_rounded(value):
     assert len(re.sub(r"\D", "", seconds(value))) == 3
+
+
+def at(arrow, x):
+    """How far down an arrow is at `x`, None beside it."""
+    share = (x - arrow.x1) / (arrow.x2 - arrow.x1)
+    return arrow.y1 + share * (arrow.y2 - arrow.y1) if 0 <= share <= 1 else None
+
+
+def test_no_other_arrow_is_between_the_name_of_a_transfer_and_its_own():
+    found = 0
+    for seed in (4, 17, 20, 23):
+        layout = lay_out(schedule(randomly(random.Random(seed), 25), budget_s=1e-3))
+        named = {}
+        for arrow in layout.arrows:
+            named.setdefault(arrow.transfers[0].value, []).append(arrow)
+        for label in free_labels(layout):
+            arrows = named.get(label.text, ())
+            if len(arrows) != 1 or len(arrows[0].transfers) > 1:
+                continue
+            x, y = label.rect.x + label.rect.w / 2, label.rect.y + label.rect.h / 2
+            own = at(arrows[0], x)
+            if own is None:
+                continue
+            found += 1
+            others = [at(other, x) for other in layout.arrows if other is not arrows[0]]
+            low, high = sorted((y, own))
+            # Nearer than this two arrows look like one.
+            assert not [o for o in others if o is not None and low < o < high and abs(o - own) > 6]
+    assert found > 10

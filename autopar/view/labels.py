@@ -11,7 +11,7 @@ from . import fonts
 from .layout import LEFT, Arrow, Box, Gap, Layout
 from .names import Stretch, module_of, stretches
 from .palette import INK, QUIET, WAIT, strips
-from .room import Label
+from .room import Label, Rect
 from .thin import thin_labels
 
 _STRIP = 10.0
@@ -142,6 +142,10 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
                     deeper = arrow.y1_last - arrow.y1
                     top = min(ys) - nudge - tall if above else max(ys) + deeper + nudge
                     right = (arrow.x2 > arrow.x1) == at_end
+                    # What is beyond another line seems to belong to that.
+                    edge = top + tall if above else max(ys) + deeper + 4
+                    if not layout.room.unlined(Rect(x + wide / 2 - 4, edge, 8, nudge - 4)):
+                        continue
                     yield _lines(lines, x, top, wide, right, arrow.critical)
 
 
