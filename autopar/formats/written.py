@@ -12,7 +12,7 @@ def described(plan: Plan) -> dict[str, Any]:
     """Makespan, lower bound, tasks by start and transfers by start, in seconds; what takes no time at one moment is
     listed in the order in which it is done.
 
-    `lanes` are there for a task that could take several, `period_s` for a plan of calls that follow each other,
+    `lanes` are there for a task that may take several, `period_s` for a plan of calls that follow each other,
     `lower_bound_once_s` where more was proven of plans that compute each task once, `stopped` when the search was cut
     short.
     """
