@@ -10,7 +10,7 @@ from .ways import Floats, Ways
 
 ROUNDS = 100
 """Rounds of the search for good prices: any prices give a valid bound."""
-FEWEST = 20
+FEWEST = 15
 """Rounds below which it is not begun."""
 CELLS = 1_500_000
 """Reads on devices weighed in all, which is what makes the rounds fewer."""
