@@ -19,11 +19,12 @@ KEPT = 1.02
 
 @dataclass(frozen=True)
 class Entry:
-    """A schedule and its simulation; `over` holds (device, peak bytes, cap) of each device it does not
-    fit."""
+    """A schedule and its simulation; `served` is its makespan where wires serve copies first come, first served, and
+    `over` holds (device, peak bytes, cap) of each device it does not fit."""
 
     schedule: Schedule
     play: Play
+    served: float
     over: tuple[tuple[str, int, int], ...]
 
     @property
@@ -53,18 +54,21 @@ class Race:
         except PlanError as error:
             self.errors.append(error)
             return None
+        served = play.makespan
         if schedule.copies and not self.problem.costed.machine.queued:
             # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that.
             plain = Schedule(schedule.policy, schedule.lanes)
-            served = Play(self.problem, plain)
-            if not play.makespan <= served.makespan <= play.makespan * KEPT:
-                schedule, play = plain, served
+            freed = Play(self.problem, plain)
+            served = freed.makespan
+            if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
+                schedule, play = plain, freed
         if not self.problem.tight:
-            return Entry(schedule, play, ())
+            return Entry(schedule, play, served, ())
         used = memory(self.problem, play)
         return Entry(
             schedule,
             play,
+            served,
             tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap),
         )
 
@@ -97,11 +101,15 @@ class Race:
             return min(self.entries, key=lambda entry: entry.excess, default=None)
 
     def best(self, entries: list[Entry] | None = None) -> Entry:
-        """The shortest that fits. Raises MemoryCapError, or why none could be carried out."""
+        """The shortest that fits, of those that end together the one that takes least where no copy is held back; the
+        first of equals. Raises MemoryCapError, or why none could be carried out."""
         tried = self.entries if entries is None else entries
+        least = min((entry.makespan for entry in tried if not entry.over), default=0.0) * (1 + SHORTER)
         chosen: Entry | None = None
         for entry in tried:
-            if not entry.over and (chosen is None or entry.makespan < chosen.makespan * (1 - SHORTER)):
+            if entry.over or entry.makespan > least:
+                continue
+            if chosen is None or entry.served < chosen.served * (1 - SHORTER):
                 chosen = entry
         if chosen:
             return chosen
