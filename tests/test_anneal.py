@@ -30,7 +30,7 @@ def test_between_the_bound_and_heft(seed, ccr):
     bound = lower_bound(made)
     found = anneal(made, bound, steps=8 * FIRST * made.runs)
     best = min(Play(made, schedule).makespan for schedule in found)
-    # Gaps remembered are fewer than those of the list schedule it is held against.
+    # The list schedule it is held against may hold copies back.
     assert bound <= best * (1 + 1e-9)
     assert best <= Play(made, heft(made)).makespan * 1.05
 

@@ -14,7 +14,7 @@ from ..simulate import Schedule
 from .heft import placed
 from .neighbours import Neighbourhood
 from .network import Network
-from .rank import mean_first
+from .rank import mean_first, urgent_first
 from .timed import Timed
 from .variants import WEIGHTS
 
@@ -28,7 +28,7 @@ SQUARE = 700
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
 LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
-"""Weights of the first lists, with some that stay where they are rather than move anything."""
+"""Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
 FIRST = 128
 """Steps for each run that these lists take together."""
 HOTTEST = 0.1
@@ -80,9 +80,11 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
 def _first(network: Network) -> Timed:
     """The shortest of the first lists, each in its own order and with devices that start whatever they can."""
     problem, found = network.problem, []
-    for rank, ahead, stay in LISTS:
+    lists = [(urgent_first(problem), ahead, 0.0) for ahead in (0.0, 1.0)]
+    lists += [(mean_first(problem, rank), ahead, stay) for rank, ahead, stay in LISTS]
+    for order, ahead, stay in lists:
         to_go = [[ahead * seconds for seconds in row] for row in network.to_go]
-        device, start = placed(problem, mean_first(problem, rank), to_go, stay)
+        device, start = placed(problem, order, to_go, stay)
         found += [Timed(network, device, start, eager=eager) for eager in (False, True)]
     return min(found, key=lambda timed: timed.makespan)
 
