@@ -30,9 +30,9 @@ def test_between_the_bound_and_heft(seed, ccr):
     bound = lower_bound(made)
     found = anneal(made, bound, steps=8 * FIRST * made.runs)
     best = min(Play(made, schedule).makespan for schedule in found)
-    # The list schedule it is held against may hold copies back.
     assert bound <= best * (1 + 1e-9)
-    assert best <= Play(made, heft(made)).makespan * 1.05
+    # HEFT's own list is among the first, but for copies that it holds back and for lanes that are chosen anew.
+    assert best <= Play(made, Schedule("heft", heft(made).lanes)).makespan * 1.02
 
 
 @pytest.mark.parametrize(("tasks", "devices"), [(24, 2), (40, 4)])
