@@ -72,8 +72,23 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
     start = _first(network)
     if start.makespan == math.inf:
         return []
+    return _annealed(network, start, bound, steps - FIRST * runs, until)
+
+
+def refine(
+    problem: Problem, bound: float, device: list[int], start: list[float], steps: int, until: float
+) -> list[Schedule]:
+    """The same from a placement with whatever can start in the order of `start`, not from lists."""
+    network = Network(problem)
+    timed = Timed(network, device, start, eager=True)
+    if timed.makespan == math.inf:
+        return []
+    return _annealed(network, timed, bound, steps * max(0.0, 1 - problem.runs / LARGE), until)
+
+
+def _annealed(network: Network, start: Timed, bound: float, steps: float, until: float) -> list[Schedule]:
     chain = _Chain(network, start, bound)
-    chain.cool(steps - FIRST * runs, until)
+    chain.cool(steps, until)
     return [timed.schedule("search") for timed in chain.best]
 
 

@@ -17,6 +17,7 @@ from ..simulate import Schedule, timing
 from ..tables import seconds
 from .anneal import anneal
 from .bounds import lower_bound, sound
+from .coarse import coarse
 from .duplicate import duplicate, repeats
 from .fill import fill
 from .follow import follow
@@ -118,6 +119,10 @@ def place(
             enter_fitting(race, own)
         searched = [] if lanes else anneal(problem, bound, steps, until)
         evolved = [race.enter(schedule) for schedule in searched]
+        leader = race.leading()
+        if leader and not lanes:
+            for schedule in coarse(problem, bound, leader.makespan, steps, until):
+                race.enter(schedule)
         if any(entry and entry.over for entry in evolved):
             pack(race, bound, steps, until)
         leader = race.leading()
