@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autopar.bench.instances import planted
 from autopar.formats import read
-from autopar.placement.anneal import FIRST, anneal
+from autopar.placement.anneal import CHAINS, FIRST, ROOM, _Chain, anneal
 from autopar.placement.bounds import lower_bound
 from autopar.placement.heft import heft
 from autopar.placement.race import KEPT, Race
@@ -53,6 +53,28 @@ def test_more_steps_are_never_worse():
     made = problem(11, tasks=30, ccr=3.0)
     few, many = (anneal(made, 0.0, steps=steps * FIRST * 30) for steps in (3, 20))
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("each", "chains"), [(ROOM + 2 * FIRST, CHAINS), (ROOM // 10, 1)])
+def test_several_chains_begin_where_there_is_time(each, chains):
+    """Half of them are given up each time, and all that they have found is kept."""
+    made = problem(5, tasks=10, ccr=3.0)
+    asked: dict[int, int] = {}
+    found = []
+
+    class Counted(_Chain):
+        def cool(self, steps, heats, until):
+            asked[id(self)] = asked.get(id(self), 0) + 1
+            super().cool(steps, heats, until)
+            found.append(self.best[0].makespan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autopar.placement.anneal._Chain", Counted)
+        schedules = anneal(made, 0.0, steps=each * made.runs)
+    assert sorted(asked.values()) == ([1, 1, 2, 3] if chains == 4 else [1])
+    lengths = [Play(made, schedule).makespan for schedule in schedules]
+    assert lengths[0] == pytest.approx(min(found))
+    assert len(asked) == chains
 
 
 def test_nothing_to_search():

@@ -15,6 +15,7 @@ from .heft import placed
 from .neighbours import Neighbourhood
 from .network import Network
 from .rank import mean_first, urgent_first
+from .rebuilding import rebuilt
 from .timed import Timed
 from .variants import WEIGHTS
 
@@ -42,8 +43,13 @@ EARLY = 0.03
 leaves more room is nearer to a shorter one."""
 COOLING = 1 / 30
 """What is left of that share at last."""
-MOVES, SHIFTS, EXCHANGES, GROUPS = 4, 2, 3, 2
-"""How often one run is moved to another device, or on its own, two change places, many are moved, in proportion."""
+ROOM = 8_000
+"""Steps for each run from which on there is room for more than one chain, and for placing runs anew."""
+CHAINS = 4
+"""Chains that begin there, a power of two."""
+MOVES, SHIFTS, EXCHANGES, GROUPS, RUINS = 4, 2, 3, 2, 2
+"""How often one run is moved to another device, or on its own, two change places, many are moved together, or, where
+there is room, placed anew, in proportion."""
 TRIED = 20
 """Runs for each of which one change is estimated, of which the best is timed."""
 ESTIMATE = 5
@@ -57,9 +63,10 @@ CLOSE = 1e-6
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed. About `steps` runs are placed, fewer of a small graph and of a
-    large one, or until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the
-    host's dispatch and orders of copies other than first come, first served, are not: `simulate` has the last word.
+    The best of a few list schedules is annealed, by several chains where there are steps for them. About `steps` runs
+    are placed, fewer of a small graph and of a large one, or until `until` of the monotonic clock. Devices, queues and
+    wires are in the model; memory caps, the host's dispatch and orders of copies other than first come, first served,
+    are not: `simulate` has the last word.
     Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
     several lanes. Deterministic.
     """
@@ -86,12 +93,6 @@ def refine(
     return _annealed(network, timed, bound, steps * max(0.0, 1 - problem.runs / LARGE), until)
 
 
-def _annealed(network: Network, start: Timed, bound: float, steps: float, until: float) -> list[Schedule]:
-    chain = _Chain(network, start, bound)
-    chain.cool(steps, until)
-    return [timed.schedule("search") for timed in chain.best]
-
-
 def _first(network: Network) -> Timed:
     """The shortest of the first lists, each in its own order and with devices that start whatever they can."""
     problem, found = network.problem, []
@@ -102,6 +103,31 @@ def _first(network: Network) -> Timed:
         device, start = placed(problem, order, to_go, stay)
         found += [Timed(network, device, start, eager=eager) for eager in (False, True)]
     return min(found, key=lambda timed: timed.makespan)
+
+
+def _annealed(network: Network, start: Timed, bound: float, steps: float, until: float) -> list[Schedule]:
+    """The shortest schedules found in about so many steps, the shortest first.
+
+    Chains that begin alike cool side by side, and again and again the half of them that has found less is given up:
+    in which basin one ends shows early, and hardly depends on how slowly it cools from there.
+    """
+    above = start.makespan / bound - 1 if bound > 0 else math.inf
+    each = steps / network.runs
+    hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW)
+    draw, ruins, count = random.Random(0), 0, 1
+    if each >= ROOM:
+        ruins, count = RUINS, CHAINS
+    begun = chains = [_Chain(network, start, bound, draw, ruins) for _ in range(count)]
+    stages = count.bit_length()
+    for stage in range(stages):
+        heats = hot * COOLING ** (stage / stages), hot * COOLING ** ((stage + 1) / stages)
+        for chain in chains:
+            if min(own.best[0].makespan for own in chains) > bound * (1 + CLOSE):
+                chain.cool(steps / stages / len(chains), heats, until)
+        chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // 2)]
+    found = dict.fromkeys(timed for chain in begun for timed in chain.best)
+    best = sorted(found, key=lambda timed: timed.makespan)[:KEEP]
+    return [timed.schedule("search") for timed in best]
 
 
 def _early(timed: Timed) -> float:
@@ -116,28 +142,29 @@ def _early(timed: Timed) -> float:
 class _Chain:
     """One schedule that is changed again and again; `best` are the shortest there were, the shortest first."""
 
-    def __init__(self, network: Network, start: Timed, bound: float) -> None:
-        self.network, self.bound = network, bound
-        self.draw = random.Random(0)
-        self.beside = Neighbourhood(network, self.draw, start)
+    def __init__(self, network: Network, start: Timed, bound: float, draw: random.Random, ruins: int) -> None:
+        self.network, self.bound, self.draw, self.ruins = network, bound, draw, ruins
+        self.beside = Neighbourhood(network, draw, start)
         self.best = [start]
         self.spent = 0.0
 
-    def cool(self, steps: float, until: float) -> None:
-        """Go on for about so many steps."""
+    def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
+        """Go on for about so many steps, from one heat to another, each a share of the shortest makespan."""
         draw, runs = self.draw, self.network.runs
-        first = self.best[0].makespan
-        above = first / self.bound - 1 if self.bound > 0 else math.inf
-        hot = min(HOTTEST, GAIN * above) * min(1.0, steps / (SLOW * runs))
-        kinds = MOVES + SHIFTS + EXCHANGES + GROUPS
+        hot, cold = heats
+        few = MOVES + SHIFTS + EXCHANGES
         early = _early(self.beside.now)
+        self.spent = 0.0
         while self.spent < steps and time.monotonic() <= until:
             if self.best[0].makespan <= self.bound * (1 + CLOSE):
                 break
-            heat = hot * COOLING ** (self.spent / steps) * self.best[0].makespan
+            heat = hot * (cold / hot) ** (self.spent / steps) * self.best[0].makespan
             limit = self.beside.now.makespan - heat * math.log(1 - draw.random())
-            many = draw.random() * kinds < GROUPS
-            timed = self._many(limit) if many else self._few(limit, heat)
+            kind = draw.random() * (few + GROUPS + self.ruins)
+            if kind < few:
+                timed = self._few(limit, heat)
+            else:
+                timed = self._many(limit) if kind < few + GROUPS else self._anew(limit, heat)
             if timed and timed.makespan <= limit:
                 now = _early(timed)
                 if timed.makespan + now > limit + early and timed.makespan >= self.best[0].makespan:
@@ -175,6 +202,12 @@ class _Chain:
         beside = self.beside
         device = (beside.gathered if self.draw.random() < 0.5 else beside.stretched)(beside.run())
         return self._timed(device, beside.keys, limit, eager=True) if device else None
+
+    def _anew(self, limit: float, heat: float) -> Timed | None:
+        """Some runs placed anew."""
+        device, places = rebuilt(self.beside, self.beside.run(), heat)
+        self.spent += places
+        return self._timed(device, self.beside.keys, limit, eager=True) if device else None
 
     def _timed(self, device: list[int], keys: list[float], limit: float, eager: bool = False) -> Timed:
         for members in self.network.problem.members:
