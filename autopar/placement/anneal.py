@@ -63,7 +63,7 @@ CLOSE = 1e-6
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed, by several chains where there are steps for them. About `steps` runs
+    The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `steps` runs
     are placed, fewer of a small graph and of a large one, or until `until` of the monotonic clock. Devices, queues and
     wires are in the model; memory caps, the host's dispatch and orders of copies other than first come, first served,
     are not: `simulate` has the last word.
@@ -76,10 +76,10 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
     if runs < 2 or queues < 2 or problem.modes or steps < 2 * FIRST * runs:
         return []
     network = Network(problem)
-    start = _first(network)
-    if start.makespan == math.inf:
+    starts = _first(network)
+    if not starts:
         return []
-    return _annealed(network, start, bound, steps - FIRST * runs, until)
+    return _annealed(network, starts, bound, steps - FIRST * runs, until)
 
 
 def refine(
@@ -90,11 +90,12 @@ def refine(
     timed = Timed(network, device, start, eager=True)
     if timed.makespan == math.inf:
         return []
-    return _annealed(network, timed, bound, steps * max(0.0, 1 - problem.runs / LARGE), until)
+    return _annealed(network, [timed], bound, steps * max(0.0, 1 - problem.runs / LARGE), until)
 
 
-def _first(network: Network) -> Timed:
-    """The shortest of the first lists, each in its own order and with devices that start whatever they can."""
+def _first(network: Network) -> list[Timed]:
+    """What the first lists lead to, each in its own order and with devices that start whatever they can: the shortest
+    of each placement, the shortest first."""
     problem, found = network.problem, []
     lists = [(urgent_first(problem), ahead, 0.0) for ahead in (0.0, 1.0)]
     lists += [(mean_first(problem, rank), ahead, stay) for rank, ahead, stay in LISTS]
@@ -102,22 +103,29 @@ def _first(network: Network) -> Timed:
         to_go = [[ahead * seconds for seconds in row] for row in network.to_go]
         device, start = placed(problem, order, to_go, stay)
         found += [Timed(network, device, start, eager=eager) for eager in (False, True)]
-    return min(found, key=lambda timed: timed.makespan)
+    placements: dict[tuple[int, ...], Timed] = {}
+    for timed in sorted(found, key=lambda timed: timed.makespan):
+        if timed.makespan < math.inf:
+            placements.setdefault(tuple(timed.device), timed)
+    return [*placements.values()]
 
 
-def _annealed(network: Network, start: Timed, bound: float, steps: float, until: float) -> list[Schedule]:
+def _annealed(
+    network: Network, starts: list[Timed], bound: float, steps: float, until: float
+) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first.
 
-    Chains that begin alike cool side by side, and again and again the half of them that has found less is given up:
-    in which basin one ends shows early, and hardly depends on how slowly it cools from there.
+    Chains from the shortest starts cool side by side, and again and again the half of them that has found less is given
+    up: in which basin one ends shows early, and hardly depends on how slowly it cools from there.
     """
-    above = start.makespan / bound - 1 if bound > 0 else math.inf
+    above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     each = steps / network.runs
     hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW)
     draw, ruins, count = random.Random(0), 0, 1
     if each >= ROOM:
         ruins, count = RUINS, CHAINS
-    begun = chains = [_Chain(network, start, bound, draw, ruins) for _ in range(count)]
+    begins = starts[:count]
+    begun = chains = [_Chain(network, begins[i % len(begins)], bound, draw, ruins) for i in range(count)]
     stages = count.bit_length()
     for stage in range(stages):
         heats = hot * COOLING ** (stage / stages), hot * COOLING ** ((stage + 1) / stages)
