@@ -14,6 +14,8 @@ FEWEST = 15
 """Rounds below which it is not begun."""
 CELLS = 1_500_000
 """Reads on devices weighed in all, which is what makes the rounds fewer."""
+ROUNDING = 1e-12
+"""Share of all that readers pay by which sums of it and of what makers are paid may differ."""
 
 
 def traffic(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
@@ -132,7 +134,7 @@ class _Market:
         cheapest = cost.min(axis=1)
         gained = np.minimum(cost, 0.0).sum(axis=1)
         bound = float(np.where(cheapest < 0, gained, cheapest).sum())
-        bound += float(price @ (self.lanes * self.idle) + toll @ self.wires.fixed)
+        bound += float(price @ (self.lanes * self.idle) + toll @ self.wires.fixed - ROUNDING * paid.sum())
         self._move(cost - cheapest[:, None], done)
         self._reprice(done)
         return bound
