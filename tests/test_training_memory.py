@@ -73,11 +73,10 @@ def test_measured_peaks_are_those_predicted(name, way, recompute):
     measured = stepped(fast, x)
     predicted = fast.plan.peaks
     assert all(measured[device] <= predicted[device] for device in predicted), (measured, predicted)
-    if name == "mlp":
-        # Without scratch memory the prediction is near, but of values computed again, which it counts as kept; the
-        # CPU's counts what the caller holds besides.
-        near = 1.25 if recompute is None else 1.5
-        assert all(predicted[device] <= near * measured[device] for device in ACCELERATORS)
+    if name == "mlp" and way != "auto, parts":
+        # Without scratch memory the prediction is near; the CPU's counts what the caller holds besides, and which plan
+        # `auto` finds depends on this machine's rates.
+        assert all(predicted[device] <= 1.25 * measured[device] for device in ACCELERATORS)
     fast.close()
 
 
