@@ -73,10 +73,11 @@ def test_measured_peaks_are_those_predicted(name, way, recompute):
     measured = stepped(fast, x)
     predicted = fast.plan.peaks
     assert all(measured[device] <= predicted[device] for device in predicted), (measured, predicted)
-    if name == "mlp" and way != "auto, parts":
+    if name == "mlp":
         # Without scratch memory the prediction is near; the CPU's counts what the caller holds besides, and which plan
         # `auto` finds depends on this machine's rates.
-        assert all(predicted[device] <= 1.25 * measured[device] for device in ACCELERATORS)
+        near = 1.5 if way == "auto, parts" else 1.25
+        assert all(predicted[device] <= near * measured[device] for device in ACCELERATORS)
     fast.close()
 
 
