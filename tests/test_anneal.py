@@ -57,12 +57,17 @@ def test_more_steps_are_never_worse():
 
 @pytest.mark.parametrize(("each", "chains"), [(ROOM + 2 * FIRST, CHAINS), (ROOM // 10, 1)])
 def test_several_chains_begin_where_there_is_time(each, chains):
-    """Half of them are given up each time, and all that they have found is kept."""
+    """From different placements; half of them are given up each time, and all that they have found is kept."""
     made = problem(5, tasks=10, ccr=3.0)
     asked: dict[int, int] = {}
+    placements = set()
     found = []
 
     class Counted(_Chain):
+        def __init__(self, network, start, *more):
+            placements.add(tuple(start.device))
+            super().__init__(network, start, *more)
+
         def cool(self, steps, heats, until):
             asked[id(self)] = asked.get(id(self), 0) + 1
             super().cool(steps, heats, until)
@@ -75,6 +80,7 @@ def test_several_chains_begin_where_there_is_time(each, chains):
     lengths = [Play(made, schedule).makespan for schedule in schedules]
     assert lengths[0] == pytest.approx(min(found))
     assert len(asked) == chains
+    assert (len(placements) > 1) == (chains > 1)
 
 
 def test_nothing_to_search():
