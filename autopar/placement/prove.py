@@ -43,7 +43,7 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> tuple[Entry,
         return chosen, 0.0
     schedule, proven = chosen.schedule, bound
     gap = _above(chosen.makespan, bound)
-    steps = proofs(problem, schedule, effort=LONG, budget_s=_left(until), bound=proven)
+    steps = proofs(problem, schedule, effort=LONG, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
         schedule, proven = found.schedule, found.lower_bound
         before, gap = gap, _above(found.makespan, proven)
@@ -59,7 +59,7 @@ def _kept(race: Race, chosen: Entry, schedule: Schedule, proven: float, until: f
         chosen = race.best()
     served = not race.problem.costed.machine.queued
     if served and chosen.makespan > proven * (1 + TOLERANCE) and time.monotonic() < until:
-        sought = held(race.problem, schedule, chosen.makespan, proven, effort=HELD, budget_s=_left(until))
+        sought = held(race.problem, schedule, chosen.makespan, proven, effort=HELD, budget_s=left(until))
         for other in sought:
             race.enter(other)
     return race.best()
@@ -69,5 +69,6 @@ def _above(makespan: float, bound: float) -> float:
     return makespan / bound - 1 if bound else math.inf
 
 
-def _left(until: float) -> float | None:
+def left(until: float) -> float | None:
+    """Seconds until a time of the monotonic clock; None for no such time."""
     return None if until == math.inf else max(0.0, until - time.monotonic())

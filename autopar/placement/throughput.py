@@ -22,6 +22,7 @@ from .period.flight import apart
 from .period.lanes import Part, busiest, share
 from .period.loads import Standing
 from .period.order import late
+from .prove import left
 from .search import place, replan
 from .shares import Shares
 
@@ -69,7 +70,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
             problem.names[r]: problem.devices[at[g]] for g, members in enumerate(groups) for r in members
         }
         try:
-            plan = _shared_out(place(problem.costed, _given(where), _left(until)), until)
+            plan = _shared_out(place(problem.costed, _given(where), left(until)), until)
         except MemoryCapError:
             continue
         least = max(busy(plan).values(), default=0.0)
@@ -89,14 +90,10 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
             return best
         if cut:
             break
-    plan = place(costed, budget_s=_left(until))
+    plan = place(costed, budget_s=left(until))
     if best and shortest < plan.makespan:
         return best
     return replace(plan, period=plan.makespan, lower_bound=sound(proven, plan.makespan))
-
-
-def _left(until: float) -> float | None:
-    return None if until == math.inf else max(1e-3, until - time.monotonic())
 
 
 def _reasons(problem: Problem, loads: Loads, groups: list[list[int]], at: list[int]) -> Shares:
@@ -132,7 +129,7 @@ def _shared_out(plan: Plan, until: float) -> Plan:
         lane, *more = lanes.get(step.run, step.lanes)
         placed.append(replace(step, lane=lane, more=tuple(more)))
     try:
-        return replan(plan.costed, replace(plan, placed=tuple(placed)), _left(until))
+        return replan(plan.costed, replace(plan, placed=tuple(placed)), left(until))
     except MemoryCapError:
         return plan
 

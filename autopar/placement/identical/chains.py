@@ -12,12 +12,10 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..bounds.crowds import LARGEST
+from ..bounds.ways import Floats, Ints
 from .way import Way
-
-Floats = NDArray[np.float64]
 
 STEPS = 1_500_000
 """Runs placed in all, at most: the search is counted in these, never in seconds."""
@@ -134,7 +132,7 @@ class Decoder:
         return ends.reshape(len(keys), -1)[:, :-1]
 
 
-def _padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Ints, Ints]:
     """Rows of different lengths as one array and their lengths."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     widest = int(lengths.max()) if len(rows) else 0
