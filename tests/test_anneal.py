@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from autopar.bench.instances import planted
 from autopar.formats import read
-from autopar.placement.anneal import CHAINS, FIRST, ROOM, _Chain, anneal
+from autopar.placement import native
+from autopar.placement.anneal import CHAINS, COMPILED, FIRST, ROOM, anneal
 from autopar.placement.bounds import lower_bound
+from autopar.placement.chain import Chain
 from autopar.placement.heft import heft
 from autopar.placement.race import KEPT, Race
 from autopar.problem import Problem
@@ -55,32 +57,46 @@ def test_more_steps_are_never_worse():
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("each", "chains"), [(ROOM + 2 * FIRST, CHAINS), (ROOM // 10, 1)])
-def test_several_chains_begin_where_there_is_time(each, chains):
+@pytest.fixture(params=["compiled", "Python"])
+def kind(request, monkeypatch):
+    """The class of the chains that `anneal` begins."""
+    if request.param == "Python":
+        monkeypatch.setattr(native, "chains", lambda network: None)
+        return Chain
+    if native.library() is None:
+        pytest.skip("no C compiler is here")
+    return native.Chain
+
+
+@pytest.mark.parametrize("roomy", [True, False])
+def test_several_chains_begin_where_there_is_time(kind, roomy):
     """From different placements; half of them are given up each time, and all that they have found is kept."""
     made = problem(5, tasks=10, ccr=3.0)
     asked: dict[int, int] = {}
     placements = set()
     found = []
+    begin, cool = kind.__init__, kind.cool
 
-    class Counted(_Chain):
-        def __init__(self, network, start, *more):
-            placements.add(tuple(start.device))
-            super().__init__(network, start, *more)
+    def begun(self, of, start, *more):
+        placements.add(tuple(start.device))
+        begin(self, of, start, *more)
 
-        def cool(self, steps, heats, until):
-            asked[id(self)] = asked.get(id(self), 0) + 1
-            super().cool(steps, heats, until)
-            found.append(self.best[0].makespan)
+    def cooled(self, *more):
+        asked[id(self)] = asked.get(id(self), 0) + 1
+        cool(self, *more)
+        found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.placement.anneal._Chain", Counted)
-        schedules = anneal(made, 0.0, steps=each * made.runs)
-    assert sorted(asked.values()) == ([1, 1, 2, 3] if chains == 4 else [1])
+        patch.setattr(kind, "__init__", begun)
+        patch.setattr(kind, "cool", cooled)
+        schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
+    count = 1 if not roomy else CHAINS if kind is Chain else COMPILED
+    halves = [max(0, count.bit_length() - 1 - number.bit_length()) + 1 for number in range(count)]
+    assert sorted(asked.values()) == sorted(halves)
     lengths = [Play(made, schedule).makespan for schedule in schedules]
     assert lengths[0] == pytest.approx(min(found))
-    assert len(asked) == chains
-    assert (len(placements) > 1) == (chains > 1)
+    assert len(asked) == count
+    assert (len(placements) > 1) == (count > 1)
 
 
 def test_nothing_to_search():
@@ -89,16 +105,17 @@ def test_nothing_to_search():
     assert anneal(problem(1), 0.0, steps=FIRST) == []
 
 
-def test_it_ends_at_the_bound():
+def test_it_ends_at_the_bound(kind, monkeypatch):
     """A chain on equal devices is at its bound at once: nothing is changed."""
     made = Problem(chain(12, replace(machine(2), queued=False), nbytes=1))
 
-    def changed(*_):
+    def cooled(*_):
         raise AssertionError("it went on")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.placement.anneal._Chain._timed", changed)
-        assert anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
+    monkeypatch.setattr(kind, "cool", cooled)
+    assert anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
+    with pytest.raises(AssertionError, match="it went on"):
+        anneal(made, 0.0)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1.0, 5.0]))

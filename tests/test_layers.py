@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
 
 LAYERS = [
-    ["errors", "garbage", "kept", "tables", "topological", "verify", "replay"],
+    ["cache", "errors", "garbage", "kept", "tables", "topological", "verify", "replay"],
     ["graph"],
     ["saving", "rewrites"],
     ["machine", "pins"],
@@ -18,7 +18,7 @@ LAYERS = [
     ["fuse", "plans", "critical", "timeline", "narrow", "problem", "steps"],
     ["roofline", "programs", "simulate", "events", "liveness", "recording"],
     ["placement", "formats", "lowering", "hardware", "options"],
-    ["planning", "scheduling", "cache", "progress", "probe", "equal", "composites", "capture"],
+    ["planning", "scheduling", "progress", "probe", "equal", "composites", "capture"],
     ["detect", "doctor", "runtime", "snapshot"],
     ["measure", "checking", "forms", "view"],
     ["propagate"],

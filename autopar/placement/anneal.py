@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import random
-import time
+from functools import partial
 
 from ..problem import Problem
 from ..simulate import Schedule
+from . import native
+from .chain import CLOSE, KEEP, RUINS, Chain
 from .heft import placed
-from .neighbours import Neighbourhood
 from .network import Network
 from .rank import mean_first, urgent_first
-from .rebuilding import rebuilt
 from .timed import Timed
 from .variants import WEIGHTS
 
@@ -26,6 +26,8 @@ EACH = 10_000
 LEAST = 350_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
+FASTER = 20
+"""Times as many steps taken where chains are compiled (`native`), which is still in half the time."""
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
 LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
@@ -38,33 +40,21 @@ GAIN = 0.4
 """The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
 SLOW = 5_000
 """Steps for each run from which on there is time to cool down from there."""
-EARLY = 0.03
-"""Weight of when the other devices end: of schedules that end together, as many do where runs are alike, the one that
-leaves more room is nearer to a shorter one."""
 COOLING = 1 / 30
 """What is left of that share at last."""
 ROOM = 8_000
-"""Steps for each run from which on there is room for more than one chain, and for placing runs anew."""
-CHAINS = 4
+"""Steps for each run from which on there is room for placing runs anew, and, as many times more of compiled ones, for
+more than one chain."""
+CHAINS, COMPILED = 4, 16
 """Chains that begin there, a power of two."""
-MOVES, SHIFTS, EXCHANGES, GROUPS, RUINS = 4, 2, 3, 2, 2
-"""How often one run is moved to another device, or on its own, two change places, many are moved together, or, where
-there is room, placed anew, in proportion."""
-TRIED = 20
-"""Runs for each of which one change is estimated, of which the best is timed."""
-ESTIMATE = 5
-"""Steps that an estimate takes."""
-KEEP = 6
-"""Schedules returned."""
-CLOSE = 1e-6
-"""Share above the lower bound at which the search ends."""
 
 
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
     The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `steps` runs
-    are placed, fewer of a small graph and of a large one, or until `until` of the monotonic clock. Devices, queues and
+    are placed, or `FASTER` times as many by compiled code, fewer of a small graph and of a large one, or until `until`
+    of the monotonic clock. Devices, queues and
     wires are in the model; memory caps, the host's dispatch and orders of copies other than first come, first served,
     are not: `simulate` has the last word.
     Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
@@ -119,13 +109,16 @@ def _annealed(
     up: in which basin one ends shows early, and hardly depends on how slowly it cools from there.
     """
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
+    compiled = native.chains(network)
+    begin = compiled or partial(Chain, network)
+    faster, most = (FASTER, COMPILED) if compiled else (1, CHAINS)
+    steps *= faster
     each = steps / network.runs
     hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW)
-    draw, ruins, count = random.Random(0), 0, 1
-    if each >= ROOM:
-        ruins, count = RUINS, CHAINS
+    draw, ruins = random.Random(0), RUINS if each >= ROOM else 0
+    count = most if each >= ROOM * faster else 1
     begins = starts[:count]
-    begun = chains = [_Chain(network, begins[i % len(begins)], bound, draw, ruins) for i in range(count)]
+    begun = chains = [begin(begins[i % len(begins)], bound, draw, ruins) for i in range(count)]
     stages = count.bit_length()
     for stage in range(stages):
         heats = hot * COOLING ** (stage / stages), hot * COOLING ** ((stage + 1) / stages)
@@ -133,95 +126,7 @@ def _annealed(
             if min(own.best[0].makespan for own in chains) > bound * (1 + CLOSE):
                 chain.cool(steps / stages / len(chains), heats, until)
         chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // 2)]
-    found = dict.fromkeys(timed for chain in begun for timed in chain.best)
-    best = sorted(found, key=lambda timed: timed.makespan)[:KEEP]
-    return [timed.schedule("search") for timed in best]
-
-
-def _early(timed: Timed) -> float:
-    """`EARLY` of the mean of when devices end, but for the last, in seconds."""
-    last = [0.0] * timed.network.devices
-    for r in timed.ended:
-        # In the order of ends.
-        last[timed.device[r]] = timed.end[r]
-    return EARLY * (sum(last) - max(last)) / max(1, len(last) - 1)
-
-
-class _Chain:
-    """One schedule that is changed again and again; `best` are the shortest there were, the shortest first."""
-
-    def __init__(self, network: Network, start: Timed, bound: float, draw: random.Random, ruins: int) -> None:
-        self.network, self.bound, self.draw, self.ruins = network, bound, draw, ruins
-        self.beside = Neighbourhood(network, draw, start)
-        self.best = [start]
-        self.spent = 0.0
-
-    def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
-        """Go on for about so many steps, from one heat to another, each a share of the shortest makespan."""
-        draw, runs = self.draw, self.network.runs
-        hot, cold = heats
-        few = MOVES + SHIFTS + EXCHANGES
-        early = _early(self.beside.now)
-        self.spent = 0.0
-        while self.spent < steps and time.monotonic() <= until:
-            if self.best[0].makespan <= self.bound * (1 + CLOSE):
-                break
-            heat = hot * (cold / hot) ** (self.spent / steps) * self.best[0].makespan
-            limit = self.beside.now.makespan - heat * math.log(1 - draw.random())
-            kind = draw.random() * (few + GROUPS + self.ruins)
-            if kind < few:
-                timed = self._few(limit, heat)
-            else:
-                timed = self._many(limit) if kind < few + GROUPS else self._anew(limit, heat)
-            if timed and timed.makespan <= limit:
-                now = _early(timed)
-                if timed.makespan + now > limit + early and timed.makespan >= self.best[0].makespan:
-                    continue
-                early = now
-                self.beside.stand(timed)
-                self.spent += runs / 2
-                if timed.makespan < self.best[0].makespan:
-                    self.best.insert(0, timed)
-                    del self.best[KEEP:]
-
-    def _few(self, limit: float, heat: float) -> Timed | None:
-        """One or two runs elsewhere: of several such changes the one that is estimated best, give or take the heat."""
-        draw, beside = self.draw, self.beside
-        tried = 1 + self.network.runs // TRIED
-        self.spent += ESTIMATE * tried
-        ways = MOVES * [beside.moved] + SHIFTS * [beside.shifted] + EXCHANGES * [beside.exchanged]
-        chosen, least = None, math.inf
-        for _ in range(tried):
-            change = ways[int(draw.random() * len(ways))](beside.run(), limit)
-            if change:
-                length = change[0] - heat * draw.random()
-                if length < least:
-                    chosen, least = change[1], length
-        if not chosen:
-            return None
-        device, keys = [*beside.device], [*beside.keys]
-        for r, d, key in chosen:
-            device[r], keys[r] = d, key
-        return self._timed(device, keys, limit)
-
-    def _many(self, limit: float) -> Timed | None:
-        """Many runs on another device, in whatever order they can start there."""
-        self.spent += ESTIMATE
-        beside = self.beside
-        device = (beside.gathered if self.draw.random() < 0.5 else beside.stretched)(beside.run())
-        return self._timed(device, beside.keys, limit, eager=True) if device else None
-
-    def _anew(self, limit: float, heat: float) -> Timed | None:
-        """Some runs placed anew."""
-        device, places = rebuilt(self.beside, self.beside.run(), heat)
-        self.spent += places
-        return self._timed(device, self.beside.keys, limit, eager=True) if device else None
-
-    def _timed(self, device: list[int], keys: list[float], limit: float, eager: bool = False) -> Timed:
-        for members in self.network.problem.members:
-            moved = [device[r] for r in members if device[r] != self.beside.device[r]]
-            for r in members if moved else ():
-                device[r] = moved[0]
-        timed = Timed(self.network, device, keys, limit, self.beside.still(device, keys), eager)
-        self.spent += ESTIMATE + len(timed.ended)
-        return timed
+    found = dict.fromkeys(kept for chain in begun for kept in chain.best)
+    best = sorted(found, key=lambda kept: kept.makespan)[:KEEP]
+    timed = (Timed(network, kept.device, kept.keys, eager=kept.eager) for kept in best)
+    return [each.schedule("search") for each in timed]

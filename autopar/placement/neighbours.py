@@ -137,7 +137,7 @@ class Neighbourhood:
         """The devices with a run and some that are joined to it there on another; None if nothing changes."""
         draw, device = self.draw, [*self.device]
         source, target = device[run], int(draw.random() * self.network.devices)
-        size = draw.randint(2, max(2, min(GATHERED, self.network.runs // 3)))
+        size = 2 + int(draw.random() * (max(2, min(GATHERED, self.network.runs // 3)) - 1))
         found, edge = {run: None}, [run]
         while edge:
             r = edge.pop(int(draw.random() * len(edge)))

@@ -14,7 +14,8 @@ Hops = tuple[tuple[int, int, int, float], ...]
 class Network:
     """R runs on D devices with W wires and copy queues; W stands for no wire and for no queue.
 
-    `makes[r]` holds (value, readers, devices it must come to) of run r, and of what is there before the call for R.
+    `makes[r]` holds (value, `readers` of it, devices it must come to) of run r, and of what is there before the call
+    for R.
     `hops[v][s][d]` is the way of a value, `travel[v][s][d]` the seconds of all of it, inf without one. `later[r]` are
     runs that wait for r without reading from it, `sooner[r]` those it so waits for, and `waits[r]` is how many values
     and runs it waits for. `near[r]` are all runs beside it. `to_go[r][d]` are the seconds from its end on a device to
@@ -29,9 +30,9 @@ class Network:
         self.lanes = [len(names) for names in problem.lane_names]
         self.seconds, self.to_go = problem.seconds, cost_to_go(problem)
         given = [v for v, maker in enumerate(problem.maker) if maker < 0]
+        self.readers = [tuple(own) for own in problem.readers]
         self.makes = [
-            [(v, tuple(problem.readers[v]), tuple(problem.deliver[v])) for v in own]
-            for own in (*problem.makes, given)
+            [(v, self.readers[v], tuple(problem.deliver[v])) for v in own] for own in (*problem.makes, given)
         ]
         self.sooner, self.later = _unread(problem)
         self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]

@@ -10,8 +10,8 @@ from ..simulate import Schedule
 from .network import Hops, Network
 from .orders import in_order
 
-Sent = tuple[int, tuple[int, ...], int, int, int, int, float, float]
-"""A transfer: the run that makes the value (R: none), its readers, where it comes from and goes to, its wire and queue,
+Sent = tuple[int, int, int, int, int, int, float, float]
+"""A transfer: the run that makes the value (R: none), the value, where it comes from and goes to, its wire and queue,
 its seconds, and when it is there."""
 NEAR = 1e-9
 """Share of the makespan below which a delay counts as none."""
@@ -37,7 +37,7 @@ class Timed:
         after: Sequence[float] | None = None,
         eager: bool = False,
     ) -> None:
-        self.network, self.device = network, device
+        self.network, self.device, self.keys, self.eager = network, device, keys, eager
         runs = network.runs
         self.ready = [0.0] * runs
         self.start, self.end = [0.0] * runs, [0.0] * runs
@@ -46,10 +46,10 @@ class Timed:
         self.there: dict[int, dict[int, float]] = {}
         self.ended: list[int] = []
         self.makespan = math.inf
-        self._play(keys, limit, after or [row[d] for row, d in zip(network.to_go, device)], eager)
+        self._play(limit, after or [row[d] for row, d in zip(network.to_go, device)])
 
-    def _play(self, keys: Sequence[float], limit: float, after: Sequence[float], eager: bool) -> None:
-        network, device = self.network, self.device
+    def _play(self, limit: float, after: Sequence[float]) -> None:
+        network, device, keys, eager = self.network, self.device, self.keys, self.eager
         runs, wires, seconds, makes, hops, later = (
             network.runs, network.wires, network.seconds, network.makes, network.hops, network.later
         )  # fmt: skip
@@ -89,11 +89,11 @@ class Timed:
                     self.there[v] = there
                     for d in sorted({device[r] for r in readers}.union(deliver)):
                         if d not in there:
-                            self._carry(run, readers, hops[v][source][d], source, there, busy)
+                            self._carry(run, v, hops[v][source][d], source, there, busy)
                     for d in deliver:
                         last = max(last, there[d])
                 elif readers and device[readers[0]] != source:
-                    self._carry(run, readers, hops[v][source][device[readers[0]]], source, there, busy)
+                    self._carry(run, v, hops[v][source][device[readers[0]]], source, there, busy)
                 for r in readers:
                     came = there[device[r]]
                     if came > ready[r]:
@@ -161,7 +161,7 @@ class Timed:
     def _carry(
         self,
         run: int,
-        readers: tuple[int, ...],
+        value: int,
         hops: Hops,
         source: int,
         there: dict[int, float],
@@ -181,7 +181,7 @@ class Timed:
                 if queue < none:
                     busy[queue] = came
                 there[stop] = came
-                self.sent.append((run, readers, source, stop, wire, queue, takes, came))
+                self.sent.append((run, value, source, stop, wire, queue, takes, came))
             source = stop
 
     def schedule(self, policy: str) -> Schedule:
@@ -202,12 +202,12 @@ class Timed:
         number = len(self.sent)
         for run in reversed(self.ended):
             d, longest = device[run], 0.0
-            onward: dict[tuple[tuple[int, ...], int], float] = {}
+            onward: dict[tuple[int, int], float] = {}
             while number and self.sent[number - 1][0] == run:
                 number -= 1
-                _, readers, source, stop, wire, queue, takes, _ = self.sent[number]
-                after = onward.get((readers, stop), 0.0)
-                for r in readers:
+                _, v, source, stop, wire, queue, takes, _ = self.sent[number]
+                after = onward.get((v, stop), 0.0)
+                for r in network.readers[v]:
                     if device[r] == stop and seconds[r][stop] + tail[r] > after:
                         after = seconds[r][stop] + tail[r]
                 if wire < none:
@@ -220,7 +220,7 @@ class Timed:
                 if source == d:
                     longest = max(longest, after + takes)
                 else:
-                    onward[readers, source] = max(onward.get((readers, source), 0.0), after + takes)
+                    onward[v, source] = max(onward.get((v, source), 0.0), after + takes)
             for v, readers, deliver in network.makes[run]:
                 travel = network.travel[v][d]
                 for r in readers:
@@ -245,11 +245,11 @@ class Timed:
         so; all where what no run makes comes last. After `tails`."""
         limit = self.makespan * (1 - NEAR)
         found = dict.fromkeys(r for r in range(self.network.runs) if self.end[r] + self.tail[r] >= limit)
-        for (run, readers, _, stop, *_, came), after in zip(self.sent, self.sent_tail):
+        for (run, v, _, stop, *_, came), after in zip(self.sent, self.sent_tail):
             if came + after >= limit:
                 if run < self.network.runs:
                     found[run] = None
-                found.update(dict.fromkeys(r for r in readers if self.device[r] == stop))
+                found.update(dict.fromkeys(r for r in self.network.readers[v] if self.device[r] == stop))
         return [*(found or range(self.network.runs))]
 
     def reach(self, run: int, device: int) -> tuple[float, float]:

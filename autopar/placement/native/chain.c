@@ -1,0 +1,260 @@
+/* chain.Chain.cool: simulated annealing of one schedule. */
+
+#include "network.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* A list: what times it again. `device` and `keys` are [R]. */
+typedef struct {
+    int *device, eager;
+    double *keys, makespan;
+} Kept;
+
+/* The state of a chain, before and after. `best` has room for `keep`, the shortest first. */
+typedef struct {
+    Kept now, *best;
+    int count, keep;
+    double bound, spent;
+} Chain;
+
+typedef struct {
+    Chain *chain;
+    const Network *net;
+    const Ways *ways;
+    Beside beside;
+    Bench bench;
+    Anew anew;
+    Timed timed[2], *next;
+    double *after;
+    int *order;
+} Search;
+
+static double monotonic(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+/* Takes `bytes` of a block, or only adds them up where there is none. */
+static void *take(char *block, size_t *taken, size_t bytes)
+{
+    void *found = block ? block + *taken : NULL;
+    *taken += (bytes + 15) / 16 * 16;
+    return found;
+}
+
+static size_t lay_out(Search *search, const Network *net, char *block)
+{
+    size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
+    size_t lanes = net->lane_at[devices], wires = net->wires + 1, widest = runs > devices ? runs : devices;
+#define ROOM(pointer, count) pointer = take(block, &taken, (count) * sizeof *(pointer))
+    for (int i = 0; i < 2; i++) {
+        Timed *timed = search->timed + i;
+        ROOM(timed->device, runs), ROOM(timed->lane, runs), ROOM(timed->ended, runs), ROOM(timed->keys, runs);
+        ROOM(timed->ready, runs), ROOM(timed->start, runs), ROOM(timed->end, runs), ROOM(timed->tail, runs);
+        ROOM(timed->wanted, runs), ROOM(timed->there, values * devices), ROOM(timed->shared, values);
+        ROOM(timed->sent, values * devices);
+    }
+    Bench *bench = &search->bench;
+    ROOM(bench->missing, runs), ROOM(bench->able, runs), ROOM(bench->queue, runs), ROOM(bench->queue_at, devices + 2);
+    ROOM(bench->at, devices), ROOM(bench->idle, lanes), ROOM(bench->idles, devices), ROOM(bench->pools, devices);
+    ROOM(bench->begun, devices), ROOM(bench->lane_free, lanes), ROOM(bench->busy, wires);
+    ROOM(bench->onward, values * devices), ROOM(bench->touched, 2 * devices);
+    ROOM(bench->events, 2 * runs + 2), ROOM(bench->pool, runs);
+    Beside *beside = &search->beside;
+    ROOM(beside->keys, runs), ROOM(beside->order, runs), ROOM(beside->critical, runs);
+    ROOM(beside->reached, 2 * runs * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, runs);
+    ROOM(beside->queue_keys, runs), ROOM(beside->queue_ends, runs), ROOM(beside->queue_tails, runs);
+    ROOM(beside->mark, widest), ROOM(beside->edge, runs), ROOM(beside->found, runs);
+    Anew *anew = &search->anew;
+    ROOM(anew->end, runs), ROOM(anew->lane_free, lanes), ROOM(anew->busy, wires), ROOM(anew->there, values * devices);
+    ROOM(anew->known, values), ROOM(anew->free, runs), ROOM(anew->old, runs), ROOM(anew->sent, values);
+    ROOM(search->after, runs), ROOM(search->order, runs);
+#undef ROOM
+    return taken;
+}
+
+/* The runs in the order of their keys, from an order close to it. */
+static void sort(const Search *search, const int *from, const double *keys)
+{
+    int *order = search->order;
+    for (int i = 0; i < search->net->runs; i++) {
+        int r = from ? from[i] : i, at = i;
+        for (; at && (keys[r] < keys[order[at - 1]] || (keys[r] == keys[order[at - 1]] && r < order[at - 1])); at--)
+            order[at] = order[at - 1];
+        order[at] = r;
+    }
+}
+
+/* `EARLY` of the mean of when devices end, but for the last. */
+static double early(const Search *search, const Timed *timed)
+{
+    double sum = 0.0, longest = 0.0, *last = search->bench.begun;
+    int devices = search->net->devices;
+    memset(last, 0, devices * sizeof *last);
+    for (int i = 0; i < timed->endings; i++)
+        last[timed->device[timed->ended[i]]] = timed->end[timed->ended[i]];
+    for (int d = 0; d < devices; d++) {
+        sum += last[d];
+        longest = most(longest, last[d]);
+    }
+    return search->ways->early * (sum - longest) / (devices > 2 ? devices - 1 : 1);
+}
+
+/* Time what `next` has become. */
+static void timing(Search *search, double limit, int eager)
+{
+    const Network *net = search->net;
+    Timed *next = search->next;
+    const int *device = search->beside.now->device;
+    for (int group = 0; group < net->groups; group++) {
+        int target = -1;
+        EACH(r, net->members, group)
+            if (target < 0 && next->device[*r] != device[*r])
+                target = next->device[*r];
+        if (target >= 0)
+            EACH(r, net->members, group) next->device[*r] = target;
+    }
+    next->eager = eager;
+    still(&search->beside, next->device, next->keys, search->after);
+    sort(search, search->beside.order, next->keys);
+    play(net, next, &search->bench, search->order, limit, search->after);
+    search->chain->spent += search->ways->estimate + next->endings;
+}
+
+/* One or two runs elsewhere: of several such changes the one that is estimated best, give or take the heat. */
+static int few(Search *search, double limit, double heat)
+{
+    const Ways *ways = search->ways;
+    Beside *beside = &search->beside;
+    int tried = 1 + search->net->runs / ways->tried, all = ways->moves + ways->shifts + ways->exchanges;
+    double lowest = INFINITY;
+    Change change, chosen = {.count = 0};
+    search->chain->spent += ways->estimate * tried;
+    while (tried--) {
+        int way = below(beside->draw, all), run = a_run(beside), found;
+        if (way < ways->moves)
+            found = moved(beside, run, limit, &change);
+        else if (way < ways->moves + ways->shifts)
+            found = shifted(beside, run, limit, &change);
+        else
+            found = exchanged(beside, run, limit, &change);
+        if (found) {
+            double length = change.length - heat * drawn(beside->draw);
+            if (length < lowest) {
+                lowest = length;
+                chosen = change;
+            }
+        }
+    }
+    for (int i = 0; i < chosen.count; i++) {
+        search->next->device[chosen.run[i]] = chosen.device[i];
+        search->next->keys[chosen.run[i]] = chosen.key[i];
+    }
+    if (chosen.count)
+        timing(search, limit, 0);
+    return chosen.count;
+}
+
+static void keep(Chain *chain, const Timed *timed, int runs)
+{
+    Kept last = chain->best[chain->keep - 1];
+    memmove(chain->best + 1, chain->best, (chain->keep - 1) * sizeof last);
+    memcpy(last.device, timed->device, runs * sizeof *last.device);
+    memcpy(last.keys, timed->keys, runs * sizeof *last.keys);
+    last.eager = timed->eager;
+    last.makespan = timed->makespan;
+    chain->best[0] = last;
+    if (chain->count < chain->keep)
+        chain->count++;
+}
+
+static void copy(const Network *net, int *device, double *keys, const int *from_device, const double *from_keys)
+{
+    memcpy(device, from_device, net->runs * sizeof *device);
+    memcpy(keys, from_keys, net->runs * sizeof *keys);
+}
+
+static void go_on(Search *search, double steps, double hot, double cold, double end)
+{
+    const Network *net = search->net;
+    const Ways *ways = search->ways;
+    Chain *chain = search->chain;
+    Beside *beside = &search->beside;
+    Draw *draw = beside->draw;
+    int ordinary = ways->moves + ways->shifts + ways->exchanges;
+    double room = early(search, beside->now);
+    chain->spent = 0.0;
+    while (chain->spent < steps && monotonic() <= end) {
+        if (chain->best[0].makespan <= chain->bound)
+            break;
+        double heat = hot * pow(cold / hot, chain->spent / steps) * chain->best[0].makespan;
+        double limit = beside->now->makespan - heat * log(1 - drawn(draw));
+        double kind = drawn(draw) * (ordinary + ways->groups + ways->ruins);
+        Timed *next = search->next;
+        int found, places = 0;
+        copy(net, next->device, next->keys, beside->now->device, beside->keys);
+        if (kind < ordinary) {
+            found = few(search, limit, heat);
+        } else {
+            int run;
+            if (kind < ordinary + ways->groups) {
+                chain->spent += ways->estimate;
+                int closely = drawn(draw) < 0.5;
+                run = a_run(beside);
+                found = closely ? gathered(beside, run, next->device) : stretched(beside, run, next->device);
+            } else {
+                run = a_run(beside);
+                found = rebuilt(beside, &search->anew, run, heat, next->device, &places);
+                chain->spent += places;
+            }
+            if (found)
+                timing(search, limit, 1);
+        }
+        if (!found || !(next->makespan <= limit))
+            continue;
+        double now = early(search, next);
+        if (next->makespan + now > limit + room && next->makespan >= chain->best[0].makespan)
+            continue;
+        room = now;
+        search->next = beside->now;
+        stand(beside, next, &search->bench, beside->order);
+        chain->spent += net->runs / 2.0;
+        if (next->makespan < chain->best[0].makespan)
+            keep(chain, next, net->runs);
+    }
+}
+
+/* Go on for about so many steps, from one heat to another. 0, or -1 where there is no memory for it. */
+__attribute__((visibility("default"))) int autopar_cool(
+    const Network *net, const Ways *ways, Chain *chain, Draw *draw, double steps, double hot, double cold, double s)
+{
+    Search search = {.chain = chain, .net = net, .ways = ways};
+    double end = monotonic() + s;
+    size_t bytes = lay_out(&search, net, NULL);
+    char *block = calloc(1, bytes);
+    if (!block)
+        return -1;
+    lay_out(&search, net, block);
+    Timed *now = search.timed;
+    search.next = search.timed + 1;
+    search.beside.net = net;
+    search.beside.ways = ways;
+    search.beside.draw = draw;
+    copy(net, now->device, now->keys, chain->now.device, chain->now.keys);
+    now->eager = chain->now.eager;
+    memset(search.after, 0, net->runs * sizeof *search.after);
+    sort(&search, NULL, now->keys);
+    play(net, now, &search.bench, search.order, INFINITY, search.after);
+    stand(&search.beside, now, &search.bench, search.order);
+    go_on(&search, steps, hot, cold, end);
+    now = search.beside.now;
+    copy(net, chain->now.device, chain->now.keys, now->device, now->keys);
+    chain->now.eager = now->eager;
+    chain->now.makespan = now->makespan;
+    free(block);
+    return 0;
+}

@@ -1,0 +1,307 @@
+/* neighbours.Neighbourhood: what may be changed in a schedule. */
+
+#include "network.h"
+
+/* Seconds, where not known as yet. */
+static const double *reached(Beside *beside, int run, int device)
+{
+    double *found = beside->reached + 2 * (run * beside->net->devices + device);
+    if (found[0] < 0)
+        reach(beside->net, beside->now, run, device, found, found + 1);
+    return found;
+}
+
+static int left_of(const double *sorted, int count, double at)
+{
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (sorted[middle] < at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int right_of(const double *sorted, int count, double at)
+{
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (at < sorted[middle])
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static int is_allowed(const Network *net, int run, int device)
+{
+    EACH(d, net->allowed, run)
+        if (*d == device)
+            return 1;
+    return 0;
+}
+
+static int lanes_of(const Network *net, int device)
+{
+    return net->lane_at[device + 1] - net->lane_at[device];
+}
+
+static void between(const Beside *beside, int run, double *low, double *high)
+{
+    *low = -1.0;
+    *high = INFINITY;
+    EACH(r, beside->net->before, run) *low = most(*low, beside->keys[*r]);
+    EACH(r, beside->net->after, run) *high = least(*high, beside->keys[*r]);
+    if (!COUNT(beside->net->after, run))
+        *high = beside->net->runs;
+}
+
+static double inside(Beside *beside, double low, double high)
+{
+    return low + (high - low) * (0.01 + 0.98 * drawn(beside->draw));
+}
+
+void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
+{
+    const Network *net = beside->net;
+    int runs = net->runs, devices = net->devices;
+    double limit = now->makespan * (1 - NEAR);
+    tails(net, now, bench);
+    beside->now = now;
+    /* The order is close to that of the keys, so that each run goes but a few places. */
+    for (int i = 0; i < runs; i++) {
+        int r = order[i], at = i;
+        for (; at; at--) {
+            int other = beside->order[at - 1];
+            if (now->start[other] < now->start[r] ||
+                (now->start[other] == now->start[r] &&
+                 (now->end[other] < now->end[r] || (now->end[other] == now->end[r] && other < r))))
+                break;
+            beside->order[at] = other;
+        }
+        beside->order[at] = r;
+    }
+    int *queue_at = beside->queue_at;
+    for (int d = 0; d < devices + 2; d++)
+        queue_at[d] = 0;
+    for (int r = 0; r < runs; r++)
+        queue_at[now->device[r] + 2]++;
+    for (int d = 0; d < devices; d++)
+        queue_at[d + 2] += queue_at[d + 1];
+    /* When the last run is in its queue, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
+    for (int i = 0; i < runs; i++) {
+        int r = beside->order[i], d = now->device[r], at = queue_at[d + 1]++;
+        beside->keys[r] = i;
+        beside->queue[at] = r;
+        beside->queue_keys[at] = i;
+        beside->queue_ends[at] = now->end[r];
+        beside->queue_tails[at] = -(net->seconds[r * devices + d] + now->tail[r]);
+    }
+    for (int i = 0; i < 2 * runs * devices; i++)
+        beside->reached[i] = -1.0;
+    beside->criticals = 0;
+    for (int r = 0; r < runs; r++)
+        if (now->end[r] + now->tail[r] >= limit) {
+            beside->mark[r] = 1;
+            beside->critical[beside->criticals++] = r;
+        }
+    for (int i = 0; i < now->sendings; i++) {
+        const Sent *sent = now->sent + i;
+        if (sent->came + sent->tail < limit)
+            continue;
+        if (sent->run < runs && !beside->mark[sent->run]) {
+            beside->mark[sent->run] = 1;
+            beside->critical[beside->criticals++] = sent->run;
+        }
+        EACH(r, net->readers, sent->value)
+            if (now->device[*r] == sent->stop && !beside->mark[*r]) {
+                beside->mark[*r] = 1;
+                beside->critical[beside->criticals++] = *r;
+            }
+    }
+    for (int i = 0; i < beside->criticals; i++)
+        beside->mark[beside->critical[i]] = 0;
+    if (!beside->criticals)
+        for (int r = 0; r < runs; r++)
+            beside->critical[beside->criticals++] = r;
+}
+
+int a_run(Beside *beside)
+{
+    if (drawn(beside->draw) < beside->ways->critical)
+        return beside->critical[below(beside->draw, beside->criticals)];
+    return below(beside->draw, beside->net->runs);
+}
+
+int moved(Beside *beside, int run, double limit, Change *change)
+{
+    const Network *net = beside->net;
+    const int *device = beside->now->device;
+    int near = COUNT(net->near, run);
+    int d = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
+    if (near && drawn(beside->draw) < beside->ways->beside)
+        d = device[net->near.of[net->near.at[run] + below(beside->draw, near)]];
+    if (d == device[run] || !is_allowed(net, run, d))
+        return 0;
+    double own = net->seconds[run * net->devices + d], low, high;
+    const double *found = reached(beside, run, d);
+    double ready = found[0], after = found[1];
+    if (ready + own + after > limit)
+        return 0;
+    between(beside, run, &low, &high);
+    int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
+    const double *keys = beside->queue_keys + from, *ends = beside->queue_ends + from;
+    const double *tails_of = beside->queue_tails + from;
+    int first = right_of(keys, count, low), last = left_of(keys, count, high), one = lanes_of(net, d) == 1;
+    if (one) {
+        int a = right_of(ends, count, ready), b = left_of(tails_of, count, -after);
+        int near_ready = a < b ? a : b, near_after = a < b ? b : a;
+        int begin = near_ready > first ? near_ready : first, end = near_after > first ? near_after : first;
+        first = begin < last ? begin : last;
+        last = end < last ? end : last;
+    }
+    int at = first + below(beside->draw, last - first + 1);
+    if (at) {
+        low = most(low, keys[at - 1]);
+        if (one)
+            ready = most(ready, ends[at - 1]);
+    }
+    if (at < count) {
+        high = least(high, keys[at]);
+        if (one)
+            after = most(after, -tails_of[at]);
+    }
+    if (ready + own + after > limit)
+        return 0;
+    *change = (Change){
+        .count = 1, .run = {run}, .device = {d}, .key = {inside(beside, low, high)}, .length = ready + own + after};
+    return 1;
+}
+
+int shifted(Beside *beside, int run, double limit, Change *change)
+{
+    const Network *net = beside->net;
+    int runs = net->runs, d = beside->now->device[run];
+    double was = beside->keys[run], low, high;
+    between(beside, run, &low, &high);
+    double far = drawn(beside->draw) < 0.7 ? 0.15 * runs + 2 : runs;
+    double key = inside(beside, most(low, was - far), least(high, was + far));
+    int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
+    const int *queue = beside->queue + from;
+    int at = left_of(beside->queue_keys + from, count, key);
+    if ((at && queue[at - 1] == run) || (at < count && queue[at] == run))
+        return 0;
+    double own = net->seconds[run * net->devices + d];
+    const double *found = reached(beside, run, d);
+    double ready = found[0], after = found[1];
+    if (lanes_of(net, d) == 1) {
+        if (at)
+            ready = most(ready, beside->queue_ends[from + at - 1] - (key > was ? own : 0.0));
+        if (at < count)
+            after = most(after, -beside->queue_tails[from + at] - (key < was ? own : 0.0));
+    }
+    double length = ready + own + after;
+    if (!(length < least(limit, beside->now->makespan * (1 - NEAR))))
+        return 0;
+    *change = (Change){.count = 1, .run = {run}, .device = {d}, .key = {key}, .length = length};
+    return 1;
+}
+
+static double instead(Beside *beside, int run, int other, int d)
+{
+    const double *found = reached(beside, run, d);
+    double ready = found[0], after = found[1];
+    if (lanes_of(beside->net, d) == 1) {
+        int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
+        int at = left_of(beside->queue_keys + from, count, beside->keys[other]);
+        if (at)
+            ready = most(ready, beside->queue_ends[from + at - 1]);
+        if (at + 1 < count)
+            after = most(after, -beside->queue_tails[from + at + 1]);
+    }
+    return ready + beside->net->seconds[run * beside->net->devices + d] + after;
+}
+
+int exchanged(Beside *beside, int run, double limit, Change *change)
+{
+    const Network *net = beside->net;
+    int d = beside->now->device[run], close = beside->ways->close;
+    int e = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
+    int from = beside->queue_at[e], count = beside->queue_at[e + 1] - from;
+    if (d == e || !count)
+        return 0;
+    int at = right_of(beside->queue_ends + from, count, reached(beside, run, e)[0]);
+    at += below(beside->draw, 2 * close + 1) - close;
+    at = at < 0 ? 0 : at < count ? at : count - 1;
+    int other = beside->queue[from + at];
+    double own = beside->keys[run], its = beside->keys[other], low, high, floor, roof;
+    between(beside, run, &low, &high);
+    between(beside, other, &floor, &roof);
+    if (!is_allowed(net, other, d) || !(low < its && its < high && floor < own && own < roof))
+        return 0;
+    double longest = most(instead(beside, run, other, e), instead(beside, other, run, d));
+    if (longest > limit)
+        return 0;
+    *change = (Change){
+        .count = 2, .run = {run, other}, .device = {e, d}, .key = {its, own}, .length = longest};
+    return 1;
+}
+
+int gathered(Beside *beside, int run, int *device)
+{
+    const Network *net = beside->net;
+    int source = beside->now->device[run], target = below(beside->draw, net->devices);
+    int most_of = beside->ways->gathered < net->runs / 3 ? beside->ways->gathered : net->runs / 3;
+    int size = 2 + below(beside->draw, (most_of > 2 ? most_of : 2) - 1), count = 1, edges = 1;
+    int *edge = beside->edge, *found = beside->found;
+    char *mark = beside->mark;
+    edge[0] = found[0] = run;
+    mark[run] = 1;
+    while (edges) {
+        int at = below(beside->draw, edges), r = edge[at];
+        for (edges--; at < edges; at++)
+            edge[at] = edge[at + 1];
+        EACH(other, net->near, r)
+            if (!mark[*other] && device[*other] == source && count < size) {
+                mark[*other] = 1;
+                found[count++] = edge[edges++] = *other;
+            }
+    }
+    for (int i = 0; i < count; i++) {
+        mark[found[i]] = 0;
+        if (is_allowed(net, found[i], target))
+            device[found[i]] = target;
+    }
+    return target != source;
+}
+
+int stretched(Beside *beside, int run, int *device)
+{
+    const Network *net = beside->net;
+    int source = beside->now->device[run], target = below(beside->draw, net->devices);
+    double length = 2 * pow(net->runs / 2.0, drawn(beside->draw));
+    double first = beside->keys[run] - length * drawn(beside->draw), how = drawn(beside->draw);
+    for (int r = 0; r < net->runs; r++)
+        if (first <= beside->keys[r] && beside->keys[r] <= first + length) {
+            if ((device[r] == source || how < 0.2) && is_allowed(net, r, target))
+                device[r] = target;
+            else if (device[r] == target && how > 0.6 && is_allowed(net, r, source))
+                device[r] = source;
+        }
+    return target != source;
+}
+
+void still(const Beside *beside, const int *device, const double *keys, double *after)
+{
+    const Network *net = beside->net;
+    double last = -1.0;
+    for (int r = 0; r < net->runs; r++)
+        if (device[r] != beside->now->device[r] || keys[r] != beside->keys[r])
+            last = most(last, most(keys[r], beside->keys[r]));
+    for (int r = 0; r < net->runs; r++)
+        after[r] = beside->keys[r] > last ? beside->now->tail[r] : net->to_go[r * net->devices + device[r]];
+}

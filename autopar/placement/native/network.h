@@ -1,0 +1,136 @@
+/* The search's data, as network.py, timed.py and neighbours.py describe it. Arrays of several dimensions are flat, the
+   last index running fastest. */
+
+#ifndef AUTOPAR_NETWORK_H
+#define AUTOPAR_NETWORK_H
+
+#include <math.h>
+#include <stdint.h>
+
+#define NEAR 1e-9 /* timed.NEAR */
+#define NOT_THERE -1.0
+
+/* Those of i are of[at[i]] to of[at[i + 1] - 1]. */
+typedef struct {
+    const int *at, *of;
+} Lists;
+
+#define EACH(name, lists, i) \
+    for (const int *name = (lists).of + (lists).at[i], *name##_end = (lists).of + (lists).at[(i) + 1]; \
+         name < name##_end; name++)
+#define COUNT(lists, i) ((lists).at[(i) + 1] - (lists).at[i])
+
+static inline double most(double a, double b)
+{
+    return b > a ? b : a;
+}
+
+static inline double least(double a, double b)
+{
+    return b < a ? b : a;
+}
+
+/* R runs on D devices with W wires and copy queues and V values; `makes` and `later` have those of R too. */
+typedef struct {
+    int runs, devices, wires, values, groups;
+    const int *lane_at;             /* [D + 1] */
+    const double *seconds, *to_go;  /* [R][D] */
+    const double *travel;           /* [V][D][D] */
+    const int *hop_at;              /* [V][D][D] + 1 */
+    const int *hop_wire, *hop_queue, *hop_stop;
+    const double *hop_takes;
+    Lists makes, readers, deliver, reads, sooner, later, near, before, after, allowed, members;
+    const int *waits, *maker, *home;
+} Network;
+
+/* What a search may change, and how often: the constants of chain.py, neighbours.py and rebuilding.py. */
+typedef struct {
+    int moves, shifts, exchanges, groups, ruins, tried, estimate, close, gathered;
+    double early, critical, beside, part;
+    double ahead[4], stay[4];
+} Ways;
+
+typedef struct {
+    int run, value, source, stop, wire, queue;
+    double takes, came, tail;
+} Sent;
+
+typedef struct {
+    int *device, *lane, *ended, eager, endings, sendings;
+    double *keys, *ready, *start, *end, *tail, *wanted, makespan;
+    double *there;     /* [V][D], NOT_THERE where a value does not come */
+    char *shared;      /* [V], whether it is known where a value is, as of those that several runs read */
+    Sent *sent;        /* [V * D] */
+} Timed;
+
+typedef struct {
+    double at;
+    int id;
+} Event;
+
+/* Room for one list to be timed in, and to follow it back. */
+typedef struct {
+    int *missing, *able, *queue, *queue_at, *at, *idle, *idles, *pools;
+    double *begun, *lane_free, *busy, *onward;
+    char *touched;
+    Event *events, *pool;
+} Bench;
+
+/* Mersenne Twister, as Python's random.Random. */
+typedef struct {
+    uint32_t word[624];
+    uint32_t next;
+} Draw;
+
+double drawn(Draw *draw);
+
+static inline int below(Draw *draw, int count)
+{
+    return (int)(drawn(draw) * count);
+}
+
+void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after);
+void tails(const Network *net, Timed *timed, Bench *bench);
+void reach(const Network *net, const Timed *now, int run, int device, double *ready, double *after);
+
+/* The schedule at hand and its neighbours. */
+typedef struct {
+    const Network *net;
+    const Ways *ways;
+    Draw *draw;
+    Timed *now;
+    double *keys;
+    int *order;        /* runs by their keys */
+    int *critical, criticals;
+    double *reached;   /* [R][D][2], below 0 where not known */
+    int *queue_at, *queue;
+    double *queue_keys, *queue_ends, *queue_tails;
+    char *mark;        /* [max(R, D)], all 0 between calls */
+    int *edge, *found; /* [R] */
+} Beside;
+
+typedef struct {
+    int count, run[2], device[2];
+    double key[2], length;
+} Change;
+
+void stand(Beside *beside, Timed *now, Bench *bench, const int *order);
+int a_run(Beside *beside);
+int moved(Beside *beside, int run, double limit, Change *change);
+int shifted(Beside *beside, int run, double limit, Change *change);
+int exchanged(Beside *beside, int run, double limit, Change *change);
+int gathered(Beside *beside, int run, int *device);
+int stretched(Beside *beside, int run, int *device);
+void still(const Beside *beside, const int *device, const double *keys, double *after);
+
+/* Room for runs to be placed anew in. */
+typedef struct {
+    double *end, *lane_free, *busy, *there; /* there: [V][D] */
+    char *known;                            /* [V], whether it has been looked up where a value is */
+    char *free, *old;                       /* [R] */
+    Sent *sent;                             /* [V] */
+} Anew;
+
+int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *places);
+
+#endif

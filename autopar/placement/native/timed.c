@@ -1,0 +1,295 @@
+/* timed.Timed: one list of runs as wires serve it. */
+
+#include "network.h"
+
+#include <string.h>
+
+static int sooner(Event a, Event b)
+{
+    return a.at < b.at || (a.at == b.at && a.id < b.id);
+}
+
+static void push(Event *heap, int *count, Event event)
+{
+    int i = (*count)++;
+    while (i && sooner(event, heap[(i - 1) / 2])) {
+        heap[i] = heap[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    heap[i] = event;
+}
+
+static Event pop(Event *heap, int *count)
+{
+    Event least = heap[0], last = heap[--*count];
+    int i = 0;
+    for (;;) {
+        int child = 2 * i + 1;
+        if (child >= *count)
+            break;
+        if (child + 1 < *count && sooner(heap[child + 1], heap[child]))
+            child++;
+        if (!sooner(heap[child], last))
+            break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = last;
+    return least;
+}
+
+static void carry(const Network *net, Timed *timed, Bench *bench, int run, int value, int source, int target)
+{
+    int none = net->wires, way = (value * net->devices + source) * net->devices + target;
+    double *there = timed->there + value * net->devices, *busy = bench->busy;
+    for (int hop = net->hop_at[way]; hop < net->hop_at[way + 1]; hop++) {
+        int wire = net->hop_wire[hop], queue = net->hop_queue[hop], stop = net->hop_stop[hop];
+        if (there[stop] < 0) {
+            double came = there[source];
+            if (wire < none) {
+                came = most(came, most(busy[wire], busy[queue]));
+            }
+            came += net->hop_takes[hop];
+            if (wire < none)
+                busy[wire] = came;
+            if (queue < none)
+                busy[queue] = came;
+            there[stop] = came;
+            timed->sent[timed->sendings++] = (Sent){
+                .run = run, .value = value, .source = source, .stop = stop, .wire = wire, .queue = queue,
+                .takes = net->hop_takes[hop], .came = came, .tail = 0.0,
+            };
+        }
+        source = stop;
+    }
+}
+
+void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after)
+{
+    int runs = net->runs, devices = net->devices, none = net->wires, eager = timed->eager;
+    const int *device = timed->device, *lane_at = net->lane_at;
+    double *ready = timed->ready, *start = timed->start, *end = timed->end;
+    int *missing = bench->missing, *able = bench->able, *queue = bench->queue, *queue_at = bench->queue_at;
+    int events = 0, ables = 0, run = runs;
+    double last = 0.0, now = 0.0;
+
+    timed->makespan = INFINITY;
+    timed->endings = timed->sendings = 0;
+    memcpy(missing, net->waits, runs * sizeof *missing);
+    memset(timed->shared, 0, net->values);
+    memset(bench->busy, 0, (none + 1) * sizeof *bench->busy);
+    memset(bench->lane_free, 0, lane_at[devices] * sizeof *bench->lane_free);
+    memset(queue_at, 0, (devices + 2) * sizeof *queue_at);
+    for (int r = 0; r < runs; r++) {
+        ready[r] = 0.0;
+        queue_at[device[r] + 2]++;
+        if (!missing[r])
+            able[ables++] = r;
+    }
+    for (int d = 0; d < devices; d++) {
+        queue_at[d + 2] += queue_at[d + 1];
+        bench->at[d] = queue_at[d + 1];
+        bench->begun[d] = 0.0;
+        bench->pools[d] = 0;
+        bench->touched[d] = 0;
+        bench->idles[d] = lane_at[d + 1] - lane_at[d];
+        for (int k = 0; k < bench->idles[d]; k++)
+            bench->idle[lane_at[d] + k] = k;
+    }
+    /* From here on those of d are queue[queue_at[d + 1]] to queue[queue_at[d + 2] - 1]. */
+    if (!eager) {
+        for (int i = 0; i < runs; i++)
+            queue[bench->at[device[order[i]]]++] = order[i];
+        for (int d = 0; d < devices; d++)
+            bench->at[d] = queue_at[d + 1];
+    }
+    for (;;) {
+        if (run <= runs) {
+            EACH(value, net->makes, run) {
+                int v = *value, source = run < runs ? device[run] : net->home[v];
+                double *there = timed->there + v * devices;
+                const double *travel = net->travel + (v * devices + source) * devices;
+                if (none) {
+                    for (int d = 0; d < devices; d++)
+                        there[d] = NOT_THERE;
+                    there[source] = now;
+                    if (COUNT(net->readers, v) > 1 || COUNT(net->deliver, v)) {
+                        timed->shared[v] = 1;
+                        char *wanted = bench->touched + devices;
+                        memset(wanted, 0, devices);
+                        EACH(r, net->readers, v) wanted[device[*r]] = 1;
+                        EACH(d, net->deliver, v) wanted[*d] = 1;
+                        for (int d = 0; d < devices; d++)
+                            if (wanted[d] && there[d] < 0)
+                                carry(net, timed, bench, run, v, source, d);
+                    } else if (COUNT(net->readers, v)) {
+                        int target = device[net->readers.of[net->readers.at[v]]];
+                        if (target != source)
+                            carry(net, timed, bench, run, v, source, target);
+                    }
+                }
+                EACH(d, net->deliver, v) last = most(last, none ? there[*d] : now + travel[*d]);
+                EACH(r, net->readers, v) {
+                    double came = none ? there[device[*r]] : now + travel[device[*r]];
+                    if (came > ready[*r])
+                        ready[*r] = came;
+                    if (!--missing[*r])
+                        able[ables++] = *r;
+                }
+            }
+            EACH(r, net->later, run) {
+                if (now > ready[*r])
+                    ready[*r] = now;
+                if (!--missing[*r])
+                    able[ables++] = *r;
+            }
+        }
+        if (eager) {
+            for (int i = 0; i < ables; i++)
+                push(bench->events, &events, (Event){ready[able[i]], runs + 1 + able[i]});
+            if (!events || bench->events[0].at > now)
+                for (int d = 0; d < devices; d++)
+                    if (bench->touched[d]) {
+                        Event *pool = bench->pool + queue_at[d + 1];
+                        while (bench->pools[d] && bench->idles[d]) {
+                            int r = pop(pool, &bench->pools[d]).id;
+                            double finish = now + net->seconds[r * devices + d];
+                            if (finish + after[r] > limit)
+                                return;
+                            start[r] = now;
+                            timed->lane[r] = bench->idle[lane_at[d] + --bench->idles[d]];
+                            push(bench->events, &events, (Event){finish, r});
+                        }
+                        bench->touched[d] = 0;
+                    }
+        } else {
+            for (int i = 0; i < ables; i++) {
+                int d = device[able[i]], lanes = lane_at[d + 1] - lane_at[d];
+                double *lane_free = bench->lane_free + lane_at[d];
+                while (bench->at[d] < queue_at[d + 2]) {
+                    int r = queue[bench->at[d]], k = 0;
+                    if (missing[r])
+                        break;
+                    double begin = ready[r];
+                    if (lanes > 1) {
+                        for (int other = 1; other < lanes; other++)
+                            if (lane_free[other] < lane_free[k])
+                                k = other;
+                        begin = most(begin, bench->begun[d]);
+                    }
+                    begin = most(begin, lane_free[k]);
+                    double finish = begin + net->seconds[r * devices + d];
+                    if (finish + after[r] > limit)
+                        return;
+                    start[r] = bench->begun[d] = begin;
+                    timed->lane[r] = k;
+                    lane_free[k] = finish;
+                    push(bench->events, &events, (Event){finish, r});
+                    bench->at[d]++;
+                }
+            }
+        }
+        if (!events)
+            break;
+        ables = 0;
+        Event event = pop(bench->events, &events);
+        now = event.at;
+        run = event.id;
+        if (run < runs) {
+            int d = device[run];
+            end[run] = now;
+            timed->ended[timed->endings++] = run;
+            if (eager) {
+                bench->idle[lane_at[d] + bench->idles[d]++] = timed->lane[run];
+                bench->touched[d] = 1;
+            }
+        } else {
+            int r = run - runs - 1, d = device[r];
+            push(bench->pool + queue_at[d + 1], &bench->pools[d], (Event){timed->keys[r], r});
+            bench->touched[d] = 1;
+        }
+    }
+    if (timed->endings == runs) {
+        for (int r = 0; r < runs; r++)
+            last = most(last, end[r]);
+        timed->makespan = last;
+    }
+}
+
+void tails(const Network *net, Timed *timed, Bench *bench)
+{
+    int devices = net->devices, none = net->wires, number = timed->sendings;
+    const int *device = timed->device;
+    double *behind = bench->lane_free, *waiting = bench->busy, *onward = bench->onward;
+    memset(behind, 0, net->lane_at[devices] * sizeof *behind);
+    memset(waiting, 0, (none + 1) * sizeof *waiting);
+    memset(onward, 0, (size_t)net->values * devices * sizeof *onward);
+    for (int i = timed->endings - 1; i >= 0; i--) {
+        int run = timed->ended[i], d = device[run];
+        double longest = 0.0;
+        for (; number && timed->sent[number - 1].run == run; number--) {
+            Sent *sent = timed->sent + number - 1;
+            double after = onward[sent->value * devices + sent->stop];
+            EACH(r, net->readers, sent->value)
+                if (device[*r] == sent->stop)
+                    after = most(after, net->seconds[*r * devices + sent->stop] + timed->tail[*r]);
+            if (sent->wire < none) {
+                after = most(after, waiting[sent->wire]);
+                waiting[sent->wire] = after + sent->takes;
+            }
+            if (sent->queue < none) {
+                after = most(after, waiting[sent->queue]);
+                waiting[sent->queue] = waiting[sent->wire] = after + sent->takes;
+            }
+            sent->tail = after;
+            double *before = sent->source == d ? &longest : onward + sent->value * devices + sent->source;
+            *before = most(*before, after + sent->takes);
+        }
+        EACH(v, net->makes, run) {
+            const double *travel = net->travel + (*v * devices + d) * devices;
+            EACH(r, net->readers, *v) {
+                int stop = device[*r];
+                if (stop == d || !none)
+                    longest = most(longest, net->seconds[*r * devices + stop] + timed->tail[*r] + travel[stop]);
+            }
+            if (!none)
+                EACH(stop, net->deliver, *v) longest = most(longest, travel[*stop]);
+        }
+        EACH(r, net->later, run)
+            longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
+        timed->wanted[run] = longest;
+        double *lane = behind + net->lane_at[d] + timed->lane[run];
+        timed->tail[run] = most(longest, *lane);
+        *lane = timed->tail[run] + net->seconds[run * devices + d];
+    }
+}
+
+void reach(const Network *net, const Timed *now, int run, int device, double *ready, double *after)
+{
+    int devices = net->devices;
+    const int *where = now->device;
+    if (device == where[run]) {
+        *ready = now->ready[run];
+        *after = now->wanted[run];
+        return;
+    }
+    *ready = *after = 0.0;
+    EACH(v, net->reads, run) {
+        double came = now->shared[*v] ? now->there[*v * devices + device] : NOT_THERE;
+        if (came < 0) {
+            int maker = net->maker[*v], source = maker >= 0 ? where[maker] : net->home[*v];
+            came = (maker >= 0 ? now->end[maker] : 0.0) + net->travel[(*v * devices + source) * devices + device];
+        }
+        *ready = most(*ready, came);
+    }
+    EACH(r, net->sooner, run) *ready = most(*ready, now->end[*r]);
+    EACH(v, net->makes, run) {
+        const double *travel = net->travel + (*v * devices + device) * devices;
+        EACH(r, net->readers, *v) {
+            int d = where[*r];
+            *after = most(*after, net->seconds[*r * devices + d] + now->tail[*r] + travel[d]);
+        }
+        EACH(d, net->deliver, *v) *after = most(*after, travel[*d]);
+    }
+    EACH(r, net->later, run) *after = most(*after, net->seconds[*r * devices + where[*r]] + now->tail[*r]);
+}

@@ -1,0 +1,156 @@
+"""The compiled search takes the same steps as that in Python, to the bit, and is done without where it must be."""
+
+import logging
+import math
+import random
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+from graphs import machine, random_dag
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.bench.instances import planted
+from autopar.bench.planner.varied import varied
+from autopar.errors import PlanError
+from autopar.formats import read
+from autopar.placement import anneal as search
+from autopar.placement import chain, native
+from autopar.placement.native.library import library
+from autopar.placement.network import Network
+from autopar.placement.timed import Timed
+from autopar.problem import Problem
+
+HEATS = ((0.1, 0.03), (0.03, 0.003))
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+
+
+@pytest.fixture
+def without(monkeypatch, tmp_path):
+    """A function that makes `library` look again, with a cache of its own."""
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    library.cache_clear()
+    yield tmp_path
+    library.cache_clear()
+
+
+def cooled(begin, start: Timed, draw: random.Random, steps: float, until: float = math.inf):
+    """A chain that has cooled twice, the second time from where the first ended."""
+    made = begin(start, 0.0, draw, chain.RUINS)
+    for heats in HEATS:
+        made.cool(steps, heats, until)
+    return made
+
+
+def the_same(problem: Problem, seed: int, steps: float) -> bool:
+    """Whether some way leads to a schedule to begin from; fails where both searches do not find the same."""
+    network = Network(problem)
+    draw = random.Random(seed)
+    device = [draw.choice(own) for own in problem.allowed]
+    for group in problem.members:
+        for r in group:
+            device[r] = device[group[0]]
+    start = Timed(network, device, [*range(problem.runs)], eager=seed % 2 == 0)
+    if start.makespan == math.inf:
+        return False
+    slow, fast = random.Random(seed), random.Random(seed)
+    own = cooled(lambda *more: chain.Chain(network, *more), start, slow, steps)
+    compiled = cooled(native.chains(network), start, fast, steps)
+    assert [(t.device, [*t.keys], t.eager, t.makespan) for t in own.best] == [
+        (t.device, [*t.keys], t.eager, t.makespan) for t in compiled.best
+    ]
+    assert own.spent == compiled.spent
+    assert slow.getstate() == fast.getstate()
+    assert own.beside.now.makespan == compiled.now.makespan
+    assert own.beside.device == compiled.now.device
+    return True
+
+
+@needs_compiler
+def test_it_is_compiled_here():
+    assert library()
+
+
+@needs_compiler
+@given(st.integers(0, 10**6), st.integers(2, 40), st.sampled_from([0.1, 1.0, 5.0]))
+@settings(max_examples=30, deadline=None)
+def test_the_same_steps_as_in_python(seed, tasks, ccr):
+    """Of devices with several lanes, wires of their own, one or none, and copy queues or none."""
+    on = machine(1 + seed % 3, cpu_lanes=1 + seed % 2, wire=("own", "one", None)[seed % 3], peer=seed % 4 > 0)
+    on = replace(on, queued=seed % 5 > 0)
+    the_same(Problem(random_dag(seed, tasks, ccr=ccr, on=on)), seed, 200 * tasks)
+
+
+@needs_compiler
+def test_the_same_steps_on_graph_files_of_every_kind():
+    """With groups, pins, deliveries, values there are from the start, ways through a third device, missing links."""
+    seen = dict.fromkeys(("groups", "deliveries", "given", "ways", "lanes"), 0)
+    for seed in range(120):
+        try:
+            problem = Problem(read(varied(seed)))
+        except PlanError:
+            continue
+        if problem.runs < 2 or len(problem.devices) < 2 or problem.modes:
+            continue
+        if the_same(problem, seed, 100 * problem.runs):
+            seen["groups"] += bool(problem.members)
+            seen["deliveries"] += any(problem.deliver)
+            seen["given"] += -1 in problem.maker
+            seen["ways"] += any(len(hops or ()) > 1 for row in problem.route for hops in row)
+            seen["lanes"] += max(map(len, problem.lane_names)) > 1
+    assert min(seen.values()) > 5, seen
+
+
+@needs_compiler
+def test_it_ends_when_time_is_up():
+    problem = Problem(read(planted(0, 60, 4, 1.0)[0]))
+    network = Network(problem)
+    start = Timed(network, [own[0] for own in problem.allowed], [*range(problem.runs)])
+    began = time.monotonic()
+    made = cooled(native.chains(network), start, random.Random(0), 1e12, began + 0.2)
+    assert made.best
+    assert time.monotonic() - began < 30
+
+
+@needs_compiler
+def test_there_is_no_memory(monkeypatch):
+    class Full:
+        def autopar_cool(self, *_):
+            return -1
+
+    problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
+    network = Network(problem)
+    start = Timed(network, [0] * problem.runs, [*range(problem.runs)])
+    begin = native.chains(network)
+    monkeypatch.setattr(native, "library", Full)
+    with pytest.raises(MemoryError, match="no room to search for a plan of 20 runs on 2 devices"):
+        cooled(begin, start, random.Random(0), 100)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "told"), [("no-such-compiler", "no C compiler is found"), ("false", "false failed")]
+)
+def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog, compiler, told):
+    monkeypatch.setenv("CC", compiler)
+    caplog.set_level(logging.INFO, "autopar")
+    assert library() is None
+    assert told in caplog.text and "in fewer steps" in caplog.text
+    problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
+    assert native.chains(Network(problem)) is None
+    assert search.anneal(problem, 0.0, steps=4 * search.FIRST * problem.runs)
+    assert not [*without.iterdir()], "nothing half made is left"
+
+
+@needs_compiler
+def test_what_does_not_load_is_done_without(without, monkeypatch, caplog):
+    assert library()
+    (made,) = without.iterdir()
+    other = without / "other"
+    other.mkdir()
+    (other / made.name).write_bytes(b"not a library")
+    monkeypatch.setenv("AUTOPAR_CACHE", str(other))
+    library.cache_clear()
+    assert library() is None
+    assert "failed" in caplog.text
