@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autopar.bench.instances import planted
 from autopar.formats import read
 from autopar.placement import native
-from autopar.placement.anneal import CHAINS, COMPILED, FIRST, ROOM, anneal
+from autopar.placement.anneal import CHAINS, COMPILED, FIRST, QUARTER, ROOM, STAGES, anneal
 from autopar.placement.bounds import lower_bound
 from autopar.placement.chain import Chain
 from autopar.placement.heft import heft
@@ -70,7 +70,7 @@ def kind(request, monkeypatch):
 
 @pytest.mark.parametrize("roomy", [True, False])
 def test_several_chains_begin_where_there_is_time(kind, roomy):
-    """From different placements; half of them are given up each time, and all that they have found is kept."""
+    """From different placements; a quarter of them goes on each time, and all that they have found is kept."""
     made = problem(5, tasks=10, ccr=3.0)
     asked: dict[int, int] = {}
     placements = set()
@@ -91,8 +91,8 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
         patch.setattr(kind, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
     count = 1 if not roomy else CHAINS if kind is Chain else COMPILED
-    halves = [max(0, count.bit_length() - 1 - number.bit_length()) + 1 for number in range(count)]
-    assert sorted(asked.values()) == sorted(halves)
+    left = [max(1, count // QUARTER**stage) for stage in range(len(STAGES))]
+    assert sorted(asked.values()) == sorted(sum(number < own for own in left) for number in range(count))
     lengths = [Play(made, schedule).makespan for schedule in schedules]
     assert lengths[0] == pytest.approx(min(found))
     assert len(asked) == count

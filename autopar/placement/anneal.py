@@ -21,9 +21,9 @@ from .variants import WEIGHTS
 
 STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
-EACH = 10_000
+EACH = 8_000
 """The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
-LEAST = 350_000
+LEAST = 450_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
 FASTER = 20
@@ -42,11 +42,14 @@ SLOW = 5_000
 """Steps for each run from which on there is time to cool down from there."""
 COOLING = 1 / 30
 """What is left of that share at last."""
-ROOM = 8_000
+ROOM = 7_000
 """Steps for each run from which on there is room for placing runs anew, and, as many times more of compiled ones, for
 more than one chain."""
 CHAINS, COMPILED = 4, 16
-"""Chains that begin there, a power of two."""
+"""Chains that begin there."""
+STAGES = (0.6, 0.25, 0.15)
+"""Shares of the steps, and of the cooling, after each of which one chain of so many goes on."""
+QUARTER = 4
 
 
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
@@ -105,8 +108,8 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first.
 
-    Chains from the shortest starts cool side by side, and again and again the half of them that has found less is given
-    up: in which basin one ends shows early, and hardly depends on how slowly it cools from there.
+    Chains from the shortest starts cool side by side, and twice only the best of `QUARTER` of them go on: in
+    which basin one ends shows before it is cold, and hardly depends on how slowly it cools from there.
     """
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     compiled = native.chains(network)
@@ -119,13 +122,14 @@ def _annealed(
     count = most if each >= ROOM * faster else 1
     begins = starts[:count]
     begun = chains = [begin(begins[i % len(begins)], bound, draw, ruins) for i in range(count)]
-    stages = count.bit_length()
-    for stage in range(stages):
-        heats = hot * COOLING ** (stage / stages), hot * COOLING ** ((stage + 1) / stages)
+    cooled = 0.0
+    for share in STAGES:
+        heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
+        cooled += share
         for chain in chains:
             if min(own.best[0].makespan for own in chains) > bound * (1 + CLOSE):
-                chain.cool(steps / stages / len(chains), heats, until)
-        chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // 2)]
+                chain.cool(steps * share / len(chains), heats, until)
+        chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // QUARTER)]
     found = dict.fromkeys(kept for chain in begun for kept in chain.best)
     best = sorted(found, key=lambda kept: kept.makespan)[:KEEP]
     timed = (Timed(network, kept.device, kept.keys, eager=kept.eager) for kept in best)

@@ -17,7 +17,7 @@ leaves more room is nearer to a shorter one."""
 MOVES, SHIFTS, EXCHANGES, GROUPS, RUINS = 4, 2, 3, 2, 2
 """How often one run is moved to another device, or on its own, two change places, many are moved together, or, where
 there is room, placed anew, in proportion."""
-TRIED = 20
+TRIED = 10
 """Runs for each of which one change is estimated, of which the best is timed."""
 ESTIMATE = 5
 """Steps that an estimate takes."""

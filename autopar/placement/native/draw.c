@@ -7,8 +7,8 @@ static uint32_t word(Draw *draw)
     uint32_t *mt = draw->word;
     if (draw->next >= 624) {
         for (int k = 0; k < 624; k++) {
-            uint32_t y = (mt[k] & 0x80000000u) | (mt[(k + 1) % 624] & 0x7fffffffu);
-            mt[k] = mt[(k + 397) % 624] ^ (y >> 1) ^ (y & 1 ? 0x9908b0dfu : 0);
+            uint32_t y = (mt[k] & 0x80000000u) | (mt[k < 623 ? k + 1 : 0] & 0x7fffffffu);
+            mt[k] = mt[k < 227 ? k + 397 : k - 227] ^ (y >> 1) ^ (-(y & 1) & 0x9908b0dfu);
         }
         draw->next = 0;
     }
