@@ -12,6 +12,7 @@ from . import cache
 from .detect import accelerators, detect
 from .hardware.buses import BUSES
 from .hardware.chips import CHIPS
+from .placement.native.library import told
 from .tables import size, table
 
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     names = chosen.devices or ["cpu", *found, *stand_ins]
     print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"measurements are kept in {cache.folder()}")
+    print(told())
     print()
     print(detect(names))
     if len(found) > 1:

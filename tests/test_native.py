@@ -18,7 +18,7 @@ from autopar.errors import PlanError
 from autopar.formats import read
 from autopar.placement import anneal as search
 from autopar.placement import chain, native
-from autopar.placement.native.library import library
+from autopar.placement.native.library import _found, library, told
 from autopar.placement.network import Network
 from autopar.placement.timed import Timed
 from autopar.problem import Problem
@@ -31,9 +31,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C com
 def without(monkeypatch, tmp_path):
     """A function that makes `library` look again, with a cache of its own."""
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    library.cache_clear()
+    _found.cache_clear()
     yield tmp_path
-    library.cache_clear()
+    _found.cache_clear()
 
 
 def cooled(begin, start: Timed, draw: random.Random, steps: float, until: float = math.inf):
@@ -69,8 +69,10 @@ def the_same(problem: Problem, seed: int, steps: float) -> bool:
 
 
 @needs_compiler
-def test_it_is_compiled_here():
+def test_it_is_compiled_here(without):
     assert library()
+    (made,) = without.iterdir()
+    assert told() == f"plans are searched for in C, by {made}"
 
 
 @needs_compiler
@@ -130,13 +132,20 @@ def test_there_is_no_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "told"), [("no-such-compiler", "no C compiler is found"), ("false", "false failed")]
+    ("compiler", "words"),
+    [
+        ("no-such-compiler", "no C compiler 'no-such-compiler' is found; install one"),
+        ("false", "false failed (Command"),
+        pytest.param("cc --no-such-flag", "no-such-flag", marks=needs_compiler),
+    ],
 )
-def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog, compiler, told):
+def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog, compiler, words):
     monkeypatch.setenv("CC", compiler)
     caplog.set_level(logging.INFO, "autopar")
     assert library() is None
-    assert told in caplog.text and "in fewer steps" in caplog.text
+    assert told().startswith("plans are searched for in Python, in fewer steps: ")
+    assert words in told() and "CC" in told()
+    assert told() in caplog.text
     problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
     assert native.chains(Network(problem)) is None
     assert search.anneal(problem, 0.0, steps=4 * search.FIRST * problem.runs)
@@ -151,6 +160,15 @@ def test_what_does_not_load_is_done_without(without, monkeypatch, caplog):
     other.mkdir()
     (other / made.name).write_bytes(b"not a library")
     monkeypatch.setenv("AUTOPAR_CACHE", str(other))
-    library.cache_clear()
+    _found.cache_clear()
     assert library() is None
-    assert "failed" in caplog.text
+    assert "AUTOPAR_CACHE names another folder" in told()
+    assert told() in caplog.text
+
+
+def test_a_folder_that_cannot_be_written(without, monkeypatch):
+    (without / "file").write_text("")
+    monkeypatch.setenv("AUTOPAR_CACHE", str(without / "file" / "below"))
+    if shutil.which("cc"):
+        assert library() is None
+        assert "AUTOPAR_CACHE names another folder" in told()

@@ -8,9 +8,11 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...cache import folder
@@ -19,37 +21,56 @@ FLAGS = ("-O2", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
 """No contraction: sums must be those of the same search in Python, to the bit."""
 SECONDS = 60
 """Time for the compiler."""
+SLOWLY = "plans are searched for in Python, in fewer steps: "
 
 log = logging.getLogger("autopar")
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None, with a line in the log, where there is no C compiler (`CC`, or cc) or what it makes does not
-    load."""
-    compiler = shutil.which(os.environ.get("CC") or "cc")
+    """The library; None where there is no C compiler or what it makes does not load."""
+    return _found()[0]
+
+
+def told() -> str:
+    """How plans are searched for on this machine, and what to do where that is not the best way; in one line."""
+    return _found()[1]
+
+
+@functools.cache
+def _found() -> tuple[ctypes.CDLL | None, str]:
+    command = shlex.split(os.environ.get("CC") or "cc")
+    compiler = shutil.which(command[0])
     if compiler is None:
-        log.info("no C compiler is found: plans are searched for in Python, in fewer steps")
-        return None
+        told = (
+            f"{SLOWLY}no C compiler {command[0]!r} is found; install one (apt install gcc) or name it in CC"
+        )
+        log.info(told)
+        return None, told
+    command = [compiler, *command[1:], *FLAGS]
     sources = sorted(Path(__file__).parent.glob("*.[ch]"))
-    about = [compiler, *FLAGS, platform.machine(), platform.system(), *platform.libc_ver()]
+    about = [*command, platform.machine(), platform.system(), *platform.libc_ver()]
     key = hashlib.sha256("\0".join([*about, *(source.read_text() for source in sources)]).encode())
     path = folder() / f"search-{key.hexdigest()[:16]}.so"
     try:
         if not path.exists():
-            _compile(compiler, [str(source) for source in sources if source.suffix == ".c"], path)
-        return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or error
-        log.warning("plans are searched for in Python, in fewer steps, for %s failed: %s", compiler, told)
-        return None
+            _compile(command, [str(source) for source in sources if source.suffix == ".c"], path)
+        return ctypes.CDLL(str(path)), f"plans are searched for in C, by {path}"
+    except subprocess.SubprocessError as error:
+        why = str(getattr(error, "stderr", "") or error).strip()
+        told = f"{SLOWLY}{compiler} failed ({why}); CC names another compiler"
+    except OSError as error:
+        told = f"{SLOWLY}{error}; AUTOPAR_CACHE names another folder for what is compiled"
+    log.warning(told)
+    return None, told
 
 
-def _compile(compiler: str, sources: list[str], path: Path) -> None:
+def _compile(command: Sequence[str], sources: Sequence[str], path: Path) -> None:
     """Make the library so that another process sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as own:
         made = Path(own) / path.name
-        command = [compiler, *FLAGS, "-o", str(made), *sources, "-lm"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+        subprocess.run(
+            [*command, "-o", str(made), *sources, "-lm"],
+            check=True, capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
         os.replace(made, path)
