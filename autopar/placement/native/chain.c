@@ -49,7 +49,10 @@ static void *take(char *block, size_t *taken, size_t bytes)
 static size_t lay_out(Search *search, const Network *net, char *block)
 {
     size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
-    size_t lanes = net->lane_at[devices], wires = net->wires + 1, widest = runs > devices ? runs : devices;
+    size_t lanes = net->lane_at[devices], wires = net->wires + 1, most_read = 0;
+    for (size_t r = 0; r < runs; r++)
+        if (COUNT(net->reads, r) > (int)most_read)
+            most_read = COUNT(net->reads, r);
 #define ROOM(pointer, count) pointer = take(block, &taken, (count) * sizeof *(pointer))
     for (int i = 0; i < 2; i++) {
         Timed *timed = search->timed + i;
@@ -68,10 +71,10 @@ static size_t lay_out(Search *search, const Network *net, char *block)
     ROOM(beside->keys, runs), ROOM(beside->order, runs), ROOM(beside->critical, runs);
     ROOM(beside->reached, 2 * runs * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, runs);
     ROOM(beside->queue_keys, runs), ROOM(beside->queue_ends, runs), ROOM(beside->queue_tails, runs);
-    ROOM(beside->mark, widest), ROOM(beside->edge, runs), ROOM(beside->found, runs);
+    ROOM(beside->mark, runs), ROOM(beside->edge, runs), ROOM(beside->found, runs);
     Anew *anew = &search->anew;
     ROOM(anew->end, runs), ROOM(anew->lane_free, lanes), ROOM(anew->busy, wires), ROOM(anew->there, values * devices);
-    ROOM(anew->known, values), ROOM(anew->free, runs), ROOM(anew->old, runs), ROOM(anew->sent, values);
+    ROOM(anew->known, values), ROOM(anew->free, runs), ROOM(anew->old, runs), ROOM(anew->sent, most_read);
     ROOM(search->after, runs), ROOM(search->order, runs);
 #undef ROOM
     return taken;

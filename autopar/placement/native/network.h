@@ -105,7 +105,7 @@ typedef struct {
     double *reached;   /* [R][D][2], below 0 where not known */
     int *queue_at, *queue;
     double *queue_keys, *queue_ends, *queue_tails;
-    char *mark;        /* [max(R, D)], all 0 between calls */
+    char *mark;        /* [R], all 0 between calls */
     int *edge, *found; /* [R] */
 } Beside;
 
@@ -128,7 +128,7 @@ typedef struct {
     double *end, *lane_free, *busy, *there; /* there: [V][D] */
     char *known;                            /* [V], whether it has been looked up where a value is */
     char *free, *old;                       /* [R] */
-    Sent *sent;                             /* [V] */
+    Sent *sent;                             /* as many as any run reads */
 } Anew;
 
 int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *places);
