@@ -7,8 +7,8 @@ import math
 from ..problem import Problem
 from .rank import cost_to_go
 
-Hops = tuple[tuple[int, int, int, float], ...]
-"""A way: wire, copy queue, next device and seconds of each hop."""
+Hops = tuple[tuple[int, int, int, float, float], ...]
+"""A way: wire, copy queue, next device, latency in seconds and seconds per byte of each hop."""
 
 
 class Network:
@@ -16,7 +16,8 @@ class Network:
 
     `makes[r]` holds (value, `readers` of it, devices it must come to) of run r, and of what is there before the call
     for R.
-    `hops[v][s][d]` is the way of a value, `travel[v][s][d]` the seconds of all of it, inf without one. `later[r]` are
+    `hops[s][d]` is the way from a device to another, and for `bytes[v]` of a value all of it takes `latency[s][d]` and
+    `s_per_byte[s][d]` for each of them, inf without one. `later[r]` are
     runs that wait for r without reading from it, `sooner[r]` those it so waits for, and `waits[r]` is how many values
     and runs it waits for. `near[r]` are all runs beside it. `to_go[r][d]` are the seconds from its end on a device to
     the end of the graph, at best.
@@ -38,27 +39,19 @@ class Network:
         self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(problem.before, problem.after)]
         self.wires = problem.wires + len(problem.copy_lanes)
-        self.travel = [
-            [
-                [problem.latency[s][d] + size * problem.s_per_byte[s][d] for d in everywhere]
-                for s in everywhere
-            ]
-            for size in problem.bytes
-        ]
-        self.hops = [
-            [[self._hops(s, d, size) for d in everywhere] for s in everywhere] for size in problem.bytes
-        ]
+        self.bytes, self.latency, self.s_per_byte = problem.bytes, problem.latency, problem.s_per_byte
+        self.hops = [[self._hops(s, d) for d in everywhere] for s in everywhere]
 
-    def _hops(self, source: int, target: int, nbytes: int) -> Hops:
+    def _hops(self, source: int, target: int) -> Hops:
         problem, none = self.problem, self.wires
         hops = problem.route[source][target]
         if hops is None:
-            return ((none, none, target, math.inf),)
+            return ((none, none, target, math.inf, 0.0),)
         found = []
         for hop in hops:
             queue = problem.wires + hop.lane if hop.lane >= 0 else none
             wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
-            found.append((wire, queue, hop.dst, hop.seconds(nbytes)))
+            found.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
         return tuple(found)
 
 

@@ -93,11 +93,13 @@ class _Made:
         """Seconds from the end of a run on a device to the end of all, as far as what reads from it stays."""
         seconds, tail, where = self.network.seconds, self.now.tail, self.now.device
         longest = self.network.to_go[run][device]
+        first, each = self.network.latency[device], self.network.s_per_byte[device]
         for v, readers, _ in self.network.makes[run]:
-            travel = self.network.travel[v][device]
+            nbytes = self.network.bytes[v]
             for r in readers:
                 if r not in free:
-                    longest = max(longest, seconds[r][where[r]] + tail[r] + travel[where[r]])
+                    d = where[r]
+                    longest = max(longest, seconds[r][d] + tail[r] + (first[d] + nbytes * each[d]))
         return longest
 
     def put(self, run: int, device: int) -> None:
@@ -123,7 +125,10 @@ class _Made:
             if came is None:
                 maker = self.problem.maker[v]
                 source = self.device[maker] if maker >= 0 else self.problem.home[v]
-                wire, takes = network.hops[v][source][device][0][0], network.travel[v][source][device]
+                wire = network.hops[source][device][0][0]
+                takes = (
+                    network.latency[source][device] + network.bytes[v] * network.s_per_byte[source][device]
+                )
                 came = max(there[source], self.busy[wire] if wire < none else 0.0) + takes
                 copying += takes
                 sent.append((v, wire, came))

@@ -53,6 +53,7 @@ class Timed:
         runs, wires, seconds, makes, hops, later = (
             network.runs, network.wires, network.seconds, network.makes, network.hops, network.later
         )  # fmt: skip
+        nbytes, latency, s_per_byte = network.bytes, network.latency, network.s_per_byte
         ready, start, end, ended, lane = self.ready, self.start, self.end, self.ended, self.lane
         missing, home = network.waits[:], network.problem.home
         queues: list[list[int]] = [[] for _ in network.lanes]
@@ -73,11 +74,12 @@ class Timed:
             for v, readers, deliver in makes[run] if run <= runs else ():
                 source = device[run] if run < runs else home[v]
                 if not wires:
-                    travel = network.travel[v][source]
+                    first, each = latency[source], s_per_byte[source]
                     for d in deliver:
-                        last = max(last, now + travel[d])
+                        last = max(last, now + (first[d] + nbytes[v] * each[d]))
                     for r in readers:
-                        came = now + travel[device[r]]
+                        d = device[r]
+                        came = now + (first[d] + nbytes[v] * each[d])
                         if came > ready[r]:
                             ready[r] = came
                         missing[r] -= 1
@@ -89,11 +91,11 @@ class Timed:
                     self.there[v] = there
                     for d in sorted({device[r] for r in readers}.union(deliver)):
                         if d not in there:
-                            self._carry(run, v, hops[v][source][d], source, there, busy)
+                            self._carry(run, v, hops[source][d], source, there, busy)
                     for d in deliver:
                         last = max(last, there[d])
                 elif readers and device[readers[0]] != source:
-                    self._carry(run, v, hops[v][source][device[readers[0]]], source, there, busy)
+                    self._carry(run, v, hops[source][device[readers[0]]], source, there, busy)
                 for r in readers:
                     came = there[device[r]]
                     if came > ready[r]:
@@ -168,9 +170,10 @@ class Timed:
         busy: list[float],
     ) -> None:
         """Send a value all its way, and note when it is `there` and until when wires are `busy`."""
-        none = self.network.wires
-        for wire, queue, stop, takes in hops:
+        none, nbytes = self.network.wires, self.network.bytes[value]
+        for wire, queue, stop, latency, s_per_byte in hops:
             if stop not in there:
+                takes = latency + nbytes * s_per_byte
                 came = there[source]
                 if wire < none:
                     # What stands for none is never busy.
@@ -222,16 +225,16 @@ class Timed:
                 else:
                     onward[v, source] = max(onward.get((v, source), 0.0), after + takes)
             for v, readers, deliver in network.makes[run]:
-                travel = network.travel[v][d]
+                first, each, nbytes = network.latency[d], network.s_per_byte[d], network.bytes[v]
                 for r in readers:
                     stop = device[r]
                     # What goes by wires has been counted with its transfer.
                     if stop == d or not none:
-                        after = seconds[r][stop] + tail[r] + travel[stop]
+                        after = seconds[r][stop] + tail[r] + (first[stop] + nbytes * each[stop])
                         if after > longest:
                             longest = after
                 for stop in () if none else deliver:
-                    longest = max(longest, travel[stop])
+                    longest = max(longest, first[stop] + nbytes * each[stop])
             for r in network.later[run]:
                 longest = max(longest, seconds[r][device[r]] + tail[r])
             wanted[run] = longest
@@ -266,20 +269,23 @@ class Timed:
             else:
                 maker = problem.maker[v]
                 source, made = (where[maker], self.end[maker]) if maker >= 0 else (problem.home[v], 0.0)
-                came = made + network.travel[v][source][device]
+                came = made + (
+                    network.latency[source][device] + network.bytes[v] * network.s_per_byte[source][device]
+                )
             if came > ready:
                 ready = came
         for r in network.sooner[run]:
             ready = max(ready, self.end[r])
+        first, each = network.latency[device], network.s_per_byte[device]
         for v, readers, deliver in network.makes[run]:
-            travel = network.travel[v][device]
+            nbytes = network.bytes[v]
             for r in readers:
                 d = where[r]
-                takes = network.seconds[r][d] + self.tail[r] + travel[d]
+                takes = network.seconds[r][d] + self.tail[r] + (first[d] + nbytes * each[d])
                 if takes > after:
                     after = takes
             for d in deliver:
-                after = max(after, travel[d])
+                after = max(after, first[d] + nbytes * each[d])
         for r in network.later[run]:
             after = max(after, network.seconds[r][where[r]] + self.tail[r])
         return ready, after

@@ -31,9 +31,9 @@ class _Network(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("runs", "devices", "wires", "values", "groups")),
         ("lane_at", Ints),
-        *((name, Floats) for name in ("seconds", "to_go", "travel")),
+        *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
         *((name, Ints) for name in ("hop_at", "hop_wire", "hop_queue", "hop_stop")),
-        ("hop_takes", Floats),
+        *((name, Floats) for name in ("hop_latency", "hop_s_per_byte")),
         *(
             (name, _Lists)
             for name in (
@@ -82,10 +82,10 @@ class Flat:
     """A network as the C sources have it; it must outlive what points into it."""
 
     def __init__(self, network: Network) -> None:
-        problem, values = network.problem, len(network.travel)
+        problem, values = network.problem, len(network.bytes)
         self.network = network
         self._held: list[NDArray[Any]] = []
-        ways = [hops for by_source in network.hops for row in by_source for hops in row]
+        ways = [hops for row in network.hops for hops in row]
         hops = [hop for way in ways for hop in way]
         self.arrays = _Network(
             runs=network.runs,
@@ -96,12 +96,15 @@ class Flat:
             lane_at=self._ints([0, *np.cumsum(network.lanes)]),
             seconds=self._floats(network.seconds),
             to_go=self._floats(network.to_go),
-            travel=self._floats(network.travel),
+            bytes=self._floats(network.bytes),
+            latency=self._floats(network.latency),
+            s_per_byte=self._floats(network.s_per_byte),
             hop_at=self._ints([0, *np.cumsum([len(way) for way in ways])]),
             hop_wire=self._ints([hop[0] for hop in hops]),
             hop_queue=self._ints([hop[1] for hop in hops]),
             hop_stop=self._ints([hop[2] for hop in hops]),
-            hop_takes=self._floats([hop[3] for hop in hops]),
+            hop_latency=self._floats([hop[3] for hop in hops]),
+            hop_s_per_byte=self._floats([hop[4] for hop in hops]),
             makes=self._lists([[v for v, _, _ in own] for own in network.makes]),
             readers=self._lists(network.readers),
             deliver=self._lists(problem.deliver),

@@ -35,13 +35,21 @@ typedef struct {
     int runs, devices, wires, values, groups;
     const int *lane_at;             /* [D + 1] */
     const double *seconds, *to_go;  /* [R][D] */
-    const double *travel;           /* [V][D][D] */
-    const int *hop_at;              /* [V][D][D] + 1 */
+    const double *bytes;            /* [V] */
+    const double *latency, *s_per_byte; /* [D][D] */
+    const int *hop_at;              /* [D][D] + 1 */
     const int *hop_wire, *hop_queue, *hop_stop;
-    const double *hop_takes;
+    const double *hop_latency, *hop_s_per_byte;
     Lists makes, readers, deliver, reads, sooner, later, near, before, after, allowed, members;
     const int *waits, *maker, *home;
 } Network;
+
+/* Seconds that a value takes from one device to another, with wires that nobody else takes. */
+static inline double travel(const Network *net, int value, int source, int target)
+{
+    int way = source * net->devices + target;
+    return net->latency[way] + net->bytes[value] * net->s_per_byte[way];
+}
 
 /* What a search may change, and how often: the constants of chain.py, neighbours.py and rebuilding.py. */
 typedef struct {

@@ -66,9 +66,10 @@ static double ready_on(
         double came = there[d];
         if (came < 0) {
             int maker = net->maker[*v], source = maker >= 0 ? device[maker] : net->home[*v];
-            int way = (*v * devices + source) * devices + d, wire = net->hop_wire[net->hop_at[way]];
-            came = most(there[source], wire < none ? anew->busy[wire] : 0.0) + net->travel[way];
-            *copying += net->travel[way];
+            int wire = net->hop_wire[net->hop_at[source * devices + d]];
+            double takes = travel(net, *v, source, d);
+            came = most(there[source], wire < none ? anew->busy[wire] : 0.0) + takes;
+            *copying += takes;
             anew->sent[sendings++] = (Sent){.value = *v, .wire = wire, .came = came};
         }
         ready = most(ready, came);
@@ -105,11 +106,11 @@ static double what_follows(const Beside *beside, const char *free, int run, int 
     const Network *net = beside->net;
     double longest = net->to_go[run * net->devices + d];
     EACH(v, net->makes, run) {
-        const double *travel = net->travel + (*v * net->devices + d) * net->devices;
         EACH(r, net->readers, *v)
             if (!free[*r]) {
                 int stop = beside->now->device[*r];
-                longest = most(longest, net->seconds[*r * net->devices + stop] + beside->now->tail[*r] + travel[stop]);
+                double seconds = net->seconds[*r * net->devices + stop];
+                longest = most(longest, seconds + beside->now->tail[*r] + travel(net, *v, d, stop));
             }
     }
     return longest;

@@ -40,16 +40,17 @@ static Event pop(Event *heap, int *count)
 
 static void carry(const Network *net, Timed *timed, Bench *bench, int run, int value, int source, int target)
 {
-    int none = net->wires, way = (value * net->devices + source) * net->devices + target;
+    int none = net->wires, way = source * net->devices + target;
     double *there = timed->there + value * net->devices, *busy = bench->busy;
     for (int hop = net->hop_at[way]; hop < net->hop_at[way + 1]; hop++) {
         int wire = net->hop_wire[hop], queue = net->hop_queue[hop], stop = net->hop_stop[hop];
         if (there[stop] < 0) {
+            double takes = net->hop_latency[hop] + net->bytes[value] * net->hop_s_per_byte[hop];
             double came = there[source];
             if (wire < none) {
                 came = most(came, most(busy[wire], busy[queue]));
             }
-            came += net->hop_takes[hop];
+            came += takes;
             if (wire < none)
                 busy[wire] = came;
             if (queue < none)
@@ -57,7 +58,7 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int run, int v
             there[stop] = came;
             timed->sent[timed->sendings++] = (Sent){
                 .run = run, .value = value, .source = source, .stop = stop, .wire = wire, .queue = queue,
-                .takes = net->hop_takes[hop], .came = came, .tail = 0.0,
+                .takes = takes, .came = came, .tail = 0.0,
             };
         }
         source = stop;
@@ -108,7 +109,6 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
             EACH(value, net->makes, run) {
                 int v = *value, source = run < runs ? device[run] : net->home[v];
                 double *there = timed->there + v * devices;
-                const double *travel = net->travel + (v * devices + source) * devices;
                 if (none) {
                     for (int d = 0; d < devices; d++)
                         there[d] = NOT_THERE;
@@ -128,9 +128,9 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                             carry(net, timed, bench, run, v, source, target);
                     }
                 }
-                EACH(d, net->deliver, v) last = most(last, none ? there[*d] : now + travel[*d]);
+                EACH(d, net->deliver, v) last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
                 EACH(r, net->readers, v) {
-                    double came = none ? there[device[*r]] : now + travel[device[*r]];
+                    double came = none ? there[device[*r]] : now + travel(net, v, source, device[*r]);
                     if (came > ready[*r])
                         ready[*r] = came;
                     if (!--missing[*r])
@@ -246,14 +246,14 @@ void tails(const Network *net, Timed *timed, Bench *bench)
             *before = most(*before, after + sent->takes);
         }
         EACH(v, net->makes, run) {
-            const double *travel = net->travel + (*v * devices + d) * devices;
             EACH(r, net->readers, *v) {
                 int stop = device[*r];
                 if (stop == d || !none)
-                    longest = most(longest, net->seconds[*r * devices + stop] + timed->tail[*r] + travel[stop]);
+                    longest = most(
+                        longest, net->seconds[*r * devices + stop] + timed->tail[*r] + travel(net, *v, d, stop));
             }
             if (!none)
-                EACH(stop, net->deliver, *v) longest = most(longest, travel[*stop]);
+                EACH(stop, net->deliver, *v) longest = most(longest, travel(net, *v, d, *stop));
         }
         EACH(r, net->later, run)
             longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
@@ -278,18 +278,17 @@ void reach(const Network *net, const Timed *now, int run, int device, double *re
         double came = now->shared[*v] ? now->there[*v * devices + device] : NOT_THERE;
         if (came < 0) {
             int maker = net->maker[*v], source = maker >= 0 ? where[maker] : net->home[*v];
-            came = (maker >= 0 ? now->end[maker] : 0.0) + net->travel[(*v * devices + source) * devices + device];
+            came = (maker >= 0 ? now->end[maker] : 0.0) + travel(net, *v, source, device);
         }
         *ready = most(*ready, came);
     }
     EACH(r, net->sooner, run) *ready = most(*ready, now->end[*r]);
     EACH(v, net->makes, run) {
-        const double *travel = net->travel + (*v * devices + device) * devices;
         EACH(r, net->readers, *v) {
             int d = where[*r];
-            *after = most(*after, net->seconds[*r * devices + d] + now->tail[*r] + travel[d]);
+            *after = most(*after, net->seconds[*r * devices + d] + now->tail[*r] + travel(net, *v, device, d));
         }
-        EACH(d, net->deliver, *v) *after = most(*after, travel[*d]);
+        EACH(d, net->deliver, *v) *after = most(*after, travel(net, *v, device, *d));
     }
     EACH(r, net->later, run) *after = most(*after, net->seconds[*r * devices + where[*r]] + now->tail[*r]);
 }
