@@ -1,5 +1,6 @@
 """The search over lists is never worse than the list it starts from, and near a known optimum."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.bench.instances import planted
 from autopar.formats import read
 from autopar.placement import native
-from autopar.placement.anneal import CHAINS, COMPILED, FIRST, QUARTER, ROOM, STAGES, anneal
+from autopar.placement.anneal import CHAINS, COMPILED, FIRST, QUARTER, ROOM, STAGES, STEPS, anneal, polish
 from autopar.placement.bounds import lower_bound
 from autopar.placement.chain import Chain
 from autopar.placement.heft import heft
@@ -97,6 +98,21 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
     assert lengths[0] == pytest.approx(min(found))
     assert len(asked) == count
     assert (len(placements) > 1) == (count > 1)
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler is here")
+def test_what_is_too_large_is_polished():
+    made = Problem(read(planted(2, 1_600, 4, 1.0)[0]))
+    bound = lower_bound(made)
+    assert anneal(made, bound) == []
+    play = Play(made, heft(made))
+    (found,) = polish(made, bound, play, STEPS, math.inf)
+    assert bound <= Play(made, found).makespan < play.makespan
+    assert polish(made, bound, play, STEPS, math.inf) == [found]
+    (cut,) = polish(made, bound, play, STEPS, 0.0)
+    assert Play(made, cut).makespan > Play(made, found).makespan
+    made.tight = True
+    assert polish(made, bound, play, STEPS, math.inf) == []
 
 
 def test_nothing_to_search():

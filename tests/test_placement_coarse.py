@@ -8,6 +8,7 @@ from autopar.bench import instances
 from autopar.formats import read
 from autopar.formats.written import described
 from autopar.placement import place
+from autopar.placement.anneal import LEAST
 from autopar.placement.bounds import lower_bound
 from autopar.placement.clusters import contracted
 from autopar.placement.coarse import coarse
@@ -85,7 +86,7 @@ def test_a_tree_of_large_results_is_shorter_from_its_clusters():
     problem = Problem(costed)
     bound = lower_bound(problem)
     heft = place(costed, "heft")
-    found = coarse(problem, bound, heft.makespan, 400_000, math.inf)
+    found = coarse(problem, bound, heft.makespan, LEAST, math.inf)
     plan = place(costed, lambda _: found[0])
     assert infeasibilities(graph, described(plan)) == []
     assert bound <= plan.makespan < 0.95 * heft.makespan
@@ -95,4 +96,4 @@ def test_none_where_clusters_lose_what_devices_are_good_at():
     graph = instances.small(0, tasks=200, devices=4, ratio=0.5)
     problem = Problem(read(graph))
     bound = lower_bound(problem)
-    assert coarse(problem, bound, 1.1 * bound, 400_000, math.inf) == []
+    assert coarse(problem, bound, 1.1 * bound, LEAST, math.inf) == []

@@ -10,14 +10,14 @@ import random
 from functools import partial
 
 from ..problem import Problem
-from ..simulate import Schedule
+from ..simulate import Play, Schedule
 from . import native
 from .chain import CLOSE, KEEP, RUINS, Chain
 from .heft import placed
 from .network import Network
 from .rank import mean_first, urgent_first
 from .timed import Timed
-from .variants import WEIGHTS
+from .variants import MANY, WEIGHTS
 
 STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
@@ -30,6 +30,8 @@ FASTER = 20
 """Times as many steps taken where chains are compiled (`native`), which is still in half the time."""
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
+POLISH = 25_000
+"""Steps for a schedule of a larger graph, of fewer than `MANY` runs."""
 LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
 """Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
 FIRST = 128
@@ -39,7 +41,7 @@ HOTTEST = 0.1
 GAIN = 0.4
 """The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
 SLOW = 5_000
-"""Steps for each run from which on there is time to cool down from there."""
+"""Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
 COOLING = 1 / 30
 """What is left of that share at last."""
 ROOM = 7_000
@@ -57,16 +59,14 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
 
     The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `steps` runs
     are placed, or `FASTER` times as many by compiled code, fewer of a small graph and of a large one, or until `until`
-    of the monotonic clock. Devices, queues and
-    wires are in the model; memory caps, the host's dispatch and orders of copies other than first come, first served,
-    are not: `simulate` has the last word.
+    of the monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of
+    copies other than first come, first served, are not: `simulate` has the last word.
     Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
     several lanes. Deterministic.
     """
     runs = problem.runs
     steps = int(min(steps, max(min(LEAST, SQUARE * runs * runs), EACH * runs)) * max(0.0, 1 - runs / LARGE))
-    queues = sum(len(lanes) for lanes in problem.lane_names)
-    if runs < 2 or queues < 2 or problem.modes or steps < 2 * FIRST * runs:
+    if _settled(problem) or steps < 2 * FIRST * runs:
         return []
     network = Network(problem)
     starts = _first(network)
@@ -76,14 +76,35 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
 
 
 def refine(
-    problem: Problem, bound: float, device: list[int], start: list[float], steps: int, until: float
+    problem: Problem,
+    bound: float,
+    device: list[int],
+    start: list[float],
+    steps: float,
+    until: float,
+    keep: int = KEEP,
 ) -> list[Schedule]:
-    """The same from a placement with whatever can start in the order of `start`, not from lists."""
+    """The same in so many steps from a placement with whatever can start in the order of `start`, not from lists; as
+    many as `keep` of them."""
     network = Network(problem)
     timed = Timed(network, device, start, eager=True)
     if timed.makespan == math.inf:
         return []
-    return _annealed(network, [timed], bound, steps * max(0.0, 1 - problem.runs / LARGE), until)
+    return _annealed(network, [timed], bound, steps, until, keep)
+
+
+def polish(problem: Problem, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
+    """What compiled code makes of a schedule that has been played, where a graph is too large for `anneal`; nothing
+    where it is too large for this too, or memory is short."""
+    runs = problem.runs
+    if _settled(problem) or runs >= MANY or problem.tight or not native.library():
+        return []
+    return refine(problem, bound, play.device, play.start[:runs], min(steps, POLISH), until, keep=1)
+
+
+def _settled(problem: Problem) -> bool:
+    """Whether there is nothing to choose, or runs that may take several lanes, which no list here does."""
+    return problem.runs < 2 or sum(map(len, problem.lane_names)) < 2 or bool(problem.modes)
 
 
 def _first(network: Network) -> list[Timed]:
@@ -104,7 +125,7 @@ def _first(network: Network) -> list[Timed]:
 
 
 def _annealed(
-    network: Network, starts: list[Timed], bound: float, steps: float, until: float
+    network: Network, starts: list[Timed], bound: float, steps: float, until: float, keep: int = KEEP
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first.
 
@@ -117,7 +138,7 @@ def _annealed(
     faster, most = (FASTER, COMPILED) if compiled else (1, CHAINS)
     steps *= faster
     each = steps / network.runs
-    hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW)
+    hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2
     draw, ruins = random.Random(0), RUINS if each >= ROOM else 0
     count = most if each >= ROOM * faster else 1
     begins = starts[:count]
@@ -131,6 +152,6 @@ def _annealed(
                 chain.cool(steps * share / len(chains), heats, until)
         chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // QUARTER)]
     found = dict.fromkeys(kept for chain in begun for kept in chain.best)
-    best = sorted(found, key=lambda kept: kept.makespan)[:KEEP]
+    best = sorted(found, key=lambda kept: kept.makespan)[:keep]
     timed = (Timed(network, kept.device, kept.keys, eager=kept.eager) for kept in best)
     return [each.schedule("search") for each in timed]

@@ -45,4 +45,4 @@ def coarse(problem: Problem, bound: float, makespan: float, steps: int, until: f
     at = {problem.number[name]: position for position, name in enumerate(few.names)}
     own = [at[c] for c in cluster]
     device, start = [play.device[c] for c in own], [play.start[c] for c in own]
-    return refine(problem, bound, device, start, int(steps * AFTER), until)
+    return refine(problem, bound, device, start, steps * AFTER * (1 - problem.runs / LARGE), until)

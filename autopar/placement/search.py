@@ -15,7 +15,7 @@ from ..plans import Plan
 from ..problem import Problem
 from ..simulate import Schedule, timing
 from ..tables import seconds
-from .anneal import anneal
+from .anneal import anneal, polish
 from .bounds import lower_bound, sound
 from .coarse import coarse
 from .duplicate import duplicate, repeats
@@ -121,7 +121,10 @@ def place(
         evolved = [race.enter(schedule) for schedule in searched]
         leader = race.leading()
         if leader and not lanes:
-            for schedule in coarse(problem, bound, leader.makespan, steps, until):
+            more = coarse(problem, bound, leader.makespan, steps, until)
+            if not searched:
+                more += polish(problem, bound, leader.play, steps, until)
+            for schedule in more:
                 race.enter(schedule)
         if any(entry and entry.over for entry in evolved):
             pack(race, bound, steps, until)

@@ -16,6 +16,7 @@ from ..simulate import Schedule
 from ..steps import Steps
 from .bounds import worth
 from .heft import heft, list_schedule, placed
+from .native.library import library
 from .nondelay import crowded, free, nondelay
 from .priced import last_first, priced
 from .race import SHORTER
@@ -44,7 +45,7 @@ devices. First weights for lists: of what follows, of copies, and of what the se
 FILLED = 2.0
 """Longest ways in the load of a graph that fills all devices."""
 MANY = 20_000
-"""Runs from which on only the first of each are tried."""
+"""Runs from which on only the first of each are tried, and none is polished."""
 DEVICES = 16
 """Devices looked at for each run in all variants together."""
 APART = 40
@@ -109,9 +110,12 @@ def _ways(problem: Problem) -> dict[str, Way]:
     order, tail = mean_first(problem, 0.0), np.array(cost_to_go(problem))
     seconds = np.array(problem.seconds)
     spent = np.where(np.isfinite(seconds), seconds, 0.0) * price
-    lists, prices = FULL if filled > FILLED else LONG
+    lists, prices = ([*own] for own in (FULL if filled > FILLED else LONG))
     if problem.runs >= MANY:
-        lists, prices = lists[:1], prices[:1]
+        del lists[1:], prices[1:]
+    elif filled > FILLED and library():
+        # What is polished comes out as well from prices alone, which are quicker.
+        lists.clear()
     found: dict[str, Way] = {}
     for ahead, stay, full in lists:
         to_go = (ahead * tail + full * spent).tolist()
