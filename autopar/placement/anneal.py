@@ -129,8 +129,8 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first.
 
-    Chains from the shortest starts cool side by side, and twice only the best of `QUARTER` of them go on: in
-    which basin one ends shows before it is cold, and hardly depends on how slowly it cools from there.
+    Chains from the shortest starts cool side by side, and twice only the best of them go on, one of `QUARTER`: in which
+    basin one ends shows before it is cold, and hardly depends on how slowly it cools from there.
     """
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     compiled = native.chains(network)
