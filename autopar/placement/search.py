@@ -95,58 +95,74 @@ def place(
     alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
     stopped, once = "", 0.0
     if policy == "auto":
-        lanes = alike(problem)
-        found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
-        tried: list[Callable[..., Schedule]] = [POLICIES[name] for name in RACE]
-        if wide and found:
-            tried = [heft]
-        elif wide and crowded(problem):
-            tried = [partial(quickest, until=until)]
-        elif wide:
-            tried = [*variants(problem).values()]
-        short = problem.tight
-        if short and problem.runs > LARGE:
-            # In the order of placing much counts as held that is long gone by then: without caps it may well fit.
-            loose = race.enter(quickest(problem, until) if crowded(problem) else heft(problem, room=math.inf))
-            if loose and not loose.over:
-                short, tried = False, [partial(lookahead, room=math.inf)]
-        if found and found.makespan <= bound * (1 + SHORTER):
-            tried = []
-        for own in (*tried, *((fill, follow) if short else ())):
-            if time.monotonic() > until:
-                stopped = "time"
-                break
-            enter_fitting(race, own)
-        searched = [] if lanes else anneal(problem, bound, steps, until)
-        evolved = [race.enter(schedule) for schedule in searched]
-        leader = race.leading()
-        if leader and not lanes:
-            more = coarse(problem, bound, leader.makespan, steps, until)
-            if not searched:
-                more += polish(problem, bound, leader.play, steps, until)
-            for schedule in more:
-                race.enter(schedule)
-        if any(entry and entry.over for entry in evolved):
-            pack(race, bound, steps, until)
-        leader = race.leading()
-        if leader and time.monotonic() <= until:
-            improve(race, leader, bound)
-        if time.monotonic() > until:
-            stopped = "time"
-        chosen = race.best()
+        _enter_all(race, bound, steps, until, wide)
+        chosen = shortest = race.best()
         if copies:
             shortest, once = prove(race, chosen, bound, until)
-            if time.monotonic() > until:
-                stopped = "time"
             once = sound(once, shortest.makespan)
-            # With copies the longer of two plans without them may become the shorter.
+        if time.monotonic() > until:
+            stopped = "time"
+        if copies:
             starts = [shortest] if shortest is chosen else [shortest, chosen]
-            if repeats(shortest) and shortest.makespan > bound * (1 + SHORTER) and time.monotonic() <= until:
-                starts += filter(None, [spread(race)])
-            chosen = min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)
+            chosen = _repeated(race, starts, bound, stopped)
     else:
         chosen = race.best(_asked(race, policy, alone))
     return _plan(race, chosen, bound, alone, stopped, once)
+
+
+def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -> None:
+    """Enter what policies, searches and small changes of the best lead to; `wide` graphs are too large for some."""
+    problem = race.problem
+    lanes = alike(problem)
+    found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
+    tried: list[Callable[..., Schedule]] = [POLICIES[name] for name in RACE]
+    if wide and found:
+        tried = [heft]
+    elif wide and crowded(problem):
+        tried = [partial(quickest, until=until)]
+    elif wide:
+        tried = [*variants(problem).values()]
+    short = problem.tight
+    if short and problem.runs > LARGE:
+        # In the order of placing much counts as held that is long gone by then: without caps it may well fit.
+        loose = race.enter(quickest(problem, until) if crowded(problem) else heft(problem, room=math.inf))
+        if loose and not loose.over:
+            short, tried = False, [partial(lookahead, room=math.inf)]
+    if found and found.makespan <= bound * (1 + SHORTER):
+        tried = []
+    for own in (*tried, *((fill, follow) if short else ())):
+        if time.monotonic() > until:
+            break
+        enter_fitting(race, own)
+    if not lanes:
+        _search(race, bound, steps, until)
+    leader = race.leading()
+    if leader and time.monotonic() <= until:
+        improve(race, leader, bound)
+
+
+def _search(race: Race, bound: float, steps: int, until: float) -> None:
+    """Enter what the searches find."""
+    problem = race.problem
+    found = anneal(problem, bound, steps, until)
+    entries = [race.enter(schedule) for schedule in found]
+    leader = race.leading()
+    if leader:
+        more = coarse(problem, bound, leader.makespan, steps, until)
+        if not found:
+            more += polish(problem, bound, leader.play, steps, until)
+        for schedule in more:
+            race.enter(schedule)
+    if any(entry and entry.over for entry in entries):
+        pack(race, bound, steps, until)
+
+
+def _repeated(race: Race, starts: list[Entry], bound: float, stopped: str) -> Entry:
+    """The shortest of some plans with runs computed again, for what is longer than the first without may become
+    shorter."""
+    if repeats(starts[0]) and starts[0].makespan > bound * (1 + SHORTER) and not stopped:
+        starts = [*starts, *filter(None, [spread(race)])]
+    return min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
