@@ -1,6 +1,5 @@
 """The compiled search takes the same steps as that in Python, to the bit, and is done without where it must be."""
 
-import logging
 import math
 import random
 import shutil
@@ -82,7 +81,7 @@ def test_the_same_steps_as_in_python(seed, tasks, ccr):
     """Of devices with several lanes, wires of their own, one or none, and copy queues or none."""
     on = machine(1 + seed % 3, cpu_lanes=1 + seed % 2, wire=("own", "one", None)[seed % 3], peer=seed % 4 > 0)
     on = replace(on, queued=seed % 5 > 0)
-    the_same(Problem(random_dag(seed, tasks, ccr=ccr, on=on)), seed, 200 * tasks)
+    assert the_same(Problem(random_dag(seed, tasks, ccr=ccr, on=on)), seed, 200 * tasks)
 
 
 @needs_compiler
@@ -111,13 +110,13 @@ def test_it_ends_when_time_is_up():
     network = Network(problem)
     start = Timed(network, [own[0] for own in problem.allowed], [*range(problem.runs)])
     began = time.monotonic()
-    made = cooled(native.chains(network), start, random.Random(0), 1e12, began + 0.2)
-    assert made.best
-    assert time.monotonic() - began < 30
+    made = cooled(native.chains(network), start, random.Random(0), 1e9, began + 0.2)
+    assert 0 <= made.spent < 1e9
+    assert made.best[0].makespan < start.makespan
 
 
 @needs_compiler
-def test_there_is_no_memory(monkeypatch):
+def test_without_memory_a_chain_stays_as_it_is(monkeypatch, caplog):
     class Full:
         def autopar_cool(self, *_):
             return -1
@@ -127,25 +126,26 @@ def test_there_is_no_memory(monkeypatch):
     start = Timed(network, [0] * problem.runs, [*range(problem.runs)])
     begin = native.chains(network)
     monkeypatch.setattr(native, "library", Full)
-    with pytest.raises(MemoryError, match="no room to search for a plan of 20 runs on 2 devices"):
-        cooled(begin, start, random.Random(0), 100)
+    made = cooled(begin, start, random.Random(0), 100)
+    assert [kept.makespan for kept in made.best] == [start.makespan]
+    assert "no memory to search for a plan of 20 runs on 2 devices" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("compiler", "words"),
     [
         ("no-such-compiler", "no C compiler 'no-such-compiler' is found; install one"),
-        ("false", "false failed (Command"),
+        ("false", "false"),
+        ('cc "', "no C compiler 'cc \"' is found"),
         pytest.param("cc --no-such-flag", "no-such-flag", marks=needs_compiler),
     ],
 )
 def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog, compiler, words):
     monkeypatch.setenv("CC", compiler)
-    caplog.set_level(logging.INFO, "autopar")
     assert library() is None
     assert told().startswith("plans are searched for in Python, in fewer steps: ")
     assert words in told() and "CC" in told()
-    assert told() in caplog.text
+    assert told() in caplog.text and "\n" not in told()
     problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
     assert native.chains(Network(problem)) is None
     assert search.anneal(problem, 0.0, steps=4 * search.FIRST * problem.runs)
@@ -162,13 +162,20 @@ def test_what_does_not_load_is_done_without(without, monkeypatch, caplog):
     monkeypatch.setenv("AUTOPAR_CACHE", str(other))
     _found.cache_clear()
     assert library() is None
-    assert "AUTOPAR_CACHE names another folder" in told()
+    assert "AUTOPAR_CACHE another folder" in told()
     assert told() in caplog.text
 
 
-def test_a_folder_that_cannot_be_written(without, monkeypatch):
+@needs_compiler
+def test_a_folder_that_cannot_be_written(without, monkeypatch, caplog):
     (without / "file").write_text("")
     monkeypatch.setenv("AUTOPAR_CACHE", str(without / "file" / "below"))
-    if shutil.which("cc"):
-        assert library() is None
-        assert "AUTOPAR_CACHE names another folder" in told()
+    assert library() is None
+    assert "AUTOPAR_CACHE another folder" in told()
+    assert told() in caplog.text
+
+
+@needs_compiler
+def test_blanks_name_no_compiler(without, monkeypatch):
+    monkeypatch.setenv("CC", " ")
+    assert library()

@@ -12,10 +12,11 @@ from taskfiles import link, randomly, small
 
 import autopar
 from autopar.bench import instances
+from autopar.bench.planner import scale
 from autopar.bench.planner.judging import by_direction
 from autopar.critical import critical
 from autopar.formats import read
-from autopar.placement import change, search
+from autopar.placement import change, native, search
 from autopar.placement.change import changes
 from autopar.placement.gaps import Gaps, find_all
 from autopar.placement.once import once
@@ -167,6 +168,14 @@ def test_a_run_put_where_it_is_said_to_fit_disturbs_nobody(seed):
                        for step in plan.orders[lane])
             ]  # fmt: skip
             assert len(idle) >= min(wide)
+
+
+def test_a_large_plan_that_was_searched_for_names_changes():
+    """Each is planned for as thoroughly as the plan itself was, or none would seem to help."""
+    plan = autopar.schedule(scale.chains(600))
+    assert plan.policy == "search" or native.library() is None
+    found = changes(plan)
+    assert found and found[0].seconds < 0.95 * plan.makespan
 
 
 def test_a_run_computed_again_says_instead_of_what():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from functools import partial
 
 from ..problem import Problem
@@ -17,7 +18,7 @@ from .heft import placed
 from .network import Network
 from .rank import mean_first, urgent_first
 from .timed import Timed
-from .variants import MANY, WEIGHTS
+from .variants import WEIGHTS, polished
 
 STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
@@ -31,7 +32,7 @@ FASTER = 20
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
 POLISH = 25_000
-"""Steps for a schedule of a larger graph, of fewer than `MANY` runs."""
+"""Steps for a schedule of a graph for which there are too few of them to begin with lists."""
 LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
 """Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
 FIRST = 128
@@ -57,12 +58,12 @@ QUARTER = 4
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `steps` runs
-    are placed, or `FASTER` times as many by compiled code, fewer of a small graph and of a large one, or until `until`
-    of the monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of
-    copies other than first come, first served, are not: `simulate` has the last word.
+    The best of a few list schedules is annealed, the `CHAINS` (`COMPILED`) best where there are steps for it. About
+    `steps` runs are placed, or `FASTER` times as many by compiled code, fewer of a small graph and of a large one, or
+    until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch
+    and orders of copies other than first come, first served, are not: `simulate` has the last word.
     Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
-    several lanes. Deterministic.
+    several lanes. Deterministic, where there is a compiler and where there is none.
     """
     runs = problem.runs
     steps = int(min(steps, max(min(LEAST, SQUARE * runs * runs), EACH * runs)) * max(0.0, 1 - runs / LARGE))
@@ -94,12 +95,11 @@ def refine(
 
 
 def polish(problem: Problem, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
-    """What compiled code makes of a schedule that has been played, where a graph is too large for `anneal`; nothing
-    where it is too large for this too, or memory is short."""
-    runs = problem.runs
-    if _settled(problem) or runs >= MANY or problem.tight or not native.library():
+    """What compiled chains make of a schedule that has been played, where `anneal` has too few steps for a graph;
+    nothing where they cannot go on from it (`polished`), or after `until`."""
+    if _settled(problem) or not polished(problem) or time.monotonic() > until:
         return []
-    return refine(problem, bound, play.device, play.start[:runs], min(steps, POLISH), until, keep=1)
+    return refine(problem, bound, play.device, play.start[: problem.runs], min(steps, POLISH), until, keep=1)
 
 
 def _settled(problem: Problem) -> bool:
@@ -151,7 +151,7 @@ def _annealed(
             if min(own.best[0].makespan for own in chains) > bound * (1 + CLOSE):
                 chain.cool(steps * share / len(chains), heats, until)
         chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // QUARTER)]
-    found = dict.fromkeys(kept for chain in begun for kept in chain.best)
-    best = sorted(found, key=lambda kept: kept.makespan)[:keep]
+    found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
+    best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
     timed = (Timed(network, kept.device, kept.keys, eager=kept.eager) for kept in best)
     return [each.schedule("search") for each in timed]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import AutoparError
 from ..plans import Placed, Plan
 from ..problem import Problem
 from ..simulate import Schedule
-from .anneal import anneal
+from .anneal import anneal, polish
 from .bounds import lower_bound
 from .duplicate import duplicate
 from .fill import fill
 from .follow import follow
 from .heft import heft, lookahead
 from .improve import improve
+from .nondelay import crowded
 from .once import once
 from .orders import kept
 from .period import balance, bound
@@ -26,7 +28,7 @@ from .search import enter_fitting
 from .shares import Shares
 from .strict.reasons import StrictReasons, StrictShares
 from .throughput import loads_of
-from .variants import LARGE, variants
+from .variants import LARGE, quickest, variants
 from .whatif import Option, options, wires
 
 MOST = 16
@@ -165,11 +167,15 @@ def _raced(plan: Plan, option: Option) -> Race:
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
     if problem.runs > LARGE:
         # One is what there is time for: that which was best.
-        policies = [variants(problem).get(plan.policy, heft)]
+        quick = partial(quickest, until=math.inf) if crowded(problem) else heft
+        policies = [variants(problem).get(plan.policy, quick)]
     if problem.tight:
         policies += [fill, follow]
     for policy in policies:
         enter_fitting(race, policy)
+    if problem.runs > LARGE and plan.policy == "search" and (leader := race.leading()):
+        for schedule in polish(problem, 0.0, leader.play, STEPS, math.inf):
+            race.enter(schedule)
     return race
 
 

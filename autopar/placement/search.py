@@ -104,7 +104,7 @@ def place(
             stopped = "time"
         if copies:
             starts = [shortest] if shortest is chosen else [shortest, chosen]
-            chosen = _repeated(race, starts, bound, stopped)
+            chosen = _repeated(race, starts, bound, until)
     else:
         chosen = race.best(_asked(race, policy, alone))
     return _plan(race, chosen, bound, alone, stopped, once)
@@ -157,10 +157,10 @@ def _search(race: Race, bound: float, steps: int, until: float) -> None:
         pack(race, bound, steps, until)
 
 
-def _repeated(race: Race, starts: list[Entry], bound: float, stopped: str) -> Entry:
+def _repeated(race: Race, starts: list[Entry], bound: float, until: float) -> Entry:
     """The shortest of some plans with runs computed again, for what is longer than the first without may become
     shorter."""
-    if repeats(starts[0]) and starts[0].makespan > bound * (1 + SHORTER) and not stopped:
+    if repeats(starts[0]) and starts[0].makespan > bound * (1 + SHORTER) and time.monotonic() <= until:
         starts = [*starts, *filter(None, [spread(race)])]
     return min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)
 

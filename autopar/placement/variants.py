@@ -45,7 +45,9 @@ devices. First weights for lists: of what follows, of copies, and of what the se
 FILLED = 2.0
 """Longest ways in the load of a graph that fills all devices."""
 MANY = 20_000
-"""Runs from which on only the first of each are tried, and none is polished."""
+"""Runs from which on only the first of each are tried."""
+POLISHED = 10_000
+"""Runs up to which what is found is polished: compiled chains go on from it (`anneal.polish`)."""
 DEVICES = 16
 """Devices looked at for each run in all variants together."""
 APART = 40
@@ -62,6 +64,12 @@ def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
         for policy, way in _ways(problem).items():
             found[policy] = partial(_busy, policy=policy, way=way)
     return found
+
+
+def polished(problem: Problem) -> bool:
+    """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or nothing
+    can be compiled."""
+    return problem.runs <= POLISHED and not problem.tight and not problem.modes and library() is not None
 
 
 def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:
@@ -113,8 +121,8 @@ def _ways(problem: Problem) -> dict[str, Way]:
     lists, prices = ([*own] for own in (FULL if filled > FILLED else LONG))
     if problem.runs >= MANY:
         del lists[1:], prices[1:]
-    elif filled > FILLED and library():
-        # What is polished comes out as well from prices alone, which are quicker.
+    elif filled > FILLED and polished(problem):
+        # That comes out as well from prices alone, which are quicker.
         lists.clear()
     found: dict[str, Way] = {}
     for ahead, stay, full in lists:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from ..network import Network
 from ..timed import Timed
 from .flat import WORDS, Draw, Flat, Floats, Ints, Kept, State, ways_of
 from .library import library
+
+log = logging.getLogger("autopar")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +41,7 @@ class Chain:
         self.spent = 0.0
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
-        """As there; MemoryError where there is no room for it."""
+        """As there; nothing changes, with a line in the log, where there is no memory for it."""
         found, network, keep = library(), self.flat.network, chain.KEEP
         assert found
         device = np.zeros((keep + 1, network.runs), dtype=np.int32)
@@ -57,9 +60,10 @@ class Chain:
             *map(ctypes.c_double, (steps, *heats, until - time.monotonic())),
         )
         if failed:
-            raise MemoryError(
-                f"no room to search for a plan of {network.runs} runs on {network.devices} devices"
+            log.warning(
+                "no memory to search for a plan of %d runs on %d devices", network.runs, network.devices
             )
+            return
         self.draw.setstate((version, tuple(draw.state), gauss))
         self.spent = own.spent
         self.now, *self.best = (

@@ -38,14 +38,12 @@ def told() -> str:
 
 @functools.cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
-    command = shlex.split(os.environ.get("CC") or "cc")
+    command = _named()
     compiler = shutil.which(command[0])
     if compiler is None:
-        told = (
-            f"{SLOWLY}no C compiler {command[0]!r} is found; install one (apt install gcc) or name it in CC"
-        )
-        log.info(told)
-        return None, told
+        why = f"no C compiler {command[0]!r} is found; install one (apt install gcc) or name it in CC"
+        log.warning(SLOWLY + why)
+        return None, SLOWLY + why
     command = [compiler, *command[1:], *FLAGS]
     sources = sorted(Path(__file__).parent.glob("*.[ch]"))
     about = [*command, platform.machine(), platform.system(), *platform.libc_ver()]
@@ -55,13 +53,21 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
         if not path.exists():
             _compile(command, [str(source) for source in sources if source.suffix == ".c"], path)
         return ctypes.CDLL(str(path)), f"plans are searched for in C, by {path}"
-    except subprocess.SubprocessError as error:
-        why = str(getattr(error, "stderr", "") or error).strip()
-        told = f"{SLOWLY}{compiler} failed ({why}); CC names another compiler"
-    except OSError as error:
-        told = f"{SLOWLY}{error}; AUTOPAR_CACHE names another folder for what is compiled"
-    log.warning(told)
-    return None, told
+    except (OSError, subprocess.SubprocessError) as error:
+        why = [*(getattr(error, "stderr", "") or "").splitlines(), str(error)][0]
+        why += f"; CC names another compiler than {compiler}, AUTOPAR_CACHE another folder"
+        log.warning(SLOWLY + why)
+        return None, SLOWLY + why
+
+
+def _named() -> list[str]:
+    """The words of `CC`, or cc."""
+    named = os.environ.get("CC", "").strip() or "cc"
+    try:
+        return shlex.split(named)
+    except ValueError:
+        # No compiler is called so, which is said then.
+        return [named]
 
 
 def _compile(command: Sequence[str], sources: Sequence[str], path: Path) -> None:
@@ -71,6 +77,6 @@ def _compile(command: Sequence[str], sources: Sequence[str], path: Path) -> None
         made = Path(own) / path.name
         subprocess.run(
             [*command, "-o", str(made), *sources, "-lm"],
-            check=True, capture_output=True, text=True, timeout=SECONDS,
+            check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS,
         )  # fmt: skip
         os.replace(made, path)

@@ -9,6 +9,7 @@
 
 #define NEAR 1e-9 /* timed.NEAR */
 #define NOT_THERE -1.0
+#define TASTES 4   /* as many as rebuilding.AHEAD and STAY have */
 
 /* Those of i are of[at[i]] to of[at[i + 1] - 1]. */
 typedef struct {
@@ -55,7 +56,7 @@ static inline double travel(const Network *net, int value, int source, int targe
 typedef struct {
     int moves, shifts, exchanges, groups, ruins, tried, estimate, close, gathered;
     double early, critical, beside, part;
-    double ahead[4], stay[4];
+    double ahead[TASTES], stay[TASTES];
 } Ways;
 
 typedef struct {

@@ -143,7 +143,7 @@ int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *
             anew->busy[sent->queue] = most(anew->busy[sent->queue], sent->came);
         }
     }
-    double ahead = beside->ways->ahead[below(beside->draw, 4)], stay = beside->ways->stay[below(beside->draw, 4)];
+    double ahead = beside->ways->ahead[below(beside->draw, TASTES)], stay = beside->ways->stay[below(beside->draw, TASTES)];
     for (int i = first; i < runs; i++) {
         int r = beside->order[i], best = -1;
         double lowest = INFINITY;
