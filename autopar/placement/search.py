@@ -70,6 +70,10 @@ QUICK = 40_000
 """Steps of `anneal` where a plan is one of many tried, as for a captured model."""
 
 
+REPEATED = 400
+"""Runs of the plans in which copies of runs are looked for beside the best."""
+
+
 def place(
     costed: CostedGraph,
     policy: Policy = "auto",
@@ -103,8 +107,7 @@ def place(
         if time.monotonic() > until:
             stopped = "time"
         if copies:
-            starts = [shortest] if shortest is chosen else [shortest, chosen]
-            chosen = _repeated(race, starts, bound, until)
+            chosen = _repeated(race, [shortest, chosen], bound, until)
     else:
         chosen = race.best(_asked(race, policy, alone))
     return _plan(race, chosen, bound, alone, stopped, once)
@@ -158,11 +161,17 @@ def _search(race: Race, bound: float, steps: int, until: float) -> None:
 
 
 def _repeated(race: Race, starts: list[Entry], bound: float, until: float) -> Entry:
-    """The shortest of some plans with runs computed again, for what is longer than the first without may become
-    shorter."""
-    if repeats(starts[0]) and starts[0].makespan > bound * (1 + SHORTER) and time.monotonic() <= until:
-        starts = [*starts, *filter(None, [spread(race)])]
-    return min((duplicate(start, bound) for start in starts), key=lambda entry: entry.makespan)
+    """The shortest of some plans, and of others as far as there is time for them, with runs computed again: what is
+    longer than the first without may become shorter."""
+    if starts[0].makespan > bound * (1 + SHORTER) and time.monotonic() <= until:
+        fitting = sorted(
+            (entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan
+        )
+        starts = [*starts, *fitting[: REPEATED // race.problem.runs]]
+        if repeats(starts[0]):
+            starts += filter(None, [spread(race)])
+    distinct = {id(start): start for start in starts}.values()
+    return min((duplicate(start, bound) for start in distinct), key=lambda entry: entry.makespan)
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
