@@ -12,7 +12,7 @@ from . import cache
 from .detect import accelerators, detect
 from .hardware.buses import BUSES
 from .hardware.chips import CHIPS
-from .placement.native.library import told
+from .placement.native.build import told
 from .tables import size, table
 
 

@@ -64,7 +64,7 @@ def kind(request, monkeypatch):
     if request.param == "Python":
         monkeypatch.setattr(native, "chains", lambda network: None)
         return Chain
-    if native.library() is None:
+    if native.built() is None:
         pytest.skip("no C compiler is here")
     return native.Chain
 
@@ -100,7 +100,7 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
     assert (len(placements) > 1) == (count > 1)
 
 
-@pytest.mark.skipif(native.library() is None, reason="no C compiler is here")
+@pytest.mark.skipif(native.built() is None, reason="no C compiler is here")
 def test_what_is_too_large_is_polished():
     made = Problem(read(planted(2, 1_600, 4, 1.0)[0]))
     bound = lower_bound(made)

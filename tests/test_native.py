@@ -17,7 +17,7 @@ from autopar.errors import PlanError
 from autopar.formats import read
 from autopar.placement import anneal as search
 from autopar.placement import chain, native
-from autopar.placement.native.library import _found, library, told
+from autopar.placement.native.build import _found, built, told
 from autopar.placement.network import Network
 from autopar.placement.timed import Timed
 from autopar.problem import Problem
@@ -28,7 +28,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C com
 
 @pytest.fixture
 def without(monkeypatch, tmp_path):
-    """A function that makes `library` look again, with a cache of its own."""
+    """A function that makes `built` look again, with a cache of its own."""
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
     _found.cache_clear()
     yield tmp_path
@@ -69,7 +69,7 @@ def the_same(problem: Problem, seed: int, steps: float) -> bool:
 
 @needs_compiler
 def test_it_is_compiled_here(without):
-    assert library()
+    assert built()
     (made,) = without.iterdir()
     assert told() == f"plans are searched for in C, by {made}"
 
@@ -125,7 +125,7 @@ def test_without_memory_a_chain_stays_as_it_is(monkeypatch, caplog):
     network = Network(problem)
     start = Timed(network, [0] * problem.runs, [*range(problem.runs)])
     begin = native.chains(network)
-    monkeypatch.setattr(native, "library", Full)
+    monkeypatch.setattr(native, "built", Full)
     made = cooled(begin, start, random.Random(0), 100)
     assert [kept.makespan for kept in made.best] == [start.makespan]
     assert "no memory to search for a plan of 20 runs on 2 devices" in caplog.text
@@ -142,7 +142,7 @@ def test_without_memory_a_chain_stays_as_it_is(monkeypatch, caplog):
 )
 def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog, compiler, words):
     monkeypatch.setenv("CC", compiler)
-    assert library() is None
+    assert built() is None
     assert told().startswith("plans are searched for in Python, in fewer steps: ")
     assert words in told() and "CC" in told()
     assert told() in caplog.text and "\n" not in told()
@@ -154,14 +154,14 @@ def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog
 
 @needs_compiler
 def test_what_does_not_load_is_done_without(without, monkeypatch, caplog):
-    assert library()
+    assert built()
     (made,) = without.iterdir()
     other = without / "other"
     other.mkdir()
     (other / made.name).write_bytes(b"not a library")
     monkeypatch.setenv("AUTOPAR_CACHE", str(other))
     _found.cache_clear()
-    assert library() is None
+    assert built() is None
     assert "AUTOPAR_CACHE another folder" in told()
     assert told() in caplog.text
 
@@ -170,7 +170,7 @@ def test_what_does_not_load_is_done_without(without, monkeypatch, caplog):
 def test_a_folder_that_cannot_be_written(without, monkeypatch, caplog):
     (without / "file").write_text("")
     monkeypatch.setenv("AUTOPAR_CACHE", str(without / "file" / "below"))
-    assert library() is None
+    assert built() is None
     assert "AUTOPAR_CACHE another folder" in told()
     assert told() in caplog.text
 
@@ -178,4 +178,4 @@ def test_a_folder_that_cannot_be_written(without, monkeypatch, caplog):
 @needs_compiler
 def test_blanks_name_no_compiler(without, monkeypatch):
     monkeypatch.setenv("CC", " ")
-    assert library()
+    assert built()

@@ -16,7 +16,7 @@ from ..simulate import Schedule
 from ..steps import Steps
 from .bounds import worth
 from .heft import heft, list_schedule, placed
-from .native.library import library
+from .native.build import built
 from .nondelay import crowded, free, nondelay
 from .priced import last_first, priced
 from .race import SHORTER
@@ -69,7 +69,7 @@ def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
 def polished(problem: Problem) -> bool:
     """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or nothing
     can be compiled."""
-    return problem.runs <= POLISHED and not problem.tight and not problem.modes and library() is not None
+    return problem.runs <= POLISHED and not problem.tight and not problem.modes and built() is not None
 
 
 def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:

@@ -15,8 +15,8 @@ import numpy as np
 from .. import chain
 from ..network import Network
 from ..timed import Timed
+from .build import built
 from .flat import WORDS, Draw, Flat, Floats, Ints, Kept, State, ways_of
-from .library import library
 
 log = logging.getLogger("autopar")
 
@@ -42,7 +42,7 @@ class Chain:
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
         """As there; nothing changes, with a line in the log, where there is no memory for it."""
-        found, network, keep = library(), self.flat.network, chain.KEEP
+        found, network, keep = built(), self.flat.network, chain.KEEP
         assert found
         device = np.zeros((keep + 1, network.runs), dtype=np.int32)
         keys = np.zeros((keep + 1, network.runs), dtype=np.float64)
@@ -74,4 +74,4 @@ class Chain:
 
 def chains(network: Network) -> Callable[..., Chain] | None:
     """What begins chains of a network, given all but that; None where nothing can be compiled."""
-    return partial(Chain, Flat(network)) if library() else None
+    return partial(Chain, Flat(network)) if built() else None

@@ -26,7 +26,7 @@ SLOWLY = "plans are searched for in Python, in fewer steps: "
 log = logging.getLogger("autopar")
 
 
-def library() -> ctypes.CDLL | None:
+def built() -> ctypes.CDLL | None:
     """The library; None where there is no C compiler or what it makes does not load."""
     return _found()[0]
 
