@@ -167,7 +167,7 @@ def _repeated(race: Race, starts: list[Entry], bound: float, until: float) -> En
         fitting = sorted(
             (entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan
         )
-        starts = [*starts, *fitting[: REPEATED // race.problem.runs]]
+        starts = [*starts, *fitting[: REPEATED // max(1, race.problem.runs)]]
         if repeats(starts[0]):
             starts += filter(None, [spread(race)])
     distinct = {id(start): start for start in starts}.values()
