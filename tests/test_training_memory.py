@@ -69,15 +69,15 @@ def stepped(fast, x, times=2):
 def test_measured_peaks_are_those_predicted(name, way, recompute):
     torch.manual_seed(0)
     make, data = MODELS[name]
-    fast, x = autopar.compile(make(), machine(), recompute=recompute, check="never", **WAYS[way]), data()
+    # Which plan `auto` finds must not depend on how fast this machine is.
+    options = dict(WAYS[way], measure=False, recompute=recompute, check="never")
+    fast, x = autopar.compile(make(), machine(), **options), data()
     measured = stepped(fast, x)
     predicted = fast.plan.peaks
     assert all(measured[device] <= predicted[device] for device in predicted), (measured, predicted)
     if name == "mlp":
-        # Without scratch memory the prediction is near; the CPU's counts what the caller holds besides, and which plan
-        # `auto` finds depends on this machine's rates.
-        near = 1.5 if way == "auto, parts" else 1.25
-        assert all(predicted[device] <= near * measured[device] for device in ACCELERATORS)
+        # Without scratch memory the prediction is near; the CPU's counts what the caller holds besides.
+        assert all(predicted[device] <= 1.25 * measured[device] for device in ACCELERATORS)
     fast.close()
 
 
