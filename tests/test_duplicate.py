@@ -14,7 +14,7 @@ from autopar.bench import instances
 from autopar.formats import described, read
 from autopar.placement import place
 from autopar.placement.again import again, repeatable
-from autopar.placement.duplicate import _promising, _with, duplicate
+from autopar.placement.duplicate import duplicate, with_copies, worthwhile
 from autopar.placement.heft import heft
 from autopar.placement.native.build import built
 from autopar.placement.once import once
@@ -164,7 +164,7 @@ def test_where_all_copies_together_do_harm_fewer_are_tried():
     problem = Problem(read(instances.small(17, tasks=14, ratio=4.0)))
     entry = Race(problem).trial(heft(problem))
     assert entry is not None
-    every = _with(entry.play, _promising(problem, entry.play))
+    every = with_copies(entry.play, worthwhile(entry.play))
     assert every is not None and every.makespan >= entry.makespan
     assert duplicate(entry, 0.0).makespan < entry.makespan
 
@@ -200,8 +200,9 @@ def test_a_copy_reads_what_an_earlier_copy_made_on_its_device():
 def test_a_longer_plan_may_become_the_shorter_with_copies(monkeypatch):
     """So copies are looked for in others than the best as well."""
     costed = read(instances.small(40))
+    monkeypatch.setattr("autopar.placement.repeated.TRIES", 0)
     with_others = place(costed, copies=True)
-    monkeypatch.setattr("autopar.placement.search.REPEATED", 0)
+    monkeypatch.setattr("autopar.placement.repeated.LISTED", 0)
     alone = place(costed, copies=True)
     assert with_others.makespan <= alone.makespan
     # Which plans there are follows from what the search can do here.

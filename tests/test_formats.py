@@ -228,6 +228,18 @@ WRONG = [
 ]
 
 
+def test_a_home_that_is_not_heeded_is_told_of(caplog):
+    graph = broken(values__0__producer="a", values__0__consumers=["b"])
+    plan = schedule(graph)
+    assert "value 'x': 'home' is not heeded" in caplog.text
+    assert (
+        plan.makespan
+        == schedule(
+            broken(values__0__producer="a", values__0__consumers=["b"], values__0__home=None)
+        ).makespan
+    )
+
+
 @pytest.mark.parametrize(("graph", "says"), WRONG, ids=[says for _, says in WRONG])
 def test_what_is_wrong_is_said_in_one_line(graph, says):
     with pytest.raises(PlanError, match=says) as caught:

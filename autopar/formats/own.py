@@ -11,6 +11,7 @@ A device that `seconds` lacks cannot run the task; `{"cpu": {"1": 1.0, "2": 0.6}
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,8 @@ TARGET = "task"
 """What a task of a file calls: nothing that could be run."""
 
 Modes = tuple[tuple[int, int, float], ...]
+
+log = logging.getLogger("autopar")
 
 
 @dataclass(slots=True)
@@ -175,7 +178,7 @@ def _values(
 ) -> tuple[list[Value], list[tuple[str, str]], list[tuple[str, str]]]:
     """The values of the file, where they must come to, and where those are that no task makes."""
     found: dict[str, Value] = {}
-    deliver, homes = [], []
+    deliver, homes, both = [], [], []
     for index, item in enumerate(listed):
         # What is as it should be is seen at once: a large graph has several values for each task.
         entry = item if type(item) is dict else fields.row(item, "values[{}]", index)
@@ -195,6 +198,8 @@ def _values(
             maker = tasks.get(producer, -1) if type(producer) is str else -1
             if maker < 0:
                 maker = fields.known(producer, tasks, "task", "the producer of value {!r}", name)
+            if entry.get("home") is not None:
+                both.append(name)
             rows[maker].makes.append(name)
         else:
             home = fields.need(entry, "home", "value {!r}, which has no producer,", name)
@@ -219,6 +224,9 @@ def _values(
         if wanted is not None:
             fields.known(wanted, position, "device", "'deliver_to' of value {!r}", name)
             deliver.append((name, wanted))
+    if both:
+        others = f" and {len(both) - 1} more" if both[1:] else ""
+        log.warning("value %r%s: 'home' is not heeded where there is a 'producer'", both[0], others)
     return list(found.values()), deliver, homes
 
 

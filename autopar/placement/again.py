@@ -71,7 +71,8 @@ def again(
         here = {value: source(value, device[run.name]) for value in run.reads}
         tasks += [_task(costed.graph.task[task], here, {}) for task in run.tasks]
         costs += [costed.cost[task] for task in run.tasks]
-        runs.append(replace(run, reads=tuple(here.values())))
+        read = tuple(here.values())
+        runs.append(run if read == run.reads else replace(run, reads=read))
         for where in copies.get(run.name, ()):
             there, called = names[where], steps[where]
             reads = {value: source(value, where) for value in run.reads}
@@ -101,7 +102,7 @@ def again(
         deliver=(*((delivered[pair], pair[1]) for pair in costed.deliver[:count]), *costed.deliver[count:]),
         again=(
             *costed.again,
-            *((copy, name) for of in (steps, names) for found in of.values() for name, copy in found.items()),
+            *((copy, name) for of in (steps, names) for own in of.values() for name, copy in own.items()),
         ),
     )
 

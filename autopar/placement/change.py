@@ -13,7 +13,6 @@ from ..problem import Problem
 from ..simulate import Schedule
 from .anneal import anneal, polish
 from .bounds import lower_bound
-from .duplicate import duplicate
 from .fill import fill
 from .follow import follow
 from .heft import heft, lookahead
@@ -24,6 +23,7 @@ from .orders import kept
 from .period import balance, bound
 from .period.loads import Standing
 from .race import Race
+from .repeated import repeated
 from .search import enter_fitting
 from .shares import Shares
 from .strict.reasons import StrictReasons, StrictShares
@@ -194,7 +194,7 @@ def _searched(plan: Plan, race: Race) -> float:
         race.enter(schedule)
     improve(race, race.best(), bound)
     best = race.best()
-    return (duplicate(best, bound) if plan.costed.again else best).makespan
+    return (repeated(race, [best], bound, math.inf) if plan.costed.again else best).makespan
 
 
 def _orders(plan: Plan) -> Schedule:

@@ -6,14 +6,14 @@ IEEE TPDS 9(9), 1998), tried on a whole schedule at a time.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..problem import Problem
-from ..simulate import Play, Schedule
-from .again import again, repeatable
-from .race import SHORTER, Entry, Race
+from ..simulate import Play
+from .again import repeatable
+from .needed import Place, places, scheduled
+from .race import SHORTER, Entry
 
 STEPS = 20_000
 """Runs and copies simulated in all: the search is counted in these, never in seconds."""
@@ -24,7 +24,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class _Copy:
+class Copy:
     """Run `run` once more on `device`, where it could start at `start`, and how much sooner its result is there."""
 
     run: int
@@ -45,11 +45,11 @@ def duplicate(entry: Entry, bound: float) -> Entry:
     for _ in range(ROUNDS):
         problem = best.play.problem
         count = problem.runs + len(best.play.moves)
-        promising = _promising(problem, best.play)
+        promising = worthwhile(best.play)
         before = best
         while promising and left >= count and best.makespan > bound * (1 + SHORTER):
             left -= count
-            tried = _with(best.play, promising)
+            tried = with_copies(best.play, promising)
             if tried and not tried.over and tried.makespan < best.makespan * (1 - SHORTER):
                 best = tried
                 break
@@ -64,8 +64,9 @@ def repeats(entry: Entry) -> bool:
     return FEWEST * (entry.play.problem.runs + len(entry.play.moves)) <= STEPS
 
 
-def _promising(problem: Problem, play: Play) -> list[_Copy]:
+def worthwhile(play: Play) -> list[Copy]:
     """Copies that would have their result sooner than it comes, those that save most first."""
+    problem = play.problem
     costed = problem.costed
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
     comes: dict[tuple[int, int], float] = {}
@@ -87,57 +88,31 @@ def _promising(problem: Problem, play: Play) -> list[_Copy]:
             start = max(start, there[v].get(d, time + problem.travel(v, source, d)))
         end = start + problem.seconds[r][d]
         if end < arrives * (1 - SHORTER):
-            found.append(_Copy(r, d, start, arrives - end))
+            found.append(Copy(r, d, start, arrives - end))
             for v in problem.makes[r]:
                 there[v][d] = min(end, there[v].get(d, end))
     return sorted(found, key=lambda copy: (-copy.sooner, copy.run, copy.device))
 
 
-def _with(play: Play, copies: Sequence[_Copy]) -> Entry | None:
+def with_copies(play: Play, copies: Sequence[Copy]) -> Entry | None:
     """The schedule of a simulation with copies put in where they could start, simulated; None when that never
     ends."""
-    problem = play.problem
-    where = {name: problem.devices[d] for name, d in zip(problem.names, play.device)}
-    pairs = [(problem.names[copy.run], problem.devices[copy.device]) for copy in copies]
-    costed = again(problem.costed, where, pairs, _stops(problem))
-    called = {
-        (original, d): copy
-        for copy, original in costed.again
-        if copy in costed.run
-        for d, seconds in enumerate(costed.run[copy].seconds)
-        if seconds is not None
-    }
-    orders: dict[str, list[tuple[float, float, str]]] = {
-        lane: [] for lanes in problem.lane_names for lane in lanes
-    }
-    for r in sorted(range(problem.runs), key=lambda r: (play.start[r], play.end[r], r)):
-        for lane in (play.lane[r], *play.more.get(r, ())):
-            orders[lane].append((play.start[r], play.end[r], problem.names[r]))
-    for copy, (run, _) in sorted(zip(copies, pairs), key=lambda both: (both[0].start, both[0].run)):
-        order = min((orders[lane] for lane in problem.lane_names[copy.device]), key=_idle_at(copy.start))
-        at = bisect_right(order, copy.start, key=lambda step: step[0])
-        end = copy.start + problem.seconds[copy.run][copy.device]
-        order.insert(at, (copy.start, end, called[run, copy.device]))
-    names = {lane: tuple(name for _, _, name in order) for lane, order in orders.items()}
-    return Race(Problem(costed)).trial(Schedule("with copies", names))
+    problem, at = play.problem, places(play)
+    of = dict(problem.costed.again)
+    free: dict[str, list[tuple[float, float]]] = {lane: [] for own in problem.lane_names for lane in own}
+    for place in at.values():
+        for lane in place.lanes:
+            insort(free[lane], (place.start, place.end))
+    for copy in sorted(copies, key=lambda copy: (copy.start, copy.run)):
+        name, device = problem.names[copy.run], problem.devices[copy.device]
+        lane = min(problem.lane_names[copy.device], key=lambda lane: _idle(free[lane], copy.start))
+        place = Place(copy.start, copy.start + problem.seconds[copy.run][copy.device], (lane,), copy=True)
+        at.setdefault((of.get(name, name), device), place)
+        insort(free[lane], (place.start, place.end))
+    return scheduled(problem, at)
 
 
-def _stops(problem: Problem) -> dict[tuple[str, str], str]:
-    """The device between, for two devices that no link joins."""
-    names = problem.devices
-    return {
-        (names[s], names[d]): names[hops[0].dst]
-        for s, row in enumerate(problem.route)
-        for d, hops in enumerate(row)
-        if hops and len(hops) > 1
-    }
-
-
-def _idle_at(start: float) -> Callable[[Sequence[tuple[float, float, str]]], float]:
+def _idle(queue: Sequence[tuple[float, float]], start: float) -> float:
     """When a queue has done what begins before `start`."""
-
-    def idle(order: Sequence[tuple[float, float, str]]) -> float:
-        at = bisect_right(order, start, key=lambda step: step[0])
-        return max(start, order[at - 1][1]) if at else start
-
-    return idle
+    at = bisect_right(queue, start, key=lambda step: step[0])
+    return max(start, queue[at - 1][1]) if at else start

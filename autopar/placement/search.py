@@ -18,7 +18,6 @@ from ..tables import seconds
 from .anneal import anneal, polish
 from .bounds import lower_bound, sound
 from .coarse import coarse
-from .duplicate import duplicate, repeats
 from .fill import fill
 from .follow import follow
 from .heft import heft, list_schedule, lookahead
@@ -31,9 +30,9 @@ from .prove import prove
 from .race import SHORTER, Entry, Race
 from .rank import urgent_first
 from .reasons import Reasons
+from .repeated import repeated
 from .round_robin import round_robin
 from .single import is_single, single
-from .spread import spread
 from .variants import LARGE, quickest, variants
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
@@ -70,10 +69,6 @@ QUICK = 40_000
 """Steps of `anneal` where a plan is one of many tried, as for a captured model."""
 
 
-REPEATED = 400
-"""Runs of the plans in which copies of runs are looked for beside the best."""
-
-
 def place(
     costed: CostedGraph,
     policy: Policy = "auto",
@@ -107,7 +102,7 @@ def place(
         if time.monotonic() > until:
             stopped = "time"
         if copies:
-            chosen = _repeated(race, [shortest, chosen], bound, until)
+            chosen = repeated(race, [shortest, chosen], bound, until)
     else:
         chosen = race.best(_asked(race, policy, alone))
     return _plan(race, chosen, bound, alone, stopped, once)
@@ -158,20 +153,6 @@ def _search(race: Race, bound: float, steps: int, until: float) -> None:
             race.enter(schedule)
     if any(entry and entry.over for entry in entries):
         pack(race, bound, steps, until)
-
-
-def _repeated(race: Race, starts: list[Entry], bound: float, until: float) -> Entry:
-    """The shortest of some plans, and of others as far as there is time for them, with runs computed again: what is
-    longer than the first without may become shorter."""
-    if starts[0].makespan > bound * (1 + SHORTER) and time.monotonic() <= until:
-        fitting = sorted(
-            (entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan
-        )
-        starts = [*starts, *fitting[: REPEATED // max(1, race.problem.runs)]]
-        if repeats(starts[0]):
-            starts += filter(None, [spread(race)])
-    distinct = {id(start): start for start in starts}.values()
-    return min((duplicate(start, bound) for start in distinct), key=lambda entry: entry.makespan)
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:

@@ -85,13 +85,32 @@ typedef struct {
     Event *events, *pool;
 } Bench;
 
+#define WORDS 624
+
 /* Mersenne Twister, as Python's random.Random. */
 typedef struct {
-    uint32_t word[624];
+    uint32_t word[WORDS];
     uint32_t next;
 } Draw;
 
-double drawn(Draw *draw);
+void twist(Draw *draw);
+
+static inline uint32_t a_word(Draw *draw)
+{
+    if (draw->next >= WORDS)
+        twist(draw);
+    uint32_t y = draw->word[draw->next++];
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+
+static inline double drawn(Draw *draw)
+{
+    uint32_t high = a_word(draw) >> 5, low = a_word(draw) >> 6;
+    return (high * 67108864.0 + low) * (1.0 / 9007199254740992.0);
+}
 
 static inline int below(Draw *draw, int count)
 {
