@@ -33,6 +33,7 @@ from .reasons import Reasons
 from .repeated import repeated
 from .round_robin import round_robin
 from .single import is_single, single
+from .squeezed import squeeze
 from .variants import LARGE, quickest, variants
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
@@ -135,6 +136,10 @@ def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -
     if not lanes:
         _search(race, bound, steps, until)
     leader = race.leading()
+    if leader and leader.over:
+        squeeze(race, steps, until)
+        pack(race, bound, steps, until)
+        leader = race.leading()
     if leader and time.monotonic() <= until:
         improve(race, leader, bound)
 

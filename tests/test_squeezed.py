@@ -1,0 +1,68 @@
+"""Where nothing that is tried fits, something that does is searched for."""
+
+import json
+import random
+import time
+
+import pytest
+from taskfiles import randomly
+from test_bounds import random_schedule
+
+from autopar.bench.planner.judging import without_solver
+from autopar.errors import MemoryCapError
+from autopar.formats import described, read
+from autopar.liveness import memory
+from autopar.placement import search
+from autopar.placement.race import Race
+from autopar.placement.single import single
+from autopar.placement.squeezed import squeeze
+from autopar.problem import Problem
+from autopar.scheduling import schedule
+from autopar.simulate import Play
+from autopar.verify import infeasibilities
+
+
+def short(seed: int):
+    """A random graph whose caps are the peaks of a random schedule of it: something fits."""
+    draw = random.Random(seed)
+    graph = randomly(draw, draw.choice((6, 12, 25, 50)))
+    problem = Problem(read(graph))
+    peaks = {m.device: m.peak for m in memory(problem, Play(problem, random_schedule(problem, draw)))}
+    for device in graph["devices"]:
+        device["memory_bytes"] = peaks[device["name"]]
+    return graph
+
+
+@pytest.mark.parametrize("seed", [642, 1439, 2395, 5837])
+def test_what_fits_is_found_where_no_policy_finds_it(seed, monkeypatch):
+    graph = short(seed)
+    with without_solver():
+        found = schedule(graph)
+        again = schedule(graph)
+    assert not infeasibilities(graph, json.loads(json.dumps(described(found))))
+    assert again.makespan == found.makespan
+    monkeypatch.setattr(search, "squeeze", lambda *_: None)
+    with without_solver(), pytest.raises(MemoryCapError, match="nothing that was tried fits"):
+        schedule(graph)
+
+
+def test_what_can_never_fit_is_refused_all_the_same():
+    graph = short(642)
+    for device in graph["devices"]:
+        device["memory_bytes"] = 1
+    with pytest.raises(MemoryCapError, match="nothing that was tried fits"):
+        schedule(graph)
+
+
+def test_nothing_is_entered_without_steps_or_time():
+    problem = Problem(read(short(642)))
+    race = Race(problem)
+    for d in range(len(problem.devices)):
+        for own in single(problem, d):
+            race.enter(own)
+    before = len(race.entries)
+    squeeze(race, 0)
+    squeeze(race, 10**6, time.monotonic() - 1)
+    assert len(race.entries) == before
+    squeeze(race, 10**6)
+    assert len(race.entries) == before + 1 and not race.entries[-1].over
