@@ -69,6 +69,13 @@ def test_nothing_more_is_tried_at_the_bound_or_after_the_time(monkeypatch):
     assert repeated.repeated(race, [entry], 0.0, 0.0) is entry
 
 
+def test_a_graph_too_large_for_turns_is_not_begun(monkeypatch):
+    race, entry = started(wanted(7))
+    monkeypatch.setattr(repeated, "TRIED", race.problem.runs - 1)
+    monkeypatch.setattr(repeated, "with_copies", None)
+    assert repeated.repeated(race, [entry], 0.0, ENDLESS).makespan == duplicate(entry, 0.0).makespan
+
+
 def test_copies_that_nobody_reads_are_left_out():
     graph = fan()
     for task in graph["tasks"]:

@@ -54,11 +54,14 @@ class _Turns:
         best = plans[0]
         for _ in range(ROUNDS):
             found = []
-            for begun in (begun for plan in plans for begun in _begun(plan)):
+            for plan in plans:
                 if self._over(best):
                     break
-                self.tries -= 1
-                found.append(self._placed(begun, 1))
+                for begun in _begun(plan):
+                    self.tries -= 1
+                    found.append(self._placed(begun, 1))
+                    if self._over(best):
+                        break
             plans = sorted(found, key=_length)[:WIDE]
             if not plans or plans[0].makespan >= best.makespan * (1 - SHORTER):
                 break
