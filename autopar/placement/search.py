@@ -136,8 +136,7 @@ def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -
     if not lanes:
         _search(race, bound, steps, until)
     leader = race.leading()
-    if leader and leader.over:
-        squeeze(race, steps, until)
+    if leader and leader.over and squeeze(race, steps, until):
         pack(race, bound, steps, until)
         leader = race.leading()
     if leader and time.monotonic() <= until:

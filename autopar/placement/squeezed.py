@@ -22,8 +22,8 @@ STARTS = 3
 """Schedules that are least too large and begun from."""
 
 
-def squeeze(race: Race, steps: int, until: float = math.inf) -> None:
-    """Enter a schedule that fits, if one is found from those of `race` that are least too large.
+def squeeze(race: Race, steps: int, until: float = math.inf) -> bool:
+    """Enter a schedule that fits, from those of `race` that are least too large, and say whether one was found.
 
     Hill climbing on the bytes above the caps: runs go to other devices, together with those bound to them, or to other
     places of the order. About `steps` runs are placed, or until `until` of the monotonic clock; nothing is done for a
@@ -33,17 +33,18 @@ def squeeze(race: Race, steps: int, until: float = math.inf) -> None:
     problem = race.problem
     tries = min(TRIES, steps // (STARTS * EACH * max(1, problem.runs)))
     if problem.modes or tries < FEWEST:
-        return
+        return False
     draw = random.Random(0)
     for start in sorted(race.entries, key=lambda entry: entry.excess)[:STARTS]:
         climb = _Climb(race, draw, start)
         for _ in range(tries):
-            if not climb.entry.over:
-                race.admit(climb.entry)
-                return
-            if time.monotonic() > until:
-                return
+            if not climb.entry.over or time.monotonic() > until:
+                break
             climb.step()
+        if not climb.entry.over:
+            race.admit(climb.entry)
+            return True
+    return False
 
 
 class _Climb:
