@@ -14,7 +14,7 @@ from .spread import spread
 
 LISTED = 200
 """Runs of the plans in which copies are looked for beside the best."""
-TRIES, TRIED = 16, 1_600
+TRIES, TRIED = 12, 1_200
 """Plans with copies whose runs are placed anew, and runs of all of them, at most."""
 EACH, FEWEST = 120, 5_000
 """Steps of that for each run, and for a tiny graph."""
