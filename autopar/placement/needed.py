@@ -70,7 +70,7 @@ def scheduled(problem: Problem, at: Places) -> Entry | None:
         for lane in own:
             lanes[lane].append(costed.runs[i].name)
     orders = {lane: tuple(names) for lane, names in lanes.items()}
-    return Race(Problem(costed)).trial(Schedule("with copies", orders))
+    return Race(Problem(costed)).trial(Schedule("search with copies", orders))
 
 
 def _needed(
