@@ -98,7 +98,6 @@ def with_copies(play: Play, copies: Sequence[Copy]) -> Entry | None:
     """The schedule of a simulation with copies put in where they could start, simulated; None when that never
     ends."""
     problem, at = play.problem, places(play)
-    of = dict(problem.costed.again)
     free: dict[str, list[tuple[float, float]]] = {lane: [] for own in problem.lane_names for lane in own}
     for place in at.values():
         for lane in place.lanes:
@@ -107,7 +106,8 @@ def with_copies(play: Play, copies: Sequence[Copy]) -> Entry | None:
         name, device = problem.names[copy.run], problem.devices[copy.device]
         lane = min(problem.lane_names[copy.device], key=lambda lane: _idle(free[lane], copy.start))
         place = Place(copy.start, copy.start + problem.seconds[copy.run][copy.device], (lane,), copy=True)
-        at.setdefault((of.get(name, name), device), place)
+        # What is a copy itself is not copied (`repeatable`).
+        at[name, device] = place
         insort(free[lane], (place.start, place.end))
     return scheduled(problem, at)
 

@@ -39,7 +39,8 @@ def repeated(race: Race, starts: list[Entry], bound: float, until: float) -> Ent
     counted = spread(race) if repeats(starts[0]) else None
     others = [*fitting[:WIDE], *([duplicate(counted, bound)] if counted else [])]
     best = min([*found, *others], key=_length)
-    return best if race.problem.modes else _Turns(bound, until, runs).taken([best, *others])
+    plans = {id(plan): plan for plan in (best, *others)}.values()
+    return best if race.problem.modes else _Turns(bound, until, runs).taken([*plans])
 
 
 class _Turns:
