@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import cache, probe
+from .cores import cores
 from .errors import DeviceError
 from .machine import HANDOFF_S, Device, Link, Machine
 
@@ -43,9 +44,9 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in devices]
     Machine(tuple(wanted)).check()
     for device in wanted:
-        if device.kind == "cpu" and device.lanes > (cores := _cores()):
+        if device.kind == "cpu" and device.lanes > cores():
             log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
-                        device.name, device.lanes, cores)  # fmt: skip
+                        device.name, device.lanes, cores())  # fmt: skip
     emulated = [device for device in wanted if device.kind == "emulated"]
     measured = _Measurements([device.name for device in wanted if device.torch_type != "cpu"])
     found = []
@@ -164,11 +165,6 @@ def _accelerator(device: Device, measured: _Measurements) -> Device:
 
 def _title(name: str) -> str:
     return str(torch.get_device_module(torch.device(name).type).get_device_name(name))
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _host_memory() -> int | None:

@@ -88,6 +88,7 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
         found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autopar.placement.anneal.AGREED", COMPILED + 1)
         patch.setattr(kind, "__init__", begun)
         patch.setattr(kind, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
@@ -98,6 +99,30 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
     assert lengths[0] == pytest.approx(min(found))
     assert len(asked) == count
     assert (len(placements) > 1) == (count > 1)
+
+
+@pytest.mark.skipif(native.built() is None, reason="no C compiler is here")
+@pytest.mark.parametrize("near", [0.0, 1.0])
+def test_cores_change_no_schedule(near, monkeypatch):
+    """Also where some chains come to a bound and others are then not begun, or were."""
+    made = problem(5, tasks=14, ccr=3.0)
+    bound = near * Play(made, anneal(made, 0.0)[0]).makespan
+    found = []
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(native, "cores", lambda cores=cores: cores)
+        found.append(anneal(made, bound))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.skipif(native.built() is None, reason="no C compiler is here")
+@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (COMPILED + 1, len(STAGES))])
+def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
+    called = []
+    cool = native.Chain.cool
+    monkeypatch.setattr("autopar.placement.anneal.AGREED", agreed)
+    monkeypatch.setattr(native.Chain, "cool", lambda *args: called.append(args) or cool(*args))
+    assert anneal(problem(5, tasks=10, ccr=3.0), 0.0)
+    assert len(called) == sum(max(1, COMPILED // QUARTER**stage) for stage in range(stages))
 
 
 @pytest.mark.skipif(native.built() is None, reason="no C compiler is here")

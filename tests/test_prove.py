@@ -1,5 +1,6 @@
 """Small plans are proven where OR-tools is there, and left as they are where it is not."""
 
+import importlib
 import math
 
 import pytest
@@ -7,7 +8,7 @@ from graphs import chain, machine, random_dag
 
 from autopar.bench.instances import small
 from autopar.formats import read
-from autopar.placement import place, prove
+from autopar.placement import place, prove, search
 from autopar.placement.anneal import STEPS
 from autopar.placement.heft import heft
 from autopar.placement.race import Race
@@ -24,7 +25,9 @@ def start(problem: Problem):
 def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     pytest.importorskip("ortools")
     race, first = start(Problem(read(small(seed))))
-    chosen, bound = prove.prove(race, first, 0.0, math.inf)
+    proven = prove.prove(race, first, 0.0, math.inf)
+    chosen, bound = proven.entry, proven.bound
+    assert not proven.cut
     assert bound <= chosen.makespan * (1 + 1e-9) <= first.makespan * (1 + 1e-9)
     assert chosen.makespan <= bound * (1 + 1e-3)
     assert chosen in race.entries
@@ -35,12 +38,12 @@ def test_nothing_is_tried_in_vain(monkeypatch):
     monkeypatch.setattr(prove, "proofs", lambda *args, **more: called.append(args))
     long = Problem(chain(prove.RUNS + 1, machine(1)))
     race, first = start(long)
-    assert prove.prove(race, first, 0.0, math.inf) == (first, 0.0)
+    assert prove.prove(race, first, 0.0, math.inf) == prove.Proven(first)
     race, first = start(Problem(random_dag(1)))
-    assert prove.prove(race, first, first.makespan, math.inf) == (first, 0.0)
-    assert prove.prove(race, first, 0.0, 0.0) == (first, 0.0)
+    assert prove.prove(race, first, first.makespan, math.inf) == prove.Proven(first)
+    assert prove.prove(race, first, 0.0, 0.0) == prove.Proven(first, cut=True)
     monkeypatch.setattr(prove, "find_spec", lambda name: None)
-    assert prove.prove(race, first, 0.0, math.inf) == (first, 0.0)
+    assert prove.prove(race, first, 0.0, math.inf) == prove.Proven(first)
     assert not called
 
 
@@ -57,3 +60,43 @@ def test_the_bound_of_a_plan_allows_copies(monkeypatch):
             assert plan.makespan < without.makespan
         else:
             assert plan.bound_once <= plan.makespan * (1 + 1e-9)
+
+
+def test_copies_do_not_wait_for_a_proof(monkeypatch):
+    """A proof that has no time is said to be cut short, and the plan is the one that copies had made shorter."""
+    graph = read(small(14))
+    monkeypatch.setattr(search, "prove", lambda race, chosen, *_: prove.Proven(chosen, cut=True))
+    plan = place(graph, steps=STEPS // 10, copies=True)
+    assert plan.costed.again and plan.stopped == "time"
+    monkeypatch.undo()
+    assert place(graph, steps=STEPS // 10, copies=True).makespan <= plan.makespan * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("takes", [0.1, 0.9])
+def test_no_effort_is_begun_that_would_end_late(takes, monkeypatch):
+    """By a clock that only what is made before a model turns on: the ceiling counts from before that, and what is left
+    is for efforts only if it is more than that took."""
+    pytest.importorskip("ortools")
+    proof = importlib.import_module("autopar.placement.exact.proof")
+    now, asked = [0.0], []
+
+    def joined(problem, around):
+        now[0] += takes
+        return around
+
+    def solve(*args):
+        asked.append(args[-1])
+        raise StopIteration
+
+    monkeypatch.setattr(proof.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(proof, "joined", joined)
+    monkeypatch.setattr(proof, "solve", solve)
+    made = Problem(read(small(3)))
+    begun = proof.Proof(made, heft(made), 0.0, effort=1.0, budget_s=1.0)
+    assert begun.late == (takes > 0.5) and begun.known().stopped == begun.late
+    if begun.late:
+        begun.solve(1.0)
+    else:
+        with pytest.raises(StopIteration):
+            begun.solve(1.0)
+    assert asked == ([] if begun.late else [1.0])

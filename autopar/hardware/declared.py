@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..cores import cores
 from ..errors import DeviceError
 from ..machine import HANDOFF_S, Device, Link, Machine
 from ..pins import parse_bytes
@@ -46,7 +46,7 @@ def emulate(
         raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
     machine = _assemble(chips, "emulated", bus, memory)
     lanes = sum(device.lanes for device in machine.devices)
-    threads = max(1, _cores() // lanes)
+    threads = max(1, cores() // lanes)
     devices = tuple(replace(device, threads=threads) for device in machine.devices)
     factor = 0.0 if slow_down == "auto" else float(slow_down)
     return replace(machine, devices=devices, clock="declared", slow_down=factor).check()
@@ -119,10 +119,3 @@ def _between(src: tuple[Bus, Bus | None], dst: tuple[Bus, Bus | None]) -> tuple[
     if src[1] is not None and src[1] == dst[1]:
         return src[1], src[1]
     return src[0], dst[0]
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

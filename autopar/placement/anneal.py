@@ -9,6 +9,7 @@ import math
 import random
 import time
 from functools import partial
+from typing import Any
 
 from ..problem import Problem
 from ..simulate import Play, Schedule
@@ -27,8 +28,9 @@ EACH = 8_000
 LEAST = 450_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
-FASTER = 20
-"""Times as many steps taken where chains are compiled (`native`), which is still in half the time."""
+FASTER, TOGETHER = 20, 24
+"""Times as many steps taken where chains are compiled (`native`): by one, which is still in half the time, and by
+several, which go on side by side."""
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
 POLISH = 25_000
@@ -50,9 +52,11 @@ ROOM = 7_000
 more than one chain."""
 CHAINS, COMPILED = 4, 16
 """Chains that begin there."""
-STAGES = (0.6, 0.25, 0.15)
+STAGES = (0.75, 0.25)
 """Shares of the steps, and of the cooling, after each of which one chain of so many goes on."""
 QUARTER = 4
+AGREED = 8
+"""Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
 
 
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
@@ -135,23 +139,48 @@ def _annealed(
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     compiled = native.chains(network)
     begin = compiled or partial(Chain, network)
-    faster, most = (FASTER, COMPILED) if compiled else (1, CHAINS)
-    steps *= faster
-    each = steps / network.runs
+    several = steps / network.runs >= ROOM
+    if compiled:
+        steps *= TOGETHER if several else FASTER
+    each, count = steps / network.runs, (COMPILED if compiled else CHAINS) if several else 1
     hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2
-    draw, ruins = random.Random(0), RUINS if each >= ROOM else 0
-    count = most if each >= ROOM * faster else 1
+    ruins = RUINS if each >= ROOM else 0
     begins = starts[:count]
-    begun = chains = [begin(begins[i % len(begins)], bound, draw, ruins) for i in range(count)]
-    cooled = 0.0
+    chains = [begin(begins[i % len(begins)], bound, random.Random(i), ruins) for i in range(count)]
+    begun, cooled = chains, 0.0
     for share in STAGES:
         heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
         cooled += share
-        for chain in chains:
-            if min(own.best[0].makespan for own in chains) > bound * (1 + CLOSE):
-                chain.cool(steps * share / len(chains), heats, until)
-        chains = sorted(chains, key=lambda chain: chain.best[0].makespan)[: max(1, len(chains) // QUARTER)]
+        chains = _cooled(chains, steps * share / len(chains), heats, until)
+        if _at_bound(chains[-1]):
+            begun = chains
+            break
+        chains = sorted(chains, key=_length)
+        if len(chains) >= AGREED and _length(chains[AGREED - 1]) <= _length(chains[0]) * (1 + CLOSE):
+            break
+        chains = chains[: max(1, len(chains) // QUARTER)]
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
     timed = (Timed(network, kept.device, kept.keys, eager=kept.eager) for kept in best)
     return [each.schedule("search") for each in timed]
+
+
+def _cooled(chains: list[Any], steps: float, heats: tuple[float, float], until: float) -> list[Any]:
+    """The chains after so many steps of each, up to the first that has come to the bound: where it does, those behind
+    it need not go on, and may or may not have, as there are cores."""
+
+    def cool(at: int) -> None:
+        if not any(map(_at_bound, chains[: at + 1])):
+            chains[at].cool(steps, heats, until)
+
+    numbers = range(len(chains))
+    native.side_by_side(cool, numbers)
+    return chains[: next((at for at in numbers if _at_bound(chains[at])), numbers[-1]) + 1]
+
+
+def _at_bound(chain: Any) -> bool:
+    return _length(chain) <= chain.bound * (1 + CLOSE)
+
+
+def _length(chain: Any) -> float:
+    return chain.best[0].makespan

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ..simulate import Schedule
@@ -30,39 +31,57 @@ NEARER = 2 / 3
 """What an effort may leave of that share, or less, for a further one where a proof is not near."""
 
 
-def prove(race: Race, chosen: Entry, bound: float, until: float) -> tuple[Entry, float]:
+@dataclass(frozen=True)
+class Proven:
     """The shortest plan found, and a bound that holds for plans that do every run once (0: none sought), in seconds.
+    `cut`: there was no time for all of it."""
 
-    `until` is a time of the monotonic clock. Nothing is tried where OR-tools is missing, the graph is large, or `bound`
-    is reached.
+    entry: Entry
+    bound: float = 0.0
+    cut: bool = False
+
+
+def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
+    """Look for a shorter plan, or a proof that there is none.
+
+    `until` is a time of the monotonic clock; what would hardly be done by then is not begun. Nothing is tried where
+    OR-tools is missing, the graph is large, or `bound` is reached.
     """
     problem = race.problem
     if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + TOLERANCE):
-        return chosen, 0.0
-    if time.monotonic() >= until or not find_spec("ortools"):
-        return chosen, 0.0
-    schedule, proven = chosen.schedule, bound
+        return Proven(chosen)
+    if not find_spec("ortools"):
+        return Proven(chosen)
+    began = time.monotonic()
+    if began >= until:
+        return Proven(chosen, cut=True)
+    schedule, proven, last, cut = chosen.schedule, bound, until, False
     gap = _above(chosen.makespan, bound)
     steps = proofs(problem, schedule, effort=LONG, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
-        schedule, proven = found.schedule, found.lower_bound
+        schedule, proven, cut = found.schedule, found.lower_bound, found.stopped
+        if not step:
+            last -= time.monotonic() - began
         before, gap = gap, _above(found.makespan, proven)
         if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
-    return _kept(race, chosen, schedule, proven, until), proven
-
-
-def _kept(race: Race, chosen: Entry, schedule: Schedule, proven: float, until: float) -> Entry:
-    """The shortest plan once the race knows a schedule, and what comes near it without holding copies back."""
     if schedule is not chosen.schedule:
         race.enter(schedule)
         chosen = race.best()
-    served = not race.problem.costed.machine.queued
-    if served and chosen.makespan > proven * (1 + TOLERANCE) and time.monotonic() < until:
-        sought = held(race.problem, schedule, chosen.makespan, proven, effort=HELD, budget_s=left(until))
-        for other in sought:
-            race.enter(other)
-    return race.best()
+    served = not problem.costed.machine.queued
+    if served and chosen.makespan > proven * (1 + TOLERANCE):
+        if time.monotonic() < last:
+            _hold(race, schedule, proven, until)
+        else:
+            cut = True
+    return Proven(race.best(), proven, cut)
+
+
+def _hold(race: Race, schedule: Schedule, proven: float, until: float) -> None:
+    """Enter what comes near a schedule without holding copies back."""
+    longest = race.best().makespan
+    for other in held(race.problem, schedule, longest, proven, effort=HELD, budget_s=left(until)):
+        race.enter(other)
 
 
 def _above(makespan: float, bound: float) -> float:

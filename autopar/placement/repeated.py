@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain, islice
 
+from . import native
 from .anneal import refine
 from .duplicate import duplicate, repeats, with_copies, worthwhile
 from .needed import places, scheduled
@@ -14,13 +17,13 @@ from .spread import spread
 
 LISTED = 200
 """Runs of the plans in which copies are looked for beside the best."""
-TRIES, TRIED = 12, 1_200
+TRIES, TRIED = 48, 4_800
 """Plans with copies whose runs are placed anew, and runs of all of them, at most."""
 EACH, FEWEST = 120, 5_000
 """Steps of that for each run, and for a tiny graph."""
-WIDE = 3
+WIDE = 5
 """Plans that copies are put into each time."""
-ROUNDS = 3
+ROUNDS = 5
 WORSE = 1.15
 """Times as long as without them that a plan may take at first with copies."""
 LAST = 3
@@ -54,15 +57,11 @@ class _Turns:
         """The best of some plans, or a shorter one that comes of them; the first of them is the shortest."""
         best = plans[0]
         for _ in range(ROUNDS):
-            found = []
-            for plan in plans:
-                if self._over(best):
-                    break
-                for begun in _begun(plan):
-                    self.tries -= 1
-                    found.append(self._placed(begun, 1))
-                    if self._over(best):
-                        break
+            if self._over(best):
+                break
+            begun = [*islice(chain.from_iterable(map(_begun, plans)), self.tries)]
+            self.tries -= len(begun)
+            found = native.side_by_side(partial(self._placed, times=1), begun)
             plans = sorted(found, key=_length)[:WIDE]
             if not plans or plans[0].makespan >= best.makespan * (1 - SHORTER):
                 break

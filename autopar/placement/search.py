@@ -96,14 +96,11 @@ def place(
     stopped, once = "", 0.0
     if policy == "auto":
         _enter_all(race, bound, steps, until, wide)
-        chosen = shortest = race.best()
+        chosen = race.best()
         if copies:
-            shortest, once = prove(race, chosen, bound, until)
-            once = sound(once, shortest.makespan)
+            chosen, once, stopped = _repeated_and_proven(race, chosen, bound, until)
         if time.monotonic() > until:
             stopped = "time"
-        if copies:
-            chosen = repeated(race, [shortest, chosen], bound, until)
     else:
         chosen = race.best(_asked(race, policy, alone))
     return _plan(race, chosen, bound, alone, stopped, once)
@@ -141,6 +138,18 @@ def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -
         leader = race.leading()
     if leader and time.monotonic() <= until:
         improve(race, leader, bound)
+
+
+def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -> tuple[Entry, float, str]:
+    """The shortest plan, which may have copies, a bound for those that have none, and what stopped the search for
+    them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
+    best = repeated(race, [found], bound, until)
+    proven = prove(race, found, bound, until)
+    if proven.entry is not found:
+        best = min(
+            best, repeated(race, [proven.entry, found], bound, until), key=lambda entry: entry.makespan
+        )
+    return best, sound(proven.bound, proven.entry.makespan), "time" if proven.cut else ""
 
 
 def _search(race: Race, bound: float, steps: int, until: float) -> None:

@@ -117,6 +117,8 @@ def held(
     from .serving import elsewhere, first_come, no_pause
     from .solving import Known, Rule, solve
 
+    began = time.monotonic()
+    until = math.inf if budget_s is None else began + budget_s
     around = joined(problem, ways(problem, once=True))
     none = np.where(np.isfinite(around.seconds), 0.0, np.inf)
     known = Known(
@@ -124,8 +126,8 @@ def held(
     )
     # Heads and tails in whole units may be a unit longer than the steps that make them, which leaves a pause.
     loose = replace(around, head=none, tail=none, length=0.0)
+    last = until - (time.monotonic() - began)
     tried: list[list[int]] = []
-    until = math.inf if budget_s is None else time.monotonic() + budget_s
 
     def ask(known: Known, *rules: Rule, placed: bool = False) -> Schedule | None:
         nonlocal effort
@@ -135,7 +137,7 @@ def held(
         return found.schedule
 
     for _ in range(HELD_ROUNDS):
-        if effort <= 0 or time.monotonic() >= until:
+        if effort <= 0 or time.monotonic() >= last:
             return
         first = ask(known, first_come, elsewhere(tried))
         if not first:

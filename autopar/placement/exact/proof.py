@@ -25,13 +25,16 @@ class Proof:
     def __init__(
         self, problem: Problem, start: Schedule, bound: float, effort: float, budget_s: float | None
     ) -> None:
+        began = time.monotonic()
         self.problem, self.schedule, self.best = problem, start, Play(problem, start)
         self.ways = joined(problem, ways(problem, once=True))
         self.load = load(problem, self.ways)
         self.bound = 0.0
         self._raise(max(bound, lower_bound(problem), self.ways.length, self.load.seconds))
         self.effort, self.spent = effort, 0.0
-        self._until = math.inf if budget_s is None else time.monotonic() + budget_s
+        self._until = math.inf if budget_s is None else began + budget_s
+        # What a model takes to be made is not cut short, and takes less than all this.
+        self._last = self._until - (time.monotonic() - began)
         self._stage = 0
 
     @property
@@ -41,8 +44,8 @@ class Proof:
 
     @property
     def late(self) -> bool:
-        """Whether the ceiling in seconds is reached before all is proven."""
-        return not self.optimal and time.monotonic() >= self._until
+        """Whether what is left until the ceiling in seconds is too little to prove anything more in."""
+        return not self.optimal and time.monotonic() >= self._last
 
     @property
     def going(self) -> bool:

@@ -7,11 +7,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
+from ...cores import cores
 from .. import chain
 from ..network import Network
 from ..timed import Timed
@@ -19,6 +22,9 @@ from .build import built
 from .flat import WORDS, Draw, Flat, Floats, Ints, Kept, State, ways_of
 
 log = logging.getLogger("autopar")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,3 +81,13 @@ class Chain:
 def chains(network: Network) -> Callable[..., Chain] | None:
     """What begins chains of a network, given all but that; None where nothing can be compiled."""
     return partial(Chain, Flat(network)) if built() else None
+
+
+def side_by_side(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What calls return whose time goes into chains, on as many cores as there are: compiled ones leave the interpreter
+    to others."""
+    threads = min(len(items), cores())
+    if threads < 2 or built() is None:
+        return [*map(call, items)]
+    with ThreadPoolExecutor(threads) as pool:
+        return [*pool.map(call, items)]
