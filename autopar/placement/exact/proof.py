@@ -84,7 +84,7 @@ class Proof:
     def narrow(self, effort: float) -> None:
         """Look for longer heads and tails, for so much effort at most."""
         effort = min(effort, self.effort - self.spent)
-        found = narrowed(self.problem, self.best, self.ways, self._below, effort, self._until)
+        found = narrowed(self.problem, self.best, self.ways, self._below, effort, self._last)
         self.spent += found.effort
         self.ways = found.ways
         self._raise(found.ways.length)
