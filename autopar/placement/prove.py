@@ -59,12 +59,13 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
     gap = _above(chosen.makespan, bound)
     steps = proofs(problem, schedule, effort=LONG, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
-        schedule, proven, cut = found.schedule, found.lower_bound, found.stopped
+        schedule, proven = found.schedule, found.lower_bound
         if not step:
             last -= time.monotonic() - began
         before, gap = gap, _above(found.makespan, proven)
         if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
+        cut = found.stopped
     if schedule is not chosen.schedule:
         race.enter(schedule)
         chosen = race.best()
