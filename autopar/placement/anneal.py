@@ -53,8 +53,9 @@ more than one chain."""
 CHAINS, COMPILED = 4, 16
 """Chains that begin there."""
 STAGES = (0.75, 0.25)
-"""Shares of the steps, and of the cooling, after each of which one chain of so many goes on."""
+"""Shares of the steps, and of the cooling."""
 QUARTER = 4
+"""Of so many chains one goes on after such a share."""
 AGREED = 8
 """Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
 
@@ -63,9 +64,9 @@ def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = ma
     """The best schedules found, the shortest first.
 
     The best of a few list schedules is annealed, the `CHAINS` (`COMPILED`) best where there are steps for it. About
-    `steps` runs are placed, or `FASTER` times as many by compiled code, fewer of a small graph and of a large one, or
-    until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch
-    and orders of copies other than first come, first served, are not: `simulate` has the last word.
+    `steps` runs are placed, or `FASTER` (`TOGETHER`) times as many by compiled code, fewer of a small graph and of a
+    large one, or until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the
+    host's dispatch and orders of copies other than first come, first served, are not: `simulate` has the last word.
     Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
     several lanes. Deterministic, where there is a compiler and where there is none.
     """
@@ -133,8 +134,9 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first.
 
-    Chains from the shortest starts cool side by side, and twice only the best of them go on, one of `QUARTER`: in which
-    basin one ends shows before it is cold, and hardly depends on how slowly it cools from there.
+    Chains from the shortest starts cool side by side, and after each but the last of `STAGES` only the best of them go
+    on, one of `QUARTER`: in which basin one ends shows before it is cold, and hardly depends on how slowly it cools
+    from there.
     """
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     compiled = native.chains(network)
