@@ -71,14 +71,16 @@ def kind(request, monkeypatch):
 
 @pytest.mark.parametrize("roomy", [True, False])
 def test_several_chains_begin_where_there_is_time(kind, roomy):
-    """From different placements; a quarter of them goes on each time, and all that they have found is kept."""
+    """From different placements; a quarter of them goes on each time, others begin from the shortest that these have
+    found, and all that is found is kept."""
     made = problem(5, tasks=10, ccr=3.0)
     asked: dict[int, int] = {}
-    placements = set()
+    placements, starts = set(), []
     found = []
     begin, cool = kind.__init__, kind.cool
 
     def begun(self, of, start, *more):
+        starts.append(start.makespan)
         placements.add(tuple(start.device))
         begin(self, of, start, *more)
 
@@ -93,11 +95,13 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
         patch.setattr(kind, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
     count = 1 if not roomy else CHAINS if kind is Chain else COMPILED
-    left = [max(1, count // QUARTER**stage) for stage in range(len(STAGES))]
-    assert sorted(asked.values()) == sorted(sum(number < own for own in left) for number in range(count))
+    assert sum(asked.values()) == sum(_chains(count))
+    going_on = max(1, count // QUARTER)
+    assert len(asked) == count + sum(number - going_on for number in _chains(count)[1:])
+    won = sorted(found[:count])[going_on - 1]
+    assert all(length <= won * (1 + 1e-9) for length in starts[count:])
     lengths = [Play(made, schedule).makespan for schedule in schedules]
     assert lengths[0] == pytest.approx(min(found))
-    assert len(asked) == count
     assert (len(placements) > 1) == (count > 1)
 
 
@@ -123,7 +127,12 @@ def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     monkeypatch.setattr("autopar.placement.anneal.AGREED", agreed)
     monkeypatch.setattr(native.Chain, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(problem(5, tasks=10, ccr=3.0), 0.0)
-    assert len(called) == sum(max(1, COMPILED // QUARTER**stage) for stage in range(stages))
+    assert len(called) == sum(_chains(COMPILED)[:stages])
+
+
+def _chains(count):
+    """As many as each stage has."""
+    return [max(1, count // among) for _, among in STAGES]
 
 
 @pytest.mark.skipif(native.built() is None, reason="no C compiler is here")

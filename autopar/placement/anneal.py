@@ -28,7 +28,7 @@ EACH = 8_000
 LEAST = 450_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
-FASTER, TOGETHER = 20, 24
+FASTER, TOGETHER = 20, 30
 """Times as many steps taken where chains are compiled (`native`): by one, which is still in half the time, and by
 several, which go on side by side."""
 LARGE = 1_500
@@ -52,10 +52,10 @@ ROOM = 7_000
 more than one chain."""
 CHAINS, COMPILED = 4, 16
 """Chains that begin there."""
-STAGES = (0.75, 0.25)
-"""Shares of the steps, and of the cooling."""
+STAGES = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
+"""Shares of the cooling, and of how many chains as began one is there in each."""
 QUARTER = 4
-"""Of so many chains one goes on after such a share."""
+"""Of so many chains one goes on from stage to stage."""
 AGREED = 8
 """Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
 
@@ -134,9 +134,9 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first.
 
-    Chains from the shortest starts cool side by side, and after each but the last of `STAGES` only the best of them go
-    on, one of `QUARTER`: in which basin one ends shows before it is cold, and hardly depends on how slowly it cools
-    from there.
+    Chains from the shortest starts cool side by side. After each of `STAGES` only the best of them go on, one of
+    `QUARTER`, and others begin from the shortest schedules of these: in which basin a chain ends shows long before it
+    is cold. Go with the winners (Aldous and Vazirani, FOCS 1994).
     """
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     compiled = native.chains(network)
@@ -147,24 +147,32 @@ def _annealed(
     each, count = steps / network.runs, (COMPILED if compiled else CHAINS) if several else 1
     hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2
     ruins = RUINS if each >= ROOM else 0
-    begins = starts[:count]
-    chains = [begin(begins[i % len(begins)], bound, random.Random(i), ruins) for i in range(count)]
-    begun, cooled = chains, 0.0
-    for share in STAGES:
-        heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
-        cooled += share
-        chains = _cooled(chains, steps * share / len(chains), heats, until)
-        if _at_bound(chains[-1]):
-            begun = chains
-            break
+    pace = steps / sum(share * max(1, count // among) for share, among in STAGES)
+    begun: list[Any] = []
+    chains: list[Any] = []
+    cooled = 0.0
+    for share, among in STAGES:
         chains = sorted(chains, key=_length)
         if len(chains) >= AGREED and _length(chains[AGREED - 1]) <= _length(chains[0]) * (1 + CLOSE):
             break
-        chains = chains[: max(1, len(chains) // QUARTER)]
+        chains = chains[: max(1, count // QUARTER)]
+        best = [_timed(network, chain.best[0]) for chain in chains] or starts[:count]
+        for i in range(max(1, count // among) - len(chains)):
+            chains.append(begin(best[i % len(best)], bound, random.Random(len(begun)), ruins))
+            begun.append(chains[-1])
+        heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
+        cooled += share
+        chains = _cooled(chains, pace * share, heats, until)
+        if _at_bound(chains[-1]):
+            begun = chains
+            break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
-    timed = (Timed(network, kept.device, kept.keys, eager=kept.eager) for kept in best)
-    return [each.schedule("search") for each in timed]
+    return [_timed(network, kept).schedule("search") for kept in best]
+
+
+def _timed(network: Network, kept: Any) -> Timed:
+    return Timed(network, kept.device, kept.keys, eager=kept.eager)
 
 
 def _cooled(chains: list[Any], steps: float, heats: tuple[float, float], until: float) -> list[Any]:

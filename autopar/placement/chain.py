@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from itertools import count
 
 from .neighbours import Neighbourhood
 from .network import Network
@@ -17,12 +18,14 @@ leaves more room is nearer to a shorter one."""
 MOVES, SHIFTS, EXCHANGES, GROUPS, RUINS = 4, 2, 3, 2, 2
 """How often one run is moved to another device, or on its own, two change places, many are moved together, or, where
 there is room, placed anew, in proportion."""
-TRIED = 10
+TRIED = 6
 """Runs for each of which one change is estimated, of which the best is timed."""
 ESTIMATE = 5
 """Steps that an estimate takes."""
 KEEP = 6
 """Schedules returned."""
+LOOKS = 16
+"""Changes after which the heat is taken anew and the clock is looked at."""
 CLOSE = 1e-6
 """Share above the lower bound at which the search ends."""
 
@@ -43,10 +46,14 @@ class Chain:
         few = MOVES + SHIFTS + EXCHANGES
         early = _early(self.beside.now)
         self.spent = 0.0
-        while self.spent < steps and time.monotonic() <= until:
-            if self.best[0].makespan <= self.bound * (1 + CLOSE):
+        for turn in count():
+            if self.spent >= steps or self.best[0].makespan <= self.bound * (1 + CLOSE):
                 break
-            heat = hot * (cold / hot) ** (self.spent / steps) * self.best[0].makespan
+            if turn % LOOKS == 0:
+                if time.monotonic() > until:
+                    break
+                share = hot * (cold / hot) ** (self.spent / steps)
+            heat = share * self.best[0].makespan
             limit = self.beside.now.makespan - heat * math.log(1 - draw.random())
             kind = draw.random() * (few + GROUPS + self.ruins)
             if kind < few:

@@ -17,7 +17,7 @@ from .spread import spread
 
 LISTED = 200
 """Runs of the plans in which copies are looked for beside the best."""
-TRIES, TRIED = 48, 1_800
+TRIES, TRIED = 48, 1_200
 """Plans with copies whose runs are placed anew, and runs of all of them, at most."""
 EACH, FEWEST = 120, 5_000
 """Steps of that for each run, and for a tiny graph."""

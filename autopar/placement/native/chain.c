@@ -189,12 +189,15 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
     Beside *beside = &search->beside;
     Draw *draw = beside->draw;
     int ordinary = ways->moves + ways->shifts + ways->exchanges;
-    double room = early(search, beside->now);
+    double room = early(search, beside->now), share = hot;
     chain->spent = 0.0;
-    while (chain->spent < steps && monotonic() <= end) {
-        if (chain->best[0].makespan <= chain->bound)
-            break;
-        double heat = hot * pow(cold / hot, chain->spent / steps) * chain->best[0].makespan;
+    for (int turn = 0; chain->spent < steps && chain->best[0].makespan > chain->bound; turn++) {
+        if (turn % ways->looks == 0) {
+            if (monotonic() > end)
+                break;
+            share = hot * pow(cold / hot, chain->spent / steps);
+        }
+        double heat = share * chain->best[0].makespan;
         double limit = beside->now->makespan - heat * log(1 - drawn(draw));
         double kind = drawn(draw) * (ordinary + ways->groups + ways->ruins);
         Timed *next = search->next;

@@ -44,7 +44,7 @@ class Ways(ctypes.Structure):
         *(
             (name, ctypes.c_int)
             for name in (
-                "moves", "shifts", "exchanges", "groups", "ruins", "tried", "estimate", "close", "gathered",
+                "moves", "shifts", "exchanges", "groups", "ruins", "tried", "estimate", "looks", "close", "gathered",
             )
         ),
         *((name, ctypes.c_double) for name in ("early", "critical", "beside", "part")),
@@ -140,6 +140,7 @@ def ways_of(ruins: int) -> Ways:
         ruins=ruins,
         tried=chain.TRIED,
         estimate=chain.ESTIMATE,
+        looks=chain.LOOKS,
         close=neighbours.CLOSE,
         gathered=neighbours.GATHERED,
         early=chain.EARLY,

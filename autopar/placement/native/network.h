@@ -54,7 +54,7 @@ static inline double travel(const Network *net, int value, int source, int targe
 
 /* What a search may change, and how often: the constants of chain.py, neighbours.py and rebuilding.py. */
 typedef struct {
-    int moves, shifts, exchanges, groups, ruins, tried, estimate, close, gathered;
+    int moves, shifts, exchanges, groups, ruins, tried, estimate, looks, close, gathered;
     double early, critical, beside, part;
     double ahead[TASTES], stay[TASTES];
 } Ways;
