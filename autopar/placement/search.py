@@ -66,6 +66,9 @@ short memory, and less room would not mend that."""
 ALONE = 0.25
 """Share of a ceiling in seconds after which no further device is tried alone: the rest is for better plans."""
 
+ENDING = 0.06
+"""Share of a ceiling in seconds for what is under way when the rest of it is spent."""
+
 QUICK = 40_000
 """Steps of `anneal` where a plan is one of many tried, as for a captured model."""
 
@@ -83,11 +86,11 @@ def place(
     `anneal` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; where all
     lanes are alike, `identical` searches instead. A plan over several devices is chosen only when it is predicted to
     be shorter than the best on one. With `copies` it may compute runs on several devices: the plan is then one of the
-    graph with these copies (`CostedGraph.again`). After `budget_s` seconds nothing more is tried, and the plan says
-    `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when nothing fits.
+    graph with these copies (`CostedGraph.again`). Shortly before `budget_s` seconds (`ENDING`) the search ends, and the
+    plan says `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when nothing fits.
     """
     began = time.monotonic()
-    until = math.inf if budget_s is None else began + budget_s
+    until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
     problem = Problem(costed)
     race = Race(problem)
     bound = lower_bound(problem)
