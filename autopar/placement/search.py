@@ -35,6 +35,7 @@ from .round_robin import round_robin
 from .single import is_single, single
 from .squeezed import squeeze
 from .variants import LARGE, quickest, variants
+from .waiting import hold_back
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 """`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
@@ -148,10 +149,11 @@ def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -
     them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
     best = repeated(race, [found], bound, until)
     proven = prove(race, found, bound, until)
+    plans = {id(plan): plan for plan in (best, proven.entry, found)}
     if proven.entry is not found:
-        best = min(
-            best, repeated(race, [proven.entry, found], bound, until), key=lambda entry: entry.makespan
-        )
+        more = repeated(race, [proven.entry, found], bound, until)
+        plans[id(more)] = more
+    best = min((hold_back(plan, bound, until) for plan in plans.values()), key=lambda plan: plan.makespan)
     return best, sound(proven.bound, proven.entry.makespan), "time" if proven.cut else ""
 
 
