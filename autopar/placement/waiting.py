@@ -24,12 +24,12 @@ def hold_back(entry: Entry, bound: float, until: float) -> Entry:
     problem = entry.play.problem
     race, count = Race(problem), problem.runs + len(entry.play.moves)
     best, left = entry, 0 if problem.costed.machine.queued else STEPS
-    while best.makespan > bound * (1 + SHORTER):
+    while left >= count and best.makespan > bound * (1 + SHORTER):
         better = best
         for copies in _orders(best.play):
-            left -= count
-            if left < 0 or time.monotonic() > until:
+            if left < count or time.monotonic() > until:
                 return better
+            left -= count
             tried = race.trial(Schedule(entry.schedule.policy, entry.schedule.lanes, copies))
             if tried and not tried.over and tried.makespan < better.makespan * (1 - SHORTER):
                 better = tried
