@@ -27,7 +27,7 @@ from .nondelay import crowded
 from .orders import kept
 from .packed import pack
 from .prove import prove
-from .race import SHORTER, Entry, Race
+from .race import KEPT, SHORTER, Entry, Race
 from .rank import urgent_first
 from .reasons import Reasons
 from .repeated import repeated
@@ -153,7 +153,9 @@ def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -
     if proven.entry is not found:
         more = repeated(race, [proven.entry, found], bound, until)
         plans[id(more)] = more
-    best = min((hold_back(plan, bound, until) for plan in plans.values()), key=lambda plan: plan.makespan)
+    shortest = min(plan.makespan for plan in plans.values())
+    held = [hold_back(plan, bound, until) for plan in plans.values() if plan.makespan <= shortest * KEPT]
+    best = min(held, key=lambda plan: plan.makespan)
     return best, sound(proven.bound, proven.entry.makespan), "time" if proven.cut else ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..simulate import Play, Schedule
 from .race import SHORTER, Entry, Race
 
-STEPS = 10_000
+STEPS = 5_000
 """Runs and copies simulated in all: the search is counted in these, never in seconds."""
 AHEAD = 3
 """Places by which a copy is put forward in the order of its wire, at most."""
