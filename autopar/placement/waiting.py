@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from ..simulate import Play, Schedule
+from ..simulate import Move, Play, Schedule
+from .orders import in_order
 from .race import SHORTER, Entry, Race
 
 STEPS = 5_000
@@ -39,30 +40,17 @@ def hold_back(entry: Entry, bound: float, until: float) -> Entry:
     return best
 
 
-def _orders(play: Play) -> Iterator[dict[str, tuple[tuple[str, str, str], ...]]]:
+def _orders(play: Play) -> Iterator[Mapping[str, tuple[Move, ...]]]:
     """The orders of all wires, with one copy that has waited before one that it has waited for."""
-    problem = play.problem
-    orders: dict[int, list[int]] = {lane: [] for lane in range(len(problem.copy_lanes))}
-    for step, (_, hop) in enumerate(play.moves, problem.runs):
-        if hop.lane >= 0:
-            orders[hop.lane].append(step)
-    for order in orders.values():
-        order.sort(key=play.when)
-    names = {
-        step: (problem.values[v], problem.devices[hop.src], problem.devices[hop.dst])
-        for step, (v, hop) in enumerate(play.moves, problem.runs)
-    }
-    as_is = {
-        problem.copy_lanes[lane]: tuple(names[step] for step in order)
-        for lane, order in orders.items()
-        if order
-    }
-    for lane, order in orders.items():
-        for at, step in enumerate(order):
-            if play.start[step] <= play.ready[step]:
-                continue
-            for to in range(at - 1, max(-1, at - 1 - AHEAD), -1):
-                if play.end[order[to]] <= play.ready[step]:
-                    break
-                changed = [*order[:to], step, *order[to:at], *order[at + 1 :]]
-                yield as_is | {problem.copy_lanes[lane]: tuple(names[step] for step in changed)}
+    first, moves = play.problem.runs, play.moves
+    order = sorted(range(first, first + len(moves)), key=play.when)
+    for at, step in enumerate(order):
+        if play.start[step] <= play.ready[step]:
+            continue
+        lane = moves[step - first][1].lane
+        before = [to for to in range(at) if moves[order[to] - first][1].lane == lane]
+        for to in reversed(before[-AHEAD:]):
+            if play.end[order[to]] <= play.ready[step]:
+                break
+            changed = [*order[:to], step, *order[to:at], *order[at + 1 :]]
+            yield in_order(play.problem, "", (), [moves[other - first] for other in changed]).copies
