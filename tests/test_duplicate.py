@@ -16,7 +16,6 @@ from autopar.placement import place
 from autopar.placement.again import again, repeatable
 from autopar.placement.duplicate import duplicate, with_copies, worthwhile
 from autopar.placement.heft import heft
-from autopar.placement.native.build import built
 from autopar.placement.once import once
 from autopar.placement.race import Race
 from autopar.problem import Problem
@@ -195,18 +194,6 @@ def test_a_copy_reads_what_an_earlier_copy_made_on_its_device():
     twice = again(once, {**where, "a again on q": "q"}, [("b", "q")], {})
     assert twice.run["b again on q"].reads == ("v again on q",)
     assert twice.run["b"].reads == ("v",)
-
-
-def test_a_longer_plan_may_become_the_shorter_with_copies(monkeypatch):
-    """So copies are looked for in others than the best as well."""
-    costed = read(instances.small(40))
-    monkeypatch.setattr("autopar.placement.repeated.TRIES", 0)
-    with_others = place(costed, copies=True)
-    monkeypatch.setattr("autopar.placement.repeated.LISTED", 0)
-    alone = place(costed, copies=True)
-    assert with_others.makespan <= alone.makespan
-    # Which plans there are follows from what the search can do here.
-    assert built() is None or with_others.makespan < alone.makespan * (1 - 1e-6)
 
 
 def test_nothing_to_compute_but_a_value_to_deliver():

@@ -11,7 +11,7 @@ from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench.instances import planted
+from autopar.bench.instances import planted, small
 from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
 from autopar.formats import read
@@ -35,16 +35,23 @@ def without(monkeypatch, tmp_path):
     _found.cache_clear()
 
 
-def cooled(begin, start: Timed, draw: random.Random, steps: float, until: float = math.inf):
+def cooled(begin, start: Timed, draw: random.Random, steps: float, until: float = math.inf, copies: int = 0):
     """A chain that has cooled twice, the second time from where the first ended."""
-    made = begin(start, 0.0, draw, chain.RUINS)
+    made = begin(start, 0.0, draw, chain.RUINS, copies)
     for heats in HEATS:
         made.cool(steps, heats, until)
     return made
 
 
-def the_same(problem: Problem, seed: int, steps: float) -> bool:
-    """Whether some way leads to a schedule to begin from; fails where both searches do not find the same."""
+def shown(kept, runs: int):
+    """A list, but for what stands for no run."""
+    device = [d for r, d in enumerate(kept.device) if r != runs]
+    return device, [*kept.keys], kept.eager, kept.makespan, [*kept.of]
+
+
+def the_same(problem: Problem, seed: int, steps: float, copies: int = 0) -> bool:
+    """Whether some way leads to a schedule to begin from, and copies are made if there may be any; fails where both
+    searches do not find the same."""
     network = Network(problem)
     draw = random.Random(seed)
     device = [draw.choice(own) for own in problem.allowed]
@@ -55,16 +62,15 @@ def the_same(problem: Problem, seed: int, steps: float) -> bool:
     if start.makespan == math.inf:
         return False
     slow, fast = random.Random(seed), random.Random(seed)
-    own = cooled(lambda *more: chain.Chain(network, *more), start, slow, steps)
-    compiled = cooled(native.chains(network), start, fast, steps)
-    assert [(t.device, [*t.keys], t.eager, t.makespan) for t in own.best] == [
-        (t.device, [*t.keys], t.eager, t.makespan) for t in compiled.best
-    ]
+    own = cooled(lambda *more: chain.Chain(network, *more), start, slow, steps, copies=copies)
+    compiled = cooled(native.chains(network), start, fast, steps, copies=copies)
+    runs = problem.runs
+    assert [shown(t, runs) for t in own.best] == [shown(t, runs) for t in compiled.best]
     assert own.spent == compiled.spent
     assert slow.getstate() == fast.getstate()
     assert own.beside.now.makespan == compiled.now.makespan
-    assert own.beside.device == compiled.now.device
-    return True
+    assert own.beside.device[:runs] == compiled.now.device[:runs]
+    return not copies or any(kept.of for kept in own.best)
 
 
 @needs_compiler
@@ -102,6 +108,23 @@ def test_the_same_steps_on_graph_files_of_every_kind():
             seen["ways"] += any(len(hops or ()) > 1 for row in problem.route for hops in row)
             seen["lanes"] += max(map(len, problem.lane_names)) > 1
     assert min(seen.values()) > 5, seen
+
+
+@needs_compiler
+def test_the_same_steps_with_copies():
+    """On graphs of large values, and on graph files of every kind, without wires too."""
+    copied = 0
+    for seed in range(60):
+        graph = small(seed, tasks=12 + seed % 9, ratio=3.0) if seed % 2 else varied(seed)
+        for link in graph["links"] if seed % 5 == 0 else ():
+            link["wire"] = None
+        try:
+            problem = Problem(read(graph))
+        except PlanError:
+            continue
+        if problem.runs > 1 and len(problem.devices) > 1 and not problem.modes:
+            copied += the_same(problem, seed, 60 * problem.runs, copies=chain.COPIES)
+    assert copied > 15
 
 
 @needs_compiler

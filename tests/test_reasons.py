@@ -173,7 +173,7 @@ def test_a_run_put_where_it_is_said_to_fit_disturbs_nobody(seed):
 def test_a_large_plan_that_was_searched_for_names_changes():
     """Each is planned for as thoroughly as the plan itself was, or none would seem to help."""
     plan = autopar.schedule(scale.chains(600))
-    assert plan.policy == "search" or native.built() is None
+    assert plan.policy.startswith("search") or native.built() is None
     found = changes(plan)
     assert found and found[0].seconds < 0.95 * plan.makespan
 

@@ -6,21 +6,21 @@ Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 2
 from __future__ import annotations
 
 import math
-import random
 import time
-from functools import partial
-from typing import Any
 
 from ..problem import Problem
 from ..simulate import Play, Schedule
 from . import native
-from .chain import CLOSE, KEEP, RUINS, Chain
+from .chain import KEEP, RUINS
 from .heft import placed
 from .network import Network
 from .rank import mean_first, urgent_first
 from .timed import Timed
 from .variants import WEIGHTS, polished
+from .winners import Effort, winners
 
+POLICY = "search"
+"""What made the schedules."""
 STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
 EACH = 8_000
@@ -28,7 +28,7 @@ EACH = 8_000
 LEAST = 450_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
-FASTER, TOGETHER = 20, 30
+FASTER, TOGETHER = 20, 24
 """Times as many steps taken where chains are compiled (`native`): by one, which is still in half the time, and by
 several, which go on side by side."""
 LARGE = 1_500
@@ -45,19 +45,11 @@ GAIN = 0.4
 """The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
 SLOW = 5_000
 """Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
-COOLING = 1 / 30
-"""What is left of that share at last."""
 ROOM = 7_000
 """Steps for each run from which on there is room for placing runs anew, and, as many times more of compiled ones, for
 more than one chain."""
 CHAINS, COMPILED = 4, 16
 """Chains that begin there."""
-STAGES = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
-"""Shares of the cooling, and of how many chains as began one is there in each."""
-QUARTER = 4
-"""Of so many chains one goes on from stage to stage."""
-AGREED = 8
-"""Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
 
 
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
@@ -132,65 +124,16 @@ def _first(network: Network) -> list[Timed]:
 def _annealed(
     network: Network, starts: list[Timed], bound: float, steps: float, until: float, keep: int = KEEP
 ) -> list[Schedule]:
-    """The shortest schedules found in about so many steps, the shortest first.
-
-    Chains from the shortest starts cool side by side. After each of `STAGES` only the best of them go on, one of
-    `QUARTER`, and others begin from the shortest schedules of these: in which basin a chain ends shows long before it
-    is cold. Go with the winners (Aldous and Vazirani, FOCS 1994).
-    """
+    """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    compiled = native.chains(network)
-    begin = compiled or partial(Chain, network)
-    several = steps / network.runs >= ROOM
+    several, compiled = steps / network.runs >= ROOM, native.built() is not None
     if compiled:
         steps *= TOGETHER if several else FASTER
-    each, count = steps / network.runs, (COMPILED if compiled else CHAINS) if several else 1
-    hot = min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2
-    ruins = RUINS if each >= ROOM else 0
-    pace = steps / sum(share * max(1, count // among) for share, among in STAGES)
-    begun: list[Any] = []
-    chains: list[Any] = []
-    cooled = 0.0
-    for share, among in STAGES:
-        chains = sorted(chains, key=_length)
-        if len(chains) >= AGREED and _length(chains[AGREED - 1]) <= _length(chains[0]) * (1 + CLOSE):
-            break
-        chains = chains[: max(1, count // QUARTER)]
-        best = [_timed(network, chain.best[0]) for chain in chains] or starts[:count]
-        for i in range(max(1, count // among) - len(chains)):
-            chains.append(begin(best[i % len(best)], bound, random.Random(len(begun)), ruins))
-            begun.append(chains[-1])
-        heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
-        cooled += share
-        chains = _cooled(chains, pace * share, heats, until)
-        if _at_bound(chains[-1]):
-            begun = chains
-            break
-    found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
-    best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
-    return [_timed(network, kept).schedule("search") for kept in best]
-
-
-def _timed(network: Network, kept: Any) -> Timed:
-    return Timed(network, kept.device, kept.keys, eager=kept.eager)
-
-
-def _cooled(chains: list[Any], steps: float, heats: tuple[float, float], until: float) -> list[Any]:
-    """The chains after so many steps of each, up to the first that has come to the bound: where it does, those behind
-    it need not go on, and may or may not have, as there are cores."""
-
-    def cool(at: int) -> None:
-        if not any(map(_at_bound, chains[: at + 1])):
-            chains[at].cool(steps, heats, until)
-
-    numbers = range(len(chains))
-    native.side_by_side(cool, numbers)
-    return chains[: next((at for at in numbers if _at_bound(chains[at])), numbers[-1]) + 1]
-
-
-def _at_bound(chain: Any) -> bool:
-    return _length(chain) <= chain.bound * (1 + CLOSE)
-
-
-def _length(chain: Any) -> float:
-    return chain.best[0].makespan
+    each = steps / network.runs
+    effort = Effort(
+        steps=steps,
+        chains=(COMPILED if compiled else CHAINS) if several else 1,
+        hot=min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2,
+        ruins=RUINS if each >= ROOM else 0,
+    )
+    return [timed.schedule(POLICY) for timed in winners(network, starts, bound, effort, until, keep)]

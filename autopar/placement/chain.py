@@ -7,6 +7,7 @@ import random
 import time
 from itertools import count
 
+from .copies import repeated, tidy
 from .neighbours import Neighbourhood
 from .network import Network
 from .rebuilding import rebuilt
@@ -18,6 +19,8 @@ leaves more room is nearer to a shorter one."""
 MOVES, SHIFTS, EXCHANGES, GROUPS, RUINS = 4, 2, 3, 2, 2
 """How often one run is moved to another device, or on its own, two change places, many are moved together, or, where
 there is room, placed anew, in proportion."""
+COPIES = 3
+"""How often, as well, copies of runs are made or left out, where there may be any."""
 TRIED = 6
 """Runs for each of which one change is estimated, of which the best is timed."""
 ESTIMATE = 5
@@ -33,8 +36,16 @@ CLOSE = 1e-6
 class Chain:
     """One schedule that is changed again and again; `best` are the shortest there were, the shortest first."""
 
-    def __init__(self, network: Network, start: Timed, bound: float, draw: random.Random, ruins: int) -> None:
-        self.network, self.bound, self.draw, self.ruins = network, bound, draw, ruins
+    def __init__(
+        self,
+        network: Network,
+        start: Timed,
+        bound: float,
+        draw: random.Random,
+        ruins: int,
+        copies: int = 0,
+    ) -> None:
+        self.network, self.bound, self.draw, self.ruins, self.copies = network, bound, draw, ruins, copies
         self.beside = Neighbourhood(network, draw, start)
         self.best = [start]
         self.spent = 0.0
@@ -55,11 +66,14 @@ class Chain:
                 share = hot * (cold / hot) ** (self.spent / steps)
             heat = share * self.best[0].makespan
             limit = self.beside.now.makespan - heat * math.log(1 - draw.random())
-            kind = draw.random() * (few + GROUPS + self.ruins)
+            kind = draw.random() * (few + GROUPS + self.ruins + self.copies)
             if kind < few:
                 timed = self._few(limit, heat)
+            elif kind < few + GROUPS:
+                timed = self._many(limit)
             else:
-                timed = self._many(limit) if kind < few + GROUPS else self._anew(limit, heat)
+                anew = kind < few + GROUPS + self.ruins
+                timed = self._anew(limit, heat) if anew else self._repeated(limit)
             if timed and timed.makespan <= limit:
                 now = _early(timed)
                 if timed.makespan + now > limit + early and timed.makespan >= self.best[0].makespan:
@@ -104,12 +118,31 @@ class Chain:
         self.spent += places
         return self._timed(device, self.beside.keys, limit, eager=True) if device else None
 
-    def _timed(self, device: list[int], keys: list[float], limit: float, eager: bool = False) -> Timed:
+    def _repeated(self, limit: float) -> Timed | None:
+        """Copies of runs that were not there, or without some that were."""
+        self.spent += ESTIMATE
+        beside = self.beside
+        device, keys, of = [*beside.device], [*beside.keys], [*beside.now.of]
+        changed = repeated(beside, device, keys, of)
+        return self._timed(device, keys, limit, True, of) if changed else None
+
+    def _timed(
+        self,
+        device: list[int],
+        keys: list[float],
+        limit: float,
+        eager: bool = False,
+        of: list[int] | None = None,
+    ) -> Timed:
+        of = [*self.beside.now.of] if of is None else of
         for members in self.network.problem.members:
             moved = [device[r] for r in members if device[r] != self.beside.device[r]]
             for r in members if moved else ():
                 device[r] = moved[0]
-        timed = Timed(self.network, device, keys, limit, self.beside.still(device, keys), eager)
+        if of:
+            device, keys = [*device], [*keys]
+            tidy(self.network, device, keys, of)
+        timed = Timed(self.network, device, keys, limit, self.beside.still(device, keys, of), eager, of)
         self.spent += ESTIMATE + len(timed.ended)
         return timed
 

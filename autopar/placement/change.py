@@ -11,12 +11,14 @@ from ..errors import AutoparError
 from ..plans import Placed, Plan
 from ..problem import Problem
 from ..simulate import Schedule
+from .anneal import POLICY as SEARCHED
 from .anneal import anneal, polish
 from .bounds import lower_bound
 from .fill import fill
 from .follow import follow
 from .heft import heft, lookahead
 from .improve import improve
+from .needed import POLICY as COPIED
 from .nondelay import crowded
 from .once import once
 from .orders import kept
@@ -173,7 +175,7 @@ def _raced(plan: Plan, option: Option) -> Race:
         policies += [fill, follow]
     for policy in policies:
         enter_fitting(race, policy)
-    if problem.runs > LARGE and plan.policy == "search" and (leader := race.leading()):
+    if problem.runs > LARGE and plan.policy in (SEARCHED, COPIED) and (leader := race.leading()):
         for schedule in polish(problem, 0.0, leader.play, STEPS, math.inf):
             race.enter(schedule)
     return race
@@ -194,7 +196,7 @@ def _searched(plan: Plan, race: Race) -> float:
         race.enter(schedule)
     improve(race, race.best(), bound)
     best = race.best()
-    return (repeated(race, [best], bound, math.inf) if plan.costed.again else best).makespan
+    return (repeated(race, best, bound, math.inf) if plan.costed.again else best).makespan
 
 
 def _orders(plan: Plan) -> Schedule:

@@ -13,6 +13,9 @@ from .again import again
 from .once import once
 from .race import Entry, Race
 
+POLICY = "search with copies"
+"""What made the schedules that have copies."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -70,7 +73,7 @@ def scheduled(problem: Problem, at: Places) -> Entry | None:
         for lane in own:
             lanes[lane].append(costed.runs[i].name)
     orders = {lane: tuple(names) for lane, names in lanes.items()}
-    return Race(Problem(costed)).trial(Schedule("search with copies", orders))
+    return Race(Problem(costed)).trial(Schedule(POLICY, orders))
 
 
 def _needed(

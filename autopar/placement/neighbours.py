@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from .network import Network
 from .timed import NEAR, Timed
@@ -38,9 +39,8 @@ class Neighbourhood:
         """Let a schedule be the one at hand."""
         now.tails()
         self.now, self.device = now, now.device
-        runs = range(self.network.runs)
-        self.keys = [0.0] * len(runs)
-        for at, r in enumerate(sorted(runs, key=lambda r: (now.start[r], now.end[r], r))):
+        self.keys = [0.0] * len(now.device)
+        for at, r in enumerate(sorted(now.served.numbers, key=lambda r: (now.start[r], now.end[r], r))):
             self.keys[r] = float(at)
         self.critical = now.critical()
         self._reached: dict[tuple[int, int], tuple[float, float]] = {}
@@ -65,7 +65,7 @@ class Neighbourhood:
         ready, after = self._reach(run, d)
         if ready + own + after > limit:
             return None
-        low, high = self._between(run)
+        low, high = self._between(run, d)
         queue, keys, ends, tails = self._queue(d)
         first, last = bisect_right(keys, low), bisect_left(keys, high)
         one = self.network.lanes[d] == 1
@@ -81,15 +81,15 @@ class Neighbourhood:
             after = max(after, -tails[at]) if one else after
         if ready + own + after > limit:
             return None
-        return ready + own + after, ((run, d, self._inside(low, high)),)
+        return ready + own + after, ((run, d, self.inside(low, high)),)
 
     def shifted(self, run: int, limit: float) -> tuple[float, Places] | None:
         """A run elsewhere in the order of its device, as `moved`; None too where nothing is gained by it, for there are
         too many orders that are as good as the one at hand."""
         runs, was, d = self.network.runs, self.keys[run], self.device[run]
-        low, high = self._between(run)
+        low, high = self._between(run, d)
         reach = 0.15 * runs + 2 if self.draw.random() < 0.7 else runs
-        key = self._inside(max(low, was - reach), min(high, was + reach))
+        key = self.inside(max(low, was - reach), min(high, was + reach))
         queue, keys, ends, tails = self._queue(d)
         at = bisect_left(keys, key)
         if run in queue[max(0, at - 1) : at + 1]:
@@ -113,9 +113,11 @@ class Neighbourhood:
             return None
         at = bisect_right(ends, self._reach(run, e)[0]) + int((2 * CLOSE + 1) * self.draw.random()) - CLOSE
         other = queue[min(max(at, 0), len(queue) - 1)]
+        if other >= self.network.runs:
+            return None
         own, its = self.keys[run], self.keys[other]
-        low, high = self._between(run)
-        least, most = self._between(other)
+        low, high = self._between(run, e)
+        least, most = self._between(other, d)
         if d not in self.problem.allowed[other] or not (low < its < high and least < own < most):
             return None
         longest = max(self._instead(run, other, e), self._instead(other, run, d))
@@ -158,7 +160,7 @@ class Neighbourhood:
         length = 2 * (self.network.runs / 2) ** draw.random()
         first = self.keys[run] - length * draw.random()
         how = draw.random()
-        for r, key in enumerate(self.keys):
+        for r, key in enumerate(self.keys[: self.network.runs]):
             if first <= key <= first + length:
                 if (device[r] == source or how < 0.2) and target in self.problem.allowed[r]:
                     device[r] = target
@@ -166,20 +168,27 @@ class Neighbourhood:
                     device[r] = source
         return device if target != source else None
 
-    def still(self, device: Sequence[int], keys: Sequence[float]) -> list[float]:
+    def still(self, device: Sequence[int], keys: Sequence[float], of: Sequence[int]) -> list[float]:
         """Seconds that follow each run when the schedule at hand is changed to these: as long as now behind all that
         is changed, and at best elsewhere."""
+        runs = self.network.runs
         changed = [
             max(new, old)
-            for new, old, d, e in zip(keys, self.keys, device, self.device)
+            for new, old, d, e in zip(keys[:runs], self.keys, device, self.device)
             if d != e or new != old
         ]
+        own = zip(self.now.of, self.device[runs + 1 :], self.keys[runs + 1 :])
+        its = zip(of, device[runs + 1 :], keys[runs + 1 :])
+        for pair in zip_longest(own, its):
+            if pair[0] != pair[1]:
+                changed += [copy[2] for copy in pair if copy]
         last = max(changed, default=-1.0)
-        to_go = self.network.to_go
-        return [
-            tail if key > last else row[d]
-            for tail, key, row, d in zip(self.now.tail, self.keys, to_go, device)
+        # What reads from a run need not wait for it where there are copies of it.
+        found = [
+            tail if key > last else 0.0 if r in of else row[d]
+            for r, (tail, key, row, d) in enumerate(zip(self.now.tail, self.keys, self.network.to_go, device))
         ]
+        return found + [0.0] * (len(device) - runs)
 
     def _reach(self, run: int, device: int) -> tuple[float, float]:
         found = self._reached.get((run, device))
@@ -191,20 +200,23 @@ class Neighbourhood:
         """The runs of a device in order, their keys, their ends, and, below 0, the seconds from their starts on."""
         found = self._queues.get(device)
         if found is None:
-            now, seconds, keys = self.now, self.network.seconds, self.keys
+            now, seconds, keys = self.now, self.now.served.seconds, self.keys
             queue = sorted((r for r, d in enumerate(self.device) if d == device), key=keys.__getitem__)
             tails = [-(seconds[r][device] + now.tail[r]) for r in queue]
             found = queue, [keys[r] for r in queue], [now.end[r] for r in queue], tails
             self._queues[device] = found
         return found
 
-    def _between(self, run: int) -> tuple[float, float]:
-        """The keys of the last of those that a run waits for and of the first of those that wait for it."""
-        keys = self.keys
-        low = max([keys[p] for p in self.problem.before[run]], default=-1.0)
-        return low, min([keys[s] for s in self.problem.after[run]], default=float(len(keys)))
+    def _between(self, run: int, device: int) -> tuple[float, float]:
+        """The keys of the last of those that a run would wait for on a device and of the first that wait for it."""
+        keys, served = self.keys, self.now.served
+        low = max([keys[served.on.get((p, device), p)] for p in self.problem.before[run]], default=-1.0)
+        later = (i for s in self.problem.after[run] for i in served.each.get(s, (s,)))
+        waiting = (keys[i] for i in later if (run, self.device[i]) not in served.on)
+        return low, min(waiting, default=float(len(served.numbers)))
 
-    def _inside(self, low: float, high: float) -> float:
+    def inside(self, low: float, high: float) -> float:
+        """A key between two."""
         return low + (high - low) * (0.01 + 0.98 * self.draw.random())
 
     def _one(self, runs: Sequence[int]) -> int:

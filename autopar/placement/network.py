@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..problem import Problem
+from .again import repeatable
 from .rank import cost_to_go
 
 Hops = tuple[tuple[int, int, int, float, float], ...]
@@ -17,10 +18,11 @@ class Network:
     `makes[r]` holds (value, `readers` of it, devices it must come to) of run r, and of what is there before the call
     for R.
     `hops[s][d]` is the way from a device to another, and for `bytes[v]` of a value all of it takes `latency[s][d]` and
-    `s_per_byte[s][d]` for each of them, inf without one. `later[r]` are
-    runs that wait for r without reading from it, `sooner[r]` those it so waits for, and `waits[r]` is how many values
-    and runs it waits for. `near[r]` are all runs beside it. `to_go[r][d]` are the seconds from its end on a device to
-    the end of the graph, at best.
+    `s_per_byte[s][d]` for each of them, inf without one. `later[r]` are runs that wait for r without reading from
+    it, `sooner[r]` those it so waits for, and `waits[r]` is how many values and runs it waits for. `near[r]` are all
+    runs beside it. `to_go[r][d]` are the seconds from its end on a device to the end of the graph, at best.
+    `repeatable[r]`: it may be computed on several devices; `run`, `numbers`, `on` and `each` are those of
+    `copies.Served` where none is.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -38,6 +40,10 @@ class Network:
         self.sooner, self.later = _unread(problem)
         self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(problem.before, problem.after)]
+        self.repeatable = [repeatable(problem.costed, run) for run in problem.costed.runs]
+        self.numbers = self.run = range(self.runs)
+        self.on: dict[tuple[int, int], int] = {}
+        self.each: dict[int, tuple[int, ...]] = {}
         self.wires = problem.wires + len(problem.copy_lanes)
         self.bytes, self.latency, self.s_per_byte = problem.bytes, problem.latency, problem.s_per_byte
         self.hops = [[self._hops(s, d) for d in everywhere] for s in everywhere]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..errors import MemoryCapError, PlanError
@@ -47,12 +48,15 @@ class Race:
         self.candidates: list[Candidate] = []
         self.errors: list[PlanError] = []
 
-    def trial(self, schedule: Schedule) -> Entry | None:
-        """Simulate a schedule without entering it; None when it cannot be carried out at all."""
+    def trial(self, schedule: Schedule, below: float = math.inf) -> Entry | None:
+        """Simulate a schedule without entering it; None when it cannot be carried out at all, or not in less than
+        `below` seconds."""
         try:
             play = Play(self.problem, schedule)
         except PlanError as error:
             self.errors.append(error)
+            return None
+        if play.makespan >= below:
             return None
         served = play.makespan
         if schedule.copies and not self.problem.costed.machine.queued:

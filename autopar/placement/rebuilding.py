@@ -25,12 +25,14 @@ def rebuilt(beside: Neighbourhood, run: int, heat: float) -> tuple[list[int] | N
     or take `heat` seconds.
     """
     free, draw = _freed(beside, run), beside.draw
-    order = sorted(range(beside.network.runs), key=beside.keys.__getitem__)
+    order = sorted(beside.now.served.numbers, key=beside.keys.__getitem__)
     first = min(int(beside.keys[r]) for r in free)
     made = _Made(beside, order, first)
     ahead, stay = (weights[int(draw.random() * len(weights))] for weights in (AHEAD, STAY))
     places = 0
     for r in order[first:]:
+        if r >= beside.network.runs:
+            continue
         places += 1
         if r not in free:
             made.put(r, beside.device[r])
@@ -54,7 +56,7 @@ def _freed(beside: Neighbourhood, run: int) -> set[int]:
     size = 2 * max(1.0, PART * runs / 2) ** draw.random()
     if draw.random() < 0.5:
         low = max(0, int(beside.keys[run] - size * draw.random()))
-        return {run, *(r for r, key in enumerate(beside.keys) if low <= key <= low + int(size))}
+        return {run, *(r for r, key in enumerate(beside.keys[:runs]) if low <= key <= low + int(size))}
     found, edge = {run}, [run]
     while edge and len(found) < size:
         r = edge.pop(int(draw.random() * len(edge)))
@@ -112,6 +114,9 @@ class _Made:
         begin = min(lanes)
         self.device[run], self.end[run] = device, max(ready, begin) + self.network.seconds[run][device]
         lanes[lanes.index(begin)] = self.end[run]
+        for v in self.problem.makes[run]:
+            # What a copy of the run serves may have come before it.
+            self.there.pop(v, None)
 
     def _ready(self, run: int, device: int) -> tuple[float, float, list[tuple[int, int, float]]]:
         """When all that a run reads can be on a device, the seconds of the copies for it, and these: value, wire and
@@ -124,6 +129,10 @@ class _Made:
             came = there.get(device)
             if came is None:
                 maker = self.problem.maker[v]
+                copy = self.now.served.on.get((maker, device))
+                if copy is not None:
+                    ready = max(ready, self.now.end[copy])
+                    continue
                 source = self.device[maker] if maker >= 0 else self.problem.home[v]
                 wire = network.hops[source][device][0][0]
                 takes = (

@@ -1,105 +1,100 @@
-"""Runs computed on several devices and the places of all, in turns: which copies are worth what they take depends on
-where the rest is, and where the rest had better be on the copies."""
+"""Plans that compute runs on several devices: which copies are worth what they take depends on where the rest is, and
+where the rest had better be on the copies, so that both are searched for together."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from functools import partial
-from itertools import chain, islice
 
+from ..problem import Problem
 from . import native
-from .anneal import refine
-from .duplicate import duplicate, repeats, with_copies, worthwhile
-from .needed import places, scheduled
+from .again import repeatable
+from .anneal import CHAINS, COMPILED, TOGETHER
+from .chain import COPIES, RUINS
+from .copies import MOST
+from .duplicate import duplicate, repeats
+from .needed import Place, Places, places, scheduled
+from .network import Network
 from .race import SHORTER, Entry, Race
-from .spread import spread
+from .timed import Timed
+from .winners import Effort, winners
 
-LISTED = 200
-"""Runs of the plans in which copies are looked for beside the best."""
-TRIES, TRIED = 48, 1_200
-"""Plans with copies whose runs are placed anew, and runs of all of them, at most."""
-EACH, FEWEST = 120, 5_000
-"""Steps of that for each run, and for a tiny graph."""
-WIDE = 5
-"""Plans that copies are put into each time."""
-ROUNDS = 5
-WORSE = 1.15
-"""Times as long as without them that a plan may take at first with copies."""
-LAST = 3
-"""Times as many for the best at last."""
+EACH, STEPS = 4_500, 225_000
+"""Steps of the search for each run, and in all at most; as many times more of compiled chains as `anneal` has."""
+HOT = 0.07
+"""Share by which a plan may become longer at first."""
+TRIED = 3
+"""Plans with copies simulated, of those found."""
 
 
-def repeated(race: Race, starts: list[Entry], bound: float, until: float) -> Entry:
-    """The shortest of some plans, and of others as far as there is time for them, with runs computed again: what is
-    longer than the first without may become shorter. What is returned has a `Problem` of its own where runs are."""
-    if starts[0].makespan <= bound * (1 + SHORTER) or time.monotonic() > until:
-        return min(starts, key=_length)
-    fitting = sorted((entry for entry in race.entries if not entry.over), key=_length)
-    runs = max(1, race.problem.runs)
-    distinct = {id(start): start for start in (*starts, *fitting[: LISTED // runs])}.values()
-    found = [duplicate(start, bound) for start in distinct]
-    counted = spread(race) if repeats(starts[0]) else None
-    others = [*fitting[:WIDE], *([duplicate(counted, bound)] if counted else [])]
-    best = min([*found, *others], key=_length)
-    plans = {id(plan): plan for plan in (best, *others)}.values()
-    return best if race.problem.modes else _Turns(bound, until, runs).taken([*plans])
-
-
-class _Turns:
-    """What is left of the tries."""
-
-    def __init__(self, bound: float, until: float, runs: int) -> None:
-        self.bound, self.until, self.runs = bound, until, runs
-        self.tries = min(TRIES, TRIED // runs)
-
-    def taken(self, plans: list[Entry]) -> Entry:
-        """The best of some plans, or a shorter one that comes of them; the first of them is the shortest."""
-        best = plans[0]
-        for _ in range(ROUNDS):
-            if self._over(best):
-                break
-            begun = [*islice(chain.from_iterable(map(_begun, plans)), self.tries)]
-            self.tries -= len(begun)
-            found = native.side_by_side(partial(self._placed, times=1), begun)
-            plans = sorted(found, key=_length)[:WIDE]
-            if not plans or plans[0].makespan >= best.makespan * (1 - SHORTER):
-                break
-            best = plans[0]
-        if best.play.problem.costed.again and not self._over(best):
-            best = min(best, self._placed(best, LAST), key=_length)
+def repeated(race: Race, start: Entry, bound: float, until: float) -> Entry:
+    """A plan, or a shorter one with runs computed again, searched for as far as there is time for it. What is returned
+    has a `Problem` of its own where runs are."""
+    if _ended(start, bound, until):
+        return start
+    best = duplicate(start, bound)
+    if not repeats(start) or not _promising(race.problem) or _ended(best, bound, until):
         return best
+    return min([best, *_found(race.problem, best, bound, until)], key=lambda entry: entry.makespan)
 
-    def _over(self, best: Entry) -> bool:
-        return not self.tries or best.makespan <= self.bound * (1 + SHORTER) or time.monotonic() > self.until
 
-    def _placed(self, entry: Entry, times: int) -> Entry:
-        """The entry, or a shorter one whose runs are elsewhere and whose copies are those needed there."""
-        play, runs = entry.play, entry.play.problem.runs
-        steps = times * max(FEWEST, EACH * self.runs)
-        schedules = refine(
-            play.problem, self.bound, play.device, play.start[:runs], steps, self.until, keep=1
+def _ended(best: Entry, bound: float, until: float) -> bool:
+    return best.makespan <= bound * (1 + SHORTER) or time.monotonic() > until
+
+
+def _promising(problem: Problem) -> bool:
+    """Whether there are lists of the graph (`anneal`), and a run in it that may be computed again and of which it takes
+    time to move what it makes."""
+    costed = problem.costed
+    return not problem.modes and any(
+        repeatable(costed, run)
+        and any(
+            problem.travel(v, s, d) for v in problem.makes[r] if problem.readers[v] for s in own for d in own
         )
-        found = [entry]
-        for schedule in schedules:
-            moved = Race(play.problem).trial(schedule)
-            if moved:
-                again = scheduled(play.problem, places(moved.play))
-                found += [again] if again and not again.over else []
-        return min(found, key=_length)
+        for r, (run, own) in enumerate(zip(costed.runs, problem.able))
+    )
 
 
-def _begun(plan: Entry) -> Iterator[Entry]:
-    """A plan with the copies it has, and with ever fewer of those that promise anything."""
-    if plan.play.problem.costed.again:
-        yield plan
-    promising = worthwhile(plan.play)
-    while promising:
-        tried = with_copies(plan.play, promising)
-        if tried and not tried.over and tried.makespan <= plan.makespan * WORSE:
-            yield tried
-        promising = promising[: len(promising) // 2]
+def _found(problem: Problem, start: Entry, bound: float, until: float) -> list[Entry]:
+    """Plans that chains come to from one."""
+    network, compiled = Network(problem), native.built() is not None
+    effort = Effort(
+        steps=min(STEPS, EACH * network.runs) * (TOGETHER if compiled else 1),
+        chains=COMPILED if compiled else CHAINS,
+        hot=HOT,
+        ruins=RUINS,
+        copies=COPIES,
+    )
+    found = winners(network, [listed(network, start)], bound, effort, until, keep=TRIED)
+    entries = [scheduled(problem, placed(timed)) for timed in found if timed.makespan < start.makespan]
+    return [entry for entry in entries if entry and not entry.over]
 
 
-def _length(entry: Entry) -> float:
-    return entry.makespan
+def listed(network: Network, entry: Entry) -> Timed:
+    """The list that leads to a plan, or to one like it."""
+    problem = network.problem
+    index = {name: d for d, name in enumerate(problem.devices)}
+    device, keys = [0] * network.runs, [0.0] * network.runs
+    copies = []
+    for (name, where), place in places(entry.play).items():
+        r, d = problem.number[name], index[where]
+        if place.copy:
+            copies.append((r, d, place.start))
+        else:
+            device[r], keys[r] = d, place.start
+    of = [r for r, _, _ in copies[:MOST]]
+    if of:
+        device += [-1, *(d for _, d, _ in copies[:MOST])]
+        keys += [0.0, *(start for *_, start in copies[:MOST])]
+    return Timed(network, device, keys, eager=True, of=of)
+
+
+def placed(timed: Timed) -> Places:
+    """Where and when a list has its runs and copies."""
+    problem, served = timed.network.problem, timed.served
+    found = {}
+    for i in served.numbers:
+        d = timed.device[i]
+        lanes = (problem.lane_names[d][timed.lane[i]],)
+        place = Place(timed.start[i], timed.end[i], lanes, copy=i > timed.network.runs)
+        found[problem.names[served.run[i]], problem.devices[d]] = place
+    return found

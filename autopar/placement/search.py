@@ -147,14 +147,13 @@ def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -
 def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -> tuple[Entry, float, str]:
     """The shortest plan, which may have copies, a bound for those that have none, and what stopped the search for
     them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
-    best = repeated(race, [found], bound, until)
+    plans = [found, repeated(race, found, bound, until)]
     proven = prove(race, found, bound, until)
-    plans = {id(plan): plan for plan in (best, proven.entry, found)}
     if proven.entry is not found:
-        more = repeated(race, [proven.entry, found], bound, until)
-        plans[id(more)] = more
-    shortest = min(plan.makespan for plan in plans.values())
-    held = [hold_back(plan, bound, until) for plan in plans.values() if plan.makespan <= shortest * KEPT]
+        plans += [proven.entry, repeated(race, proven.entry, bound, until)]
+    shortest = min(plan.makespan for plan in plans)
+    distinct = {id(plan): plan for plan in plans if plan.makespan <= shortest * KEPT}
+    held = [hold_back(plan, bound, until) for plan in distinct.values()]
     best = min(held, key=lambda plan: plan.makespan)
     return best, sound(proven.bound, proven.entry.makespan), "time" if proven.cut else ""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..simulate import Schedule
+from .copies import Served
 from .network import Hops, Network
 from .orders import in_order
 
@@ -25,7 +26,7 @@ class Timed:
     end, `sent` the transfers in the order in which they were asked for, `there[v]` when a value that several runs read
     comes to each device. `makespan` is inf where no way leads or runs wait for each other, and where a run ends less
     than `after[r]` seconds before `limit`, which ends the matter. Second hops of a way are asked for with the first.
-    O(V log V + E).
+    Numbers above R are copies of the runs `of` (`copies.Served`). O(V log V + E).
     """
 
     def __init__(
@@ -36,26 +37,30 @@ class Timed:
         limit: float = math.inf,
         after: Sequence[float] | None = None,
         eager: bool = False,
+        of: Sequence[int] = (),
     ) -> None:
-        self.network, self.device, self.keys, self.eager = network, device, keys, eager
-        runs = network.runs
-        self.ready = [0.0] * runs
-        self.start, self.end = [0.0] * runs, [0.0] * runs
-        self.lane = [0] * runs
+        self.network, self.device, self.keys, self.eager, self.of = network, device, keys, eager, of
+        self.served = Served(network, device, of) if of else network
+        count = len(device)
+        self.ready = [0.0] * count
+        self.start, self.end = [0.0] * count, [0.0] * count
+        self.lane = [0] * count
         self.sent: list[Sent] = []
         self.there: dict[int, dict[int, float]] = {}
         self.ended: list[int] = []
         self.makespan = math.inf
-        self._play(limit, after or [row[d] for row, d in zip(network.to_go, device)])
+        if after is None:
+            after = [0.0] * count if of else [row[d] for row, d in zip(network.to_go, device)]
+        self._play(limit, after)
 
     def _play(self, limit: float, after: Sequence[float]) -> None:
-        network, device, keys, eager = self.network, self.device, self.keys, self.eager
-        runs, wires, seconds, makes, hops, later = (
-            network.runs, network.wires, network.seconds, network.makes, network.hops, network.later
-        )  # fmt: skip
+        network, served, device, keys, eager = self.network, self.served, self.device, self.keys, self.eager
+        runs, wires, hops = network.runs, network.wires, network.hops
+        seconds, makes, later, numbers = served.seconds, served.makes, served.later, served.numbers
+        last_number = max(runs, len(device) - 1)
         nbytes, latency, s_per_byte = network.bytes, network.latency, network.s_per_byte
         ready, start, end, ended, lane = self.ready, self.start, self.end, self.ended, self.lane
-        missing, home = network.waits[:], network.problem.home
+        missing, home = served.waits[:], network.problem.home
         queues: list[list[int]] = [[] for _ in network.lanes]
         at, begun = [0] * len(queues), [0.0] * len(queues)
         free = [[0.0] * count for count in network.lanes]
@@ -63,16 +68,16 @@ class Timed:
         idle = [[*range(count)] for count in network.lanes]
         touched: set[int] = set()
         if not eager:
-            for r in sorted(range(runs), key=keys.__getitem__):
+            for r in sorted(numbers, key=keys.__getitem__):
                 queues[device[r]].append(r)
         busy = [0.0] * (wires + 1)
-        # Ends of runs by their numbers, and, if eager, runs that have all they wait for by theirs beyond R.
+        # Ends by number, and, if eager, those that have all they wait for by theirs beyond the last.
         events: list[tuple[float, int]] = []
-        able = [r for r in range(runs) if not missing[r]]
+        able = [r for r in numbers if not missing[r]]
         last, now, run = 0.0, 0.0, runs
         while True:
-            for v, readers, deliver in makes[run] if run <= runs else ():
-                source = device[run] if run < runs else home[v]
+            for v, readers, deliver in makes[run] if run <= last_number else ():
+                source = device[run] if run != runs else home[v]
                 if not wires:
                     first, each = latency[source], s_per_byte[source]
                     for d in deliver:
@@ -87,7 +92,7 @@ class Timed:
                             able.append(r)
                     continue
                 there = {source: now}
-                if len(readers) > 1 or deliver:
+                if run <= runs and (self.of or len(readers) > 1 or deliver):
                     self.there[v] = there
                     for d in sorted({device[r] for r in readers}.union(deliver)):
                         if d not in there:
@@ -103,7 +108,7 @@ class Timed:
                     missing[r] -= 1
                     if not missing[r]:
                         able.append(r)
-            for r in later[run] if run <= runs else ():
+            for r in later[run] if run <= last_number else ():
                 if now > ready[r]:
                     ready[r] = now
                 missing[r] -= 1
@@ -111,7 +116,7 @@ class Timed:
                     able.append(r)
             if eager:
                 for r in able:
-                    heappush(events, (ready[r], runs + 1 + r))
+                    heappush(events, (ready[r], last_number + 1 + r))
                 if not events or events[0][0] > now:
                     for d in touched:
                         while pool[d] and idle[d]:
@@ -147,17 +152,17 @@ class Timed:
                 break
             able = []
             now, run = heappop(events)
-            if run < runs:
+            if run <= last_number:
                 end[run] = now
                 ended.append(run)
                 if eager:
                     idle[device[run]].append(lane[run])
                     touched.add(device[run])
             else:
-                d = device[run - runs - 1]
-                heappush(pool[d], (keys[run - runs - 1], run - runs - 1))
-                touched.add(d)
-        if len(ended) == runs:
+                r = run - last_number - 1
+                heappush(pool[device[r]], (keys[r], r))
+                touched.add(device[r])
+        if len(ended) == len(numbers):
             self.makespan = max(last, *end)
 
     def _carry(
@@ -188,17 +193,17 @@ class Timed:
             source = stop
 
     def schedule(self, policy: str) -> Schedule:
-        """The orders of the lanes."""
+        """The orders of the lanes, where there are no copies."""
         runs = sorted(range(self.network.runs), key=lambda r: (self.start[r], self.end[r], r))
         return in_order(self.network.problem, policy, ((r, self.device[r], (self.lane[r],)) for r in runs))
 
     def tails(self) -> None:
         """Set, of each run, `tail`, the seconds from its end to the end of all along what waits for it here, and
         `wanted`, the same without the runs behind it on its lane; and `sent_tail` of each transfer. O(V + E)."""
-        network, device = self.network, self.device
-        seconds, none = network.seconds, network.wires
-        tail = self.tail = [0.0] * network.runs
-        wanted = self.wanted = [0.0] * network.runs
+        network, served, device = self.network, self.served, self.device
+        seconds, none = served.seconds, network.wires
+        tail = self.tail = [0.0] * len(device)
+        wanted = self.wanted = [0.0] * len(device)
         sent_tail = self.sent_tail = [0.0] * len(self.sent)
         behind = [[0.0] * count for count in network.lanes]
         waiting = [0.0] * (none + 1)
@@ -210,7 +215,7 @@ class Timed:
                 number -= 1
                 _, v, source, stop, wire, queue, takes, _ = self.sent[number]
                 after = onward.get((v, stop), 0.0)
-                for r in network.readers[v]:
+                for r in served.readers[v]:
                     if device[r] == stop and seconds[r][stop] + tail[r] > after:
                         after = seconds[r][stop] + tail[r]
                 if wire < none:
@@ -224,7 +229,7 @@ class Timed:
                     longest = max(longest, after + takes)
                 else:
                     onward[v, source] = max(onward.get((v, source), 0.0), after + takes)
-            for v, readers, deliver in network.makes[run]:
+            for v, readers, deliver in served.makes[run]:
                 first, each, nbytes = network.latency[d], network.s_per_byte[d], network.bytes[v]
                 for r in readers:
                     stop = device[r]
@@ -235,7 +240,7 @@ class Timed:
                             longest = after
                 for stop in () if none else deliver:
                     longest = max(longest, first[stop] + nbytes * each[stop])
-            for r in network.later[run]:
+            for r in served.later[run]:
                 longest = max(longest, seconds[r][device[r]] + tail[r])
             wanted[run] = longest
             lane = behind[d]
@@ -246,13 +251,14 @@ class Timed:
     def critical(self) -> list[int]:
         """Runs that nothing can delay without a longer makespan, and those that make or read a value whose transfer is
         so; all where what no run makes comes last. After `tails`."""
-        limit = self.makespan * (1 - NEAR)
-        found = dict.fromkeys(r for r in range(self.network.runs) if self.end[r] + self.tail[r] >= limit)
+        served, limit = self.served, self.makespan * (1 - NEAR)
+        found = dict.fromkeys(served.run[i] for i in served.numbers if self.end[i] + self.tail[i] >= limit)
         for (run, v, _, stop, *_, came), after in zip(self.sent, self.sent_tail):
             if came + after >= limit:
                 if run < self.network.runs:
                     found[run] = None
-                found.update(dict.fromkeys(r for r in self.network.readers[v] if self.device[r] == stop))
+                own = (served.run[i] for i in served.readers[v] if self.device[i] == stop)
+                found.update(dict.fromkeys(own))
         return [*(found or range(self.network.runs))]
 
     def reach(self, run: int, device: int) -> tuple[float, float]:
@@ -260,12 +266,14 @@ class Timed:
         there, with all else as it is and wires that nobody else takes; after `tails`."""
         if device == self.device[run]:
             return self.ready[run], self.wanted[run]
-        network, where, problem = self.network, self.device, self.network.problem
+        network, served, where, problem = self.network, self.served, self.device, self.network.problem
         ready = after = 0.0
         for v in problem.reads[run]:
             there = self.there.get(v)
             if there and device in there:
                 came = there[device]
+            elif (problem.maker[v], device) in served.on:
+                came = self.end[served.on[problem.maker[v], device]]
             else:
                 maker = problem.maker[v]
                 source, made = (where[maker], self.end[maker]) if maker >= 0 else (problem.home[v], 0.0)
@@ -277,11 +285,11 @@ class Timed:
         for r in network.sooner[run]:
             ready = max(ready, self.end[r])
         first, each = network.latency[device], network.s_per_byte[device]
-        for v, readers, deliver in network.makes[run]:
+        for v, readers, deliver in served.makes[run]:
             nbytes = network.bytes[v]
             for r in readers:
                 d = where[r]
-                takes = network.seconds[r][d] + self.tail[r] + (first[d] + nbytes * each[d])
+                takes = served.seconds[r][d] + self.tail[r] + (first[d] + nbytes * each[d])
                 if takes > after:
                     after = takes
             for d in deliver:

@@ -31,7 +31,9 @@ def hold_back(entry: Entry, bound: float, until: float) -> Entry:
             if left < count or time.monotonic() > until:
                 return better
             left -= count
-            tried = race.trial(Schedule(entry.schedule.policy, entry.schedule.lanes, copies))
+            changed = Schedule(entry.schedule.policy, entry.schedule.lanes, copies)
+            # Where more than may be promised is held back, the trial is what first-come wires make of it.
+            tried = race.trial(changed, better.makespan * (1 - SHORTER))
             if tried and not tried.over and tried.makespan < better.makespan * (1 - SHORTER):
                 better = tried
         if better is best:

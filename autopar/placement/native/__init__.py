@@ -35,28 +35,35 @@ class Listed:
     keys: Sequence[float]
     eager: bool
     makespan: float
+    of: Sequence[int]
 
 
 class Chain:
     """As `chain.Chain`, but that `best` are not `Timed` but what that can be made of."""
 
-    def __init__(self, flat: Flat, start: Timed, bound: float, draw: random.Random, ruins: int) -> None:
-        self.flat, self.bound, self.draw, self.ways = flat, bound, draw, ways_of(ruins)
-        self.now = Listed(start.device, start.keys, start.eager, start.makespan)
+    def __init__(
+        self, flat: Flat, start: Timed, bound: float, draw: random.Random, ruins: int, copies: int = 0
+    ) -> None:
+        self.flat, self.bound, self.draw, self.ways = flat, bound, draw, ways_of(ruins, copies)
+        self.now = Listed(start.device, start.keys, start.eager, start.makespan, start.of)
         self.best = [self.now]
         self.spent = 0.0
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
         """As there; nothing changes, with a line in the log, where there is no memory for it."""
-        found, network, keep = built(), self.flat.network, chain.KEEP
+        found, network, keep, most = built(), self.flat.network, chain.KEEP, self.ways.most
         assert found
-        device = np.zeros((keep + 1, network.runs), dtype=np.int32)
-        keys = np.zeros((keep + 1, network.runs), dtype=np.float64)
+        device = np.zeros((keep + 1, network.runs + 1 + most), dtype=np.int32)
+        keys = np.zeros((keep + 1, network.runs + 1 + most), dtype=np.float64)
+        of = np.zeros((keep + 1, most), dtype=np.int32)
         kept = (Kept * (keep + 1))()
         for i in range(keep + 1):
             kept[i].device, kept[i].keys = device[i].ctypes.data_as(Ints), keys[i].ctypes.data_as(Floats)
+            kept[i].of = of[i].ctypes.data_as(Ints)
         for i, timed in (*enumerate(self.best), (keep, self.now)):
-            device[i], keys[i] = timed.device, timed.keys
+            count, kept[i].copies = len(timed.device), len(timed.of)
+            device[i, :count], keys[i, :count] = timed.device, timed.keys
+            of[i, : kept[i].copies] = timed.of
             kept[i].eager, kept[i].makespan = timed.eager, timed.makespan
         own = State(kept[keep], kept, len(self.best), keep, self.bound * (1 + chain.CLOSE))
         version, words, gauss = self.draw.getstate()
@@ -72,10 +79,13 @@ class Chain:
             return
         self.draw.setstate((version, tuple(draw.state), gauss))
         self.spent = own.spent
-        self.now, *self.best = (
-            Listed(each.device[: network.runs], each.keys[: network.runs], bool(each.eager), each.makespan)
-            for each in (own.now, *kept[: own.count])
-        )
+        self.now, *self.best = (_listed(each, network.runs) for each in (own.now, *kept[: own.count]))
+
+
+def _listed(kept: Kept, runs: int) -> Listed:
+    count = runs + 1 + kept.copies if kept.copies else runs
+    own = kept.device[:count], kept.keys[:count], bool(kept.eager), kept.makespan
+    return Listed(*own, tuple(kept.of[: kept.copies]))
 
 
 def chains(network: Network) -> Callable[..., Chain] | None:

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-/* A list: what times it again. `device` and `keys` are [R]. */
+/* A list: what times it again. `device` and `keys` are [R + 1 + most], `of` is [most]. */
 typedef struct {
-    int *device, eager;
+    int *device, eager, copies, *of;
     double *keys, makespan;
 } Kept;
 
@@ -48,7 +48,7 @@ static void *take(char *block, size_t *taken, size_t bytes)
 
 static size_t lay_out(Search *search, const Network *net, char *block)
 {
-    size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
+    size_t taken = 0, runs = net->runs, most_copies = search->ways->most, all = runs + 1 + most_copies, devices = net->devices, values = net->values;
     size_t lanes = net->lane_at[devices], wires = net->wires + 1, most_read = 0;
     for (size_t r = 0; r < runs; r++)
         if (COUNT(net->reads, r) > (int)most_read)
@@ -56,36 +56,41 @@ static size_t lay_out(Search *search, const Network *net, char *block)
 #define ROOM(pointer, count) pointer = take(block, &taken, (count) * sizeof *(pointer))
     for (int i = 0; i < 2; i++) {
         Timed *timed = search->timed + i;
-        ROOM(timed->device, runs), ROOM(timed->lane, runs), ROOM(timed->ended, runs), ROOM(timed->keys, runs);
-        ROOM(timed->ready, runs), ROOM(timed->start, runs), ROOM(timed->end, runs), ROOM(timed->tail, runs);
-        ROOM(timed->wanted, runs), ROOM(timed->there, values * devices), ROOM(timed->shared, values);
+        ROOM(timed->device, all), ROOM(timed->lane, all), ROOM(timed->ended, all), ROOM(timed->keys, all);
+        ROOM(timed->ready, all), ROOM(timed->start, all), ROOM(timed->end, all), ROOM(timed->tail, all);
+        ROOM(timed->of, most_copies), ROOM(timed->copied, runs + 1), ROOM(timed->copy_at, runs * devices);
+        ROOM(timed->wanted, all), ROOM(timed->there, values * devices), ROOM(timed->shared, values);
         ROOM(timed->sent, values * devices);
     }
     Bench *bench = &search->bench;
-    ROOM(bench->missing, runs), ROOM(bench->able, runs), ROOM(bench->queue, runs), ROOM(bench->queue_at, devices + 2);
+    ROOM(bench->missing, all), ROOM(bench->able, all), ROOM(bench->queue, all), ROOM(bench->queue_at, devices + 2);
     ROOM(bench->at, devices), ROOM(bench->idle, lanes), ROOM(bench->idles, devices), ROOM(bench->pools, devices);
     ROOM(bench->begun, devices), ROOM(bench->lane_free, lanes), ROOM(bench->busy, wires);
     ROOM(bench->onward, values * devices), ROOM(bench->touched, 2 * devices);
-    ROOM(bench->events, 2 * runs + 2), ROOM(bench->pool, runs);
+    ROOM(bench->events, 2 * all + 2), ROOM(bench->pool, all);
     Beside *beside = &search->beside;
-    ROOM(beside->keys, runs), ROOM(beside->order, runs), ROOM(beside->critical, runs);
-    ROOM(beside->reached, 2 * runs * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, runs);
-    ROOM(beside->queue_keys, runs), ROOM(beside->queue_ends, runs), ROOM(beside->queue_tails, runs);
+    ROOM(beside->keys, all), ROOM(beside->order, all), ROOM(beside->critical, runs);
+    ROOM(beside->reached, 2 * runs * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, all);
+    ROOM(beside->queue_keys, all), ROOM(beside->queue_ends, all), ROOM(beside->queue_tails, all);
     ROOM(beside->mark, runs), ROOM(beside->edge, runs), ROOM(beside->found, runs);
     Anew *anew = &search->anew;
     ROOM(anew->end, runs), ROOM(anew->lane_free, lanes), ROOM(anew->busy, wires), ROOM(anew->there, values * devices);
     ROOM(anew->known, values), ROOM(anew->free, runs), ROOM(anew->old, runs), ROOM(anew->sent, most_read);
-    ROOM(search->after, runs), ROOM(search->order, runs);
+    ROOM(search->after, all), ROOM(search->order, all);
 #undef ROOM
     return taken;
 }
 
-/* The runs in the order of their keys, from an order close to it. */
-static void sort(const Search *search, const int *from, const double *keys)
+/* The runs and copies in the order of their keys, from an order close to it. */
+static void sort(const Search *search, const int *from, const double *keys, int had, int copies)
 {
-    int *order = search->order;
-    for (int i = 0; i < search->net->runs; i++) {
-        int r = from ? from[i] : i, at = i;
+    int *order = search->order, runs = search->net->runs, count = 0;
+    for (int i = 0; i < runs + had + copies; i++) {
+        /* Copies come last, for those there were may have other numbers now. */
+        int old = i < runs + had, r = old ? (from ? from[i] : i) : i + 1 - had, at = count;
+        if (old && r >= runs)
+            continue;
+        count++;
         for (; at && (keys[r] < keys[order[at - 1]] || (keys[r] == keys[order[at - 1]] && r < order[at - 1])); at--)
             order[at] = order[at - 1];
         order[at] = r;
@@ -122,8 +127,10 @@ static void timing(Search *search, double limit, int eager)
             EACH(r, net->members, group) next->device[*r] = target;
     }
     next->eager = eager;
-    still(&search->beside, next->device, next->keys, search->after);
-    sort(search, search->beside.order, next->keys);
+    if (next->copies)
+        tidy(net, next);
+    still(&search->beside, next, search->after);
+    sort(search, search->beside.order, next->keys, search->beside.now->copies, next->copies);
     play(net, next, &search->bench, search->order, limit, search->after);
     search->chain->spent += search->ways->estimate + next->endings;
 }
@@ -162,12 +169,14 @@ static int few(Search *search, double limit, double heat)
     return chosen.count;
 }
 
-static void keep(Chain *chain, const Timed *timed, int runs)
+static void keep(Chain *chain, const Timed *timed, size_t all)
 {
     Kept last = chain->best[chain->keep - 1];
     memmove(chain->best + 1, chain->best, (chain->keep - 1) * sizeof last);
-    memcpy(last.device, timed->device, runs * sizeof *last.device);
-    memcpy(last.keys, timed->keys, runs * sizeof *last.keys);
+    memcpy(last.device, timed->device, all * sizeof *last.device);
+    memcpy(last.keys, timed->keys, all * sizeof *last.keys);
+    memcpy(last.of, timed->of, timed->copies * sizeof *last.of);
+    last.copies = timed->copies;
     last.eager = timed->eager;
     last.makespan = timed->makespan;
     chain->best[0] = last;
@@ -175,10 +184,21 @@ static void keep(Chain *chain, const Timed *timed, int runs)
         chain->count++;
 }
 
-static void copy(const Network *net, int *device, double *keys, const int *from_device, const double *from_keys)
+static void copy(size_t all, int *device, double *keys, const int *from_device, const double *from_keys)
 {
-    memcpy(device, from_device, net->runs * sizeof *device);
-    memcpy(keys, from_keys, net->runs * sizeof *keys);
+    memcpy(device, from_device, all * sizeof *device);
+    memcpy(keys, from_keys, all * sizeof *keys);
+}
+
+/* Let what is next be what is at hand, to be changed. */
+static void begin(const Network *net, Timed *next, const Timed *now, const double *keys)
+{
+    copy(net->runs + 1 + now->copies, next->device, next->keys, now->device, keys);
+    if (next->copies || now->copies) {
+        memcpy(next->of, now->of, now->copies * sizeof *next->of);
+        next->copies = now->copies;
+        look_up(net, next);
+    }
 }
 
 static void go_on(Search *search, double steps, double hot, double cold, double end)
@@ -199,10 +219,10 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         }
         double heat = share * chain->best[0].makespan;
         double limit = beside->now->makespan - heat * log(1 - drawn(draw));
-        double kind = drawn(draw) * (ordinary + ways->groups + ways->ruins);
+        double kind = drawn(draw) * (ordinary + ways->groups + ways->ruins + ways->copies);
         Timed *next = search->next;
         int found, places = 0;
-        copy(net, next->device, next->keys, beside->now->device, beside->keys);
+        begin(net, next, beside->now, beside->keys);
         if (kind < ordinary) {
             found = few(search, limit, heat);
         } else {
@@ -212,6 +232,9 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
                 int closely = drawn(draw) < 0.5;
                 run = a_run(beside);
                 found = closely ? gathered(beside, run, next->device) : stretched(beside, run, next->device);
+            } else if (kind >= ordinary + ways->groups + ways->ruins) {
+                chain->spent += ways->estimate;
+                found = repeated(beside, next);
             } else {
                 run = a_run(beside);
                 found = rebuilt(beside, &search->anew, run, heat, next->device, &places);
@@ -227,10 +250,10 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
             continue;
         room = now;
         search->next = beside->now;
-        stand(beside, next, &search->bench, beside->order);
+        stand(beside, next, &search->bench, search->order);
         chain->spent += net->runs / 2.0;
         if (next->makespan < chain->best[0].makespan)
-            keep(chain, next, net->runs);
+            keep(chain, next, net->runs + 1 + next->copies);
     }
 }
 
@@ -250,15 +273,20 @@ __attribute__((visibility("default"))) int autopar_cool(
     search.beside.net = net;
     search.beside.ways = ways;
     search.beside.draw = draw;
-    copy(net, now->device, now->keys, chain->now.device, chain->now.keys);
+    now->copies = chain->now.copies;
+    copy(net->runs + 1 + now->copies, now->device, now->keys, chain->now.device, chain->now.keys);
+    memcpy(now->of, chain->now.of, now->copies * sizeof *now->of);
+    look_up(net, now);
     now->eager = chain->now.eager;
-    memset(search.after, 0, net->runs * sizeof *search.after);
-    sort(&search, NULL, now->keys);
+    memset(search.after, 0, (net->runs + 1 + now->copies) * sizeof *search.after);
+    sort(&search, NULL, now->keys, 0, now->copies);
     play(net, now, &search.bench, search.order, INFINITY, search.after);
     stand(&search.beside, now, &search.bench, search.order);
     go_on(&search, steps, hot, cold, end);
     now = search.beside.now;
-    copy(net, chain->now.device, chain->now.keys, now->device, now->keys);
+    copy(net->runs + 1 + now->copies, chain->now.device, chain->now.keys, now->device, now->keys);
+    memcpy(chain->now.of, now->of, now->copies * sizeof *now->of);
+    chain->now.copies = now->copies;
     chain->now.eager = now->eager;
     chain->now.makespan = now->makespan;
     free(block);

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import chain, neighbours, rebuilding
+from .. import chain, copies, neighbours, rebuilding
 from ..network import Network
 
 Ints, Floats = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_double)
@@ -35,7 +35,7 @@ class Arrays(ctypes.Structure):
                 "members",
             )
         ),
-        *((name, Ints) for name in ("waits", "maker", "home")),
+        *((name, Ints) for name in ("waits", "maker", "home", "repeatable")),
     ]  # fmt: skip
 
 
@@ -45,16 +45,29 @@ class Ways(ctypes.Structure):
             (name, ctypes.c_int)
             for name in (
                 "moves", "shifts", "exchanges", "groups", "ruins", "tried", "estimate", "looks", "close", "gathered",
+                "copies", "most",
             )
         ),
-        *((name, ctypes.c_double) for name in ("early", "critical", "beside", "part")),
+        *(
+            (name, ctypes.c_double)
+            for name in (
+                "early", "critical", "beside", "part", "fewer", "swapped", "elsewhere", "onward", "enough",
+            )
+        ),
         ("ahead", ctypes.c_double * len(rebuilding.AHEAD)),
         ("stay", ctypes.c_double * len(rebuilding.STAY)),
     ]  # fmt: skip
 
 
 class Kept(ctypes.Structure):
-    _fields_ = [("device", Ints), ("eager", ctypes.c_int), ("keys", Floats), ("makespan", ctypes.c_double)]
+    _fields_ = [
+        ("device", Ints),
+        ("eager", ctypes.c_int),
+        ("copies", ctypes.c_int),
+        ("of", Ints),
+        ("keys", Floats),
+        ("makespan", ctypes.c_double),
+    ]
 
 
 class State(ctypes.Structure):
@@ -113,6 +126,7 @@ class Flat:
             waits=self._ints(network.waits),
             maker=self._ints(problem.maker),
             home=self._ints(problem.home),
+            repeatable=self._ints(network.repeatable),
         )
 
     def _ints(self, numbers: Iterable[int]) -> Any:
@@ -130,7 +144,7 @@ class Flat:
         return Lists(self._ints(at), self._ints(number for each in own for number in each))
 
 
-def ways_of(ruins: int) -> Ways:
+def ways_of(ruins: int, repeats: int) -> Ways:
     """What a search may change, and how often."""
     return Ways(
         moves=chain.MOVES,
@@ -143,10 +157,17 @@ def ways_of(ruins: int) -> Ways:
         looks=chain.LOOKS,
         close=neighbours.CLOSE,
         gathered=neighbours.GATHERED,
+        copies=repeats,
+        most=copies.MOST,
         early=chain.EARLY,
         critical=neighbours.CRITICAL,
         beside=neighbours.BESIDE,
         part=rebuilding.PART,
+        fewer=copies.FEWER,
+        swapped=copies.SWAPPED,
+        elsewhere=copies.ELSEWHERE,
+        onward=copies.ONWARD,
+        enough=copies.ENOUGH,
         ahead=rebuilding.AHEAD,
         stay=rebuilding.STAY,
     )

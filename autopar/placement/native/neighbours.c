@@ -50,17 +50,25 @@ static int lanes_of(const Network *net, int device)
     return net->lane_at[device + 1] - net->lane_at[device];
 }
 
-static void between(const Beside *beside, int run, double *low, double *high)
+/* Between those that a run waits for on a device and those that wait for it. */
+static void between(const Beside *beside, int run, int device, double *low, double *high)
 {
+    const Network *net = beside->net;
+    const Timed *now = beside->now;
     *low = -1.0;
-    *high = INFINITY;
-    EACH(r, beside->net->before, run) *low = most(*low, beside->keys[*r]);
-    EACH(r, beside->net->after, run) *high = least(*high, beside->keys[*r]);
-    if (!COUNT(beside->net->after, run))
-        *high = beside->net->runs;
+    *high = net->runs + now->copies;
+    EACH(r, net->before, run)
+    {
+        int copy = copy_on(net, now, *r, device);
+        *low = most(*low, beside->keys[copy ? copy : *r]);
+    }
+    EACH(r, net->after, run)
+        EACH_OF(later, net, now, *r)
+            if (!copy_on(net, now, run, now->device[later]))
+                *high = least(*high, beside->keys[later]);
 }
 
-static double inside(Beside *beside, double low, double high)
+double inside(Beside *beside, double low, double high)
 {
     return low + (high - low) * (0.01 + 0.98 * drawn(beside->draw));
 }
@@ -73,7 +81,8 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     tails(net, now, bench);
     beside->now = now;
     /* The order is close to that of the keys, so that each run goes but a few places. */
-    for (int i = 0; i < runs; i++) {
+    int count = runs + now->copies;
+    for (int i = 0; i < count; i++) {
         int r = order[i], at = i;
         for (; at; at--) {
             int other = beside->order[at - 1];
@@ -90,16 +99,18 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
         queue_at[d] = 0;
     for (int r = 0; r < runs; r++)
         queue_at[now->device[r] + 2]++;
+    for (int copy = runs + 1; copy <= count; copy++)
+        queue_at[now->device[copy] + 2]++;
     for (int d = 0; d < devices; d++)
         queue_at[d + 2] += queue_at[d + 1];
     /* When the last run is in its queue, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
-    for (int i = 0; i < runs; i++) {
+    for (int i = 0; i < count; i++) {
         int r = beside->order[i], d = now->device[r], at = queue_at[d + 1]++;
         beside->keys[r] = i;
         beside->queue[at] = r;
         beside->queue_keys[at] = i;
         beside->queue_ends[at] = now->end[r];
-        beside->queue_tails[at] = -(net->seconds[r * devices + d] + now->tail[r]);
+        beside->queue_tails[at] = -(net->seconds[run_of(net, now, r) * devices + d] + now->tail[r]);
     }
     for (int i = 0; i < 2 * runs * devices; i++)
         beside->reached[i] = -1.0;
@@ -109,6 +120,13 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
             beside->mark[r] = 1;
             beside->critical[beside->criticals++] = r;
         }
+    for (int copy = runs + 1; copy <= count; copy++) {
+        int r = run_of(net, now, copy);
+        if (now->end[copy] + now->tail[copy] >= limit && !beside->mark[r]) {
+            beside->mark[r] = 1;
+            beside->critical[beside->criticals++] = r;
+        }
+    }
     for (int i = 0; i < now->sendings; i++) {
         const Sent *sent = now->sent + i;
         if (sent->came + sent->tail < limit)
@@ -117,11 +135,14 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
             beside->mark[sent->run] = 1;
             beside->critical[beside->criticals++] = sent->run;
         }
+        if (copy_on(net, now, sent->run, sent->stop))
+            continue;
         EACH(r, net->readers, sent->value)
-            if (now->device[*r] == sent->stop && !beside->mark[*r]) {
-                beside->mark[*r] = 1;
-                beside->critical[beside->criticals++] = *r;
-            }
+            EACH_OF(reader, net, now, *r)
+                if (now->device[reader] == sent->stop && !beside->mark[*r]) {
+                    beside->mark[*r] = 1;
+                    beside->critical[beside->criticals++] = *r;
+                }
     }
     for (int i = 0; i < beside->criticals; i++)
         beside->mark[beside->critical[i]] = 0;
@@ -152,7 +173,7 @@ int moved(Beside *beside, int run, double limit, Change *change)
     double ready = found[0], after = found[1];
     if (ready + own + after > limit)
         return 0;
-    between(beside, run, &low, &high);
+    between(beside, run, d, &low, &high);
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
     const double *keys = beside->queue_keys + from, *ends = beside->queue_ends + from;
     const double *tails_of = beside->queue_tails + from;
@@ -187,7 +208,7 @@ int shifted(Beside *beside, int run, double limit, Change *change)
     const Network *net = beside->net;
     int runs = net->runs, d = beside->now->device[run];
     double was = beside->keys[run], low, high;
-    between(beside, run, &low, &high);
+    between(beside, run, d, &low, &high);
     double far = drawn(beside->draw) < 0.7 ? 0.15 * runs + 2 : runs;
     double key = inside(beside, most(low, was - far), least(high, was + far));
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
@@ -238,9 +259,11 @@ int exchanged(Beside *beside, int run, double limit, Change *change)
     at += below(beside->draw, 2 * close + 1) - close;
     at = at < 0 ? 0 : at < count ? at : count - 1;
     int other = beside->queue[from + at];
+    if (other >= net->runs)
+        return 0;
     double own = beside->keys[run], its = beside->keys[other], low, high, floor, roof;
-    between(beside, run, &low, &high);
-    between(beside, other, &floor, &roof);
+    between(beside, run, e, &low, &high);
+    between(beside, other, d, &floor, &roof);
     if (!is_allowed(net, other, d) || !(low < its && its < high && floor < own && own < roof))
         return 0;
     double longest = most(instead(beside, run, other, e), instead(beside, other, run, d));
@@ -295,13 +318,30 @@ int stretched(Beside *beside, int run, int *device)
     return target != source;
 }
 
-void still(const Beside *beside, const int *device, const double *keys, double *after)
+void still(const Beside *beside, const Timed *next, double *after)
 {
     const Network *net = beside->net;
+    const int *device = next->device;
+    const double *keys = next->keys;
+    const Timed *now = beside->now;
     double last = -1.0;
+    for (int i = 0, copy = net->runs + 1; i < now->copies || i < next->copies; i++, copy++) {
+        if (i < now->copies && i < next->copies && now->of[i] == next->of[i] &&
+            now->device[copy] == device[copy] && beside->keys[copy] == keys[copy])
+            continue;
+        if (i < now->copies)
+            last = most(last, beside->keys[copy]);
+        if (i < next->copies)
+            last = most(last, keys[copy]);
+    }
+    for (int i = 0; i < next->copies; i++)
+        after[net->runs + 1 + i] = 0.0;
     for (int r = 0; r < net->runs; r++)
-        if (device[r] != beside->now->device[r] || keys[r] != beside->keys[r])
+        if (device[r] != now->device[r] || keys[r] != beside->keys[r])
             last = most(last, most(keys[r], beside->keys[r]));
     for (int r = 0; r < net->runs; r++)
-        after[r] = beside->keys[r] > last ? beside->now->tail[r] : net->to_go[r * net->devices + device[r]];
+        /* What reads from a run need not wait for it where there are copies of it. */
+        after[r] = beside->keys[r] > last ? now->tail[r]
+            : next->copied[r]             ? 0.0
+                                          : net->to_go[r * net->devices + device[r]];
 }

@@ -42,7 +42,7 @@ typedef struct {
     const int *hop_wire, *hop_queue, *hop_stop;
     const double *hop_latency, *hop_s_per_byte;
     Lists makes, readers, deliver, reads, sooner, later, near, before, after, allowed, members;
-    const int *waits, *maker, *home;
+    const int *waits, *maker, *home, *repeatable; /* [R], [V], [V], [R] */
 } Network;
 
 /* Seconds that a value takes from one device to another, with wires that nobody else takes. */
@@ -54,8 +54,8 @@ static inline double travel(const Network *net, int value, int source, int targe
 
 /* What a search may change, and how often: the constants of chain.py, neighbours.py and rebuilding.py. */
 typedef struct {
-    int moves, shifts, exchanges, groups, ruins, tried, estimate, looks, close, gathered;
-    double early, critical, beside, part;
+    int moves, shifts, exchanges, groups, ruins, tried, estimate, looks, close, gathered, copies, most;
+    double early, critical, beside, part, fewer, swapped, elsewhere, onward, enough;
     double ahead[TASTES], stay[TASTES];
 } Ways;
 
@@ -64,7 +64,11 @@ typedef struct {
     double takes, came, tail;
 } Sent;
 
+/* Numbers up to R - 1 are runs, R stands for what no run makes, and those of `copies` follow, number R + 1 + i being of
+   run `of[i]`. `copied` [R + 1] says of how many copies there are, and `copy_at` [R][D] has their numbers, 0 for none. */
 typedef struct {
+    int copies, *of, *copy_at;
+    char *copied;
     int *device, *lane, *ended, eager, endings, sendings;
     double *keys, *ready, *start, *end, *tail, *wanted, makespan;
     double *there;     /* [V][D], NOT_THERE where a value does not come */
@@ -76,6 +80,23 @@ typedef struct {
     double at;
     int id;
 } Event;
+
+static inline int run_of(const Network *net, const Timed *timed, int number)
+{
+    return number < net->runs ? number : timed->of[number - net->runs - 1];
+}
+
+/* The number of the copy of a run on a device, 0 for none. */
+static inline int copy_on(const Network *net, const Timed *timed, int run, int device)
+{
+    return timed->copied[run] ? timed->copy_at[run * net->devices + device] : 0;
+}
+
+/* A run, and then its copies. */
+#define EACH_OF(number, net, timed, run) \
+    for (int number##_d = -1, number = (run); number##_d < ((timed)->copied[run] ? (net)->devices : 0); \
+         number = ++number##_d < (net)->devices ? (timed)->copy_at[(run) * (net)->devices + number##_d] : 0) \
+        if (number##_d < 0 || number)
 
 /* Room for one list to be timed in, and to follow it back. */
 typedef struct {
@@ -128,7 +149,7 @@ typedef struct {
     Draw *draw;
     Timed *now;
     double *keys;
-    int *order;        /* runs by their keys */
+    int *order;        /* runs and copies by their keys */
     int *critical, criticals;
     double *reached;   /* [R][D][2], below 0 where not known */
     int *queue_at, *queue;
@@ -144,12 +165,13 @@ typedef struct {
 
 void stand(Beside *beside, Timed *now, Bench *bench, const int *order);
 int a_run(Beside *beside);
+double inside(Beside *beside, double low, double high);
 int moved(Beside *beside, int run, double limit, Change *change);
 int shifted(Beside *beside, int run, double limit, Change *change);
 int exchanged(Beside *beside, int run, double limit, Change *change);
 int gathered(Beside *beside, int run, int *device);
 int stretched(Beside *beside, int run, int *device);
-void still(const Beside *beside, const int *device, const double *keys, double *after);
+void still(const Beside *beside, const Timed *next, double *after);
 
 /* Room for runs to be placed anew in. */
 typedef struct {
@@ -159,6 +181,9 @@ typedef struct {
     Sent *sent;                             /* as many as any run reads */
 } Anew;
 
+void look_up(const Network *net, Timed *timed);
+void tidy(const Network *net, Timed *timed);
+int repeated(Beside *beside, Timed *next);
 int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *places);
 
 #endif

@@ -66,6 +66,11 @@ static double ready_on(
         double came = there[d];
         if (came < 0) {
             int maker = net->maker[*v], source = maker >= 0 ? device[maker] : net->home[*v];
+            int copy = maker >= 0 ? copy_on(net, beside->now, maker, d) : 0;
+            if (copy) {
+                ready = most(ready, beside->now->end[copy]);
+                continue;
+            }
             int wire = net->hop_wire[net->hop_at[source * devices + d]];
             double takes = travel(net, *v, source, d);
             came = most(there[source], wire < none ? anew->busy[wire] : 0.0) + takes;
@@ -99,6 +104,7 @@ static void put(const Beside *beside, Anew *anew, int *device, double since, int
     device[run] = d;
     anew->end[run] = most(ready, anew->lane_free[lane]) + beside->net->seconds[run * beside->net->devices + d];
     anew->lane_free[lane] = anew->end[run];
+    EACH(v, beside->net->makes, run) anew->known[*v] = 0;
 }
 
 static double what_follows(const Beside *beside, const char *free, int run, int d)
@@ -123,7 +129,7 @@ int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *
     int runs = net->runs, first = 0, changed = 0;
     *places = 0;
     set_free(beside, anew->free, run);
-    while (!anew->free[beside->order[first]])
+    while (beside->order[first] >= runs || !anew->free[beside->order[first]])
         first++;
     double since = now->start[beside->order[first]];
     memcpy(anew->end, now->end, runs * sizeof *anew->end);
@@ -133,8 +139,9 @@ int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *
     memset(anew->busy, 0, (net->wires + 1) * sizeof *anew->busy);
     for (int i = 0; i < first; i++) {
         int r = beside->order[i];
-        anew->old[r] = 1;
-        anew->lane_free[net->lane_at[device[r]] + now->lane[r]] = now->end[r];
+        if (r < runs)
+            anew->old[r] = 1;
+        anew->lane_free[net->lane_at[now->device[r]] + now->lane[r]] = now->end[r];
     }
     for (int i = 0; i < now->sendings; i++) {
         const Sent *sent = now->sent + i;
@@ -144,8 +151,10 @@ int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *
         }
     }
     double ahead = beside->ways->ahead[below(beside->draw, TASTES)], stay = beside->ways->stay[below(beside->draw, TASTES)];
-    for (int i = first; i < runs; i++) {
+    for (int i = first; i < runs + now->copies; i++) {
         int r = beside->order[i], best = -1;
+        if (r >= runs)
+            continue;
         double lowest = INFINITY;
         ++*places;
         if (!anew->free[r]) {

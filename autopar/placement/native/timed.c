@@ -38,6 +38,15 @@ static Event pop(Event *heap, int *count)
     return least;
 }
 
+/* One of the things that a run or copy waits for is there. */
+static inline void arrive(Timed *timed, Bench *bench, int number, double came, int *ables)
+{
+    if (came > timed->ready[number])
+        timed->ready[number] = came;
+    if (!--bench->missing[number])
+        bench->able[(*ables)++] = number;
+}
+
 static void carry(const Network *net, Timed *timed, Bench *bench, int run, int value, int source, int target)
 {
     int none = net->wires, way = source * net->devices + target;
@@ -68,6 +77,7 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int run, int v
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after)
 {
     int runs = net->runs, devices = net->devices, none = net->wires, eager = timed->eager;
+    int copies = timed->copies, all = runs + 1 + copies;
     const int *device = timed->device, *lane_at = net->lane_at;
     double *ready = timed->ready, *start = timed->start, *end = timed->end;
     int *missing = bench->missing, *able = bench->able, *queue = bench->queue, *queue_at = bench->queue_at;
@@ -87,6 +97,13 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
         if (!missing[r])
             able[ables++] = r;
     }
+    for (int copy = runs + 1; copy < all; copy++) {
+        ready[copy] = 0.0;
+        missing[copy] = net->waits[run_of(net, timed, copy)];
+        queue_at[device[copy] + 2]++;
+        if (!missing[copy])
+            able[ables++] = copy;
+    }
     for (int d = 0; d < devices; d++) {
         queue_at[d + 2] += queue_at[d + 1];
         bench->at[d] = queue_at[d + 1];
@@ -99,13 +116,20 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
     }
     /* From here on those of d are queue[queue_at[d + 1]] to queue[queue_at[d + 2] - 1]. */
     if (!eager) {
-        for (int i = 0; i < runs; i++)
+        for (int i = 0; i < runs + copies; i++)
             queue[bench->at[device[order[i]]]++] = order[i];
         for (int d = 0; d < devices; d++)
             bench->at[d] = queue_at[d + 1];
     }
     for (;;) {
-        if (run <= runs) {
+        if (run > runs && run < all) {
+            int d = device[run];
+            EACH(value, net->makes, run_of(net, timed, run))
+                EACH(r, net->readers, *value)
+                    EACH_OF(reader, net, timed, *r)
+                        if (device[reader] == d)
+                            arrive(timed, bench, reader, now, &ables);
+        } else if (run <= runs) {
             EACH(value, net->makes, run) {
                 int v = *value, source = run < runs ? device[run] : net->home[v];
                 double *there = timed->there + v * devices;
@@ -113,14 +137,15 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                     for (int d = 0; d < devices; d++)
                         there[d] = NOT_THERE;
                     there[source] = now;
-                    if (COUNT(net->readers, v) > 1 || COUNT(net->deliver, v)) {
+                    if (copies || COUNT(net->readers, v) > 1 || COUNT(net->deliver, v)) {
                         timed->shared[v] = 1;
                         char *wanted = bench->touched + devices;
                         memset(wanted, 0, devices);
-                        EACH(r, net->readers, v) wanted[device[*r]] = 1;
+                        EACH(r, net->readers, v)
+                            EACH_OF(reader, net, timed, *r) wanted[device[reader]] = 1;
                         EACH(d, net->deliver, v) wanted[*d] = 1;
                         for (int d = 0; d < devices; d++)
-                            if (wanted[d] && there[d] < 0)
+                            if (wanted[d] && there[d] < 0 && !copy_on(net, timed, run, d))
                                 carry(net, timed, bench, run, v, source, d);
                     } else if (COUNT(net->readers, v)) {
                         int target = device[net->readers.of[net->readers.at[v]]];
@@ -128,32 +153,32 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                             carry(net, timed, bench, run, v, source, target);
                     }
                 }
-                EACH(d, net->deliver, v) last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
-                EACH(r, net->readers, v) {
-                    double came = none ? there[device[*r]] : now + travel(net, v, source, device[*r]);
-                    if (came > ready[*r])
-                        ready[*r] = came;
-                    if (!--missing[*r])
-                        able[ables++] = *r;
-                }
+                EACH(d, net->deliver, v)
+                    if (!copy_on(net, timed, run, *d))
+                        last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
+                if (!copies)
+                    EACH(r, net->readers, v)
+                        arrive(timed, bench, *r, none ? there[device[*r]] : now + travel(net, v, source, device[*r]), &ables);
+                else
+                    EACH(r, net->readers, v)
+                        EACH_OF(reader, net, timed, *r) {
+                            int d = device[reader];
+                            if (!copy_on(net, timed, run, d))
+                                arrive(timed, bench, reader, none ? there[d] : now + travel(net, v, source, d), &ables);
+                        }
             }
-            EACH(r, net->later, run) {
-                if (now > ready[*r])
-                    ready[*r] = now;
-                if (!--missing[*r])
-                    able[ables++] = *r;
-            }
+            EACH(r, net->later, run) arrive(timed, bench, *r, now, &ables);
         }
         if (eager) {
             for (int i = 0; i < ables; i++)
-                push(bench->events, &events, (Event){ready[able[i]], runs + 1 + able[i]});
+                push(bench->events, &events, (Event){ready[able[i]], all + able[i]});
             if (!events || bench->events[0].at > now)
                 for (int d = 0; d < devices; d++)
                     if (bench->touched[d]) {
                         Event *pool = bench->pool + queue_at[d + 1];
                         while (bench->pools[d] && bench->idles[d]) {
                             int r = pop(pool, &bench->pools[d]).id;
-                            double finish = now + net->seconds[r * devices + d];
+                            double finish = now + net->seconds[run_of(net, timed, r) * devices + d];
                             if (finish + after[r] > limit)
                                 return;
                             start[r] = now;
@@ -178,7 +203,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                         begin = most(begin, bench->begun[d]);
                     }
                     begin = most(begin, lane_free[k]);
-                    double finish = begin + net->seconds[r * devices + d];
+                    double finish = begin + net->seconds[run_of(net, timed, r) * devices + d];
                     if (finish + after[r] > limit)
                         return;
                     start[r] = bench->begun[d] = begin;
@@ -195,7 +220,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
         Event event = pop(bench->events, &events);
         now = event.at;
         run = event.id;
-        if (run < runs) {
+        if (run < all) {
             int d = device[run];
             end[run] = now;
             timed->ended[timed->endings++] = run;
@@ -204,14 +229,16 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                 bench->touched[d] = 1;
             }
         } else {
-            int r = run - runs - 1, d = device[r];
+            int r = run - all, d = device[r];
             push(bench->pool + queue_at[d + 1], &bench->pools[d], (Event){timed->keys[r], r});
             bench->touched[d] = 1;
         }
     }
-    if (timed->endings == runs) {
+    if (timed->endings == runs + copies) {
         for (int r = 0; r < runs; r++)
             last = most(last, end[r]);
+        for (int copy = runs + 1; copy < all; copy++)
+            last = most(last, end[copy]);
         timed->makespan = last;
     }
 }
@@ -225,14 +252,16 @@ void tails(const Network *net, Timed *timed, Bench *bench)
     memset(waiting, 0, (none + 1) * sizeof *waiting);
     memset(onward, 0, (size_t)net->values * devices * sizeof *onward);
     for (int i = timed->endings - 1; i >= 0; i--) {
-        int run = timed->ended[i], d = device[run];
+        int run = timed->ended[i], d = device[run], base = run_of(net, timed, run);
         double longest = 0.0;
         for (; number && timed->sent[number - 1].run == run; number--) {
             Sent *sent = timed->sent + number - 1;
             double after = onward[sent->value * devices + sent->stop];
-            EACH(r, net->readers, sent->value)
-                if (device[*r] == sent->stop)
-                    after = most(after, net->seconds[*r * devices + sent->stop] + timed->tail[*r]);
+            if (!copy_on(net, timed, run, sent->stop))
+                EACH(r, net->readers, sent->value)
+                    EACH_OF(reader, net, timed, *r)
+                        if (device[reader] == sent->stop)
+                            after = most(after, net->seconds[*r * devices + sent->stop] + timed->tail[reader]);
             if (sent->wire < none) {
                 after = most(after, waiting[sent->wire]);
                 waiting[sent->wire] = after + sent->takes;
@@ -245,22 +274,27 @@ void tails(const Network *net, Timed *timed, Bench *bench)
             double *before = sent->source == d ? &longest : onward + sent->value * devices + sent->source;
             *before = most(*before, after + sent->takes);
         }
-        EACH(v, net->makes, run) {
-            EACH(r, net->readers, *v) {
-                int stop = device[*r];
-                if (stop == d || !none)
-                    longest = most(
-                        longest, net->seconds[*r * devices + stop] + timed->tail[*r] + travel(net, *v, d, stop));
-            }
-            if (!none)
-                EACH(stop, net->deliver, *v) longest = most(longest, travel(net, *v, d, *stop));
+        EACH(v, net->makes, base) {
+            EACH(r, net->readers, *v)
+                EACH_OF(reader, net, timed, *r) {
+                    int stop = device[reader];
+                    if (stop == d || (!none && run == base && !copy_on(net, timed, run, stop)))
+                        longest = most(longest, net->seconds[*r * devices + stop] + timed->tail[reader] +
+                                                    travel(net, *v, d, stop));
+                }
+            if (!none && run == base)
+                EACH(stop, net->deliver, *v)
+                    if (!copy_on(net, timed, run, *stop))
+                        longest = most(longest, travel(net, *v, d, *stop));
         }
-        EACH(r, net->later, run)
-            longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
+        /* Nothing waits for a copy but what reads from it. */
+        if (run == base)
+            EACH(r, net->later, run)
+                longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
         timed->wanted[run] = longest;
         double *lane = behind + net->lane_at[d] + timed->lane[run];
         timed->tail[run] = most(longest, *lane);
-        *lane = timed->tail[run] + net->seconds[run * devices + d];
+        *lane = timed->tail[run] + net->seconds[base * devices + d];
     }
 }
 
@@ -278,17 +312,22 @@ void reach(const Network *net, const Timed *now, int run, int device, double *re
         double came = now->shared[*v] ? now->there[*v * devices + device] : NOT_THERE;
         if (came < 0) {
             int maker = net->maker[*v], source = maker >= 0 ? where[maker] : net->home[*v];
-            came = (maker >= 0 ? now->end[maker] : 0.0) + travel(net, *v, source, device);
+            int copy = maker >= 0 ? copy_on(net, now, maker, device) : 0;
+            came = copy ? now->end[copy] : (maker >= 0 ? now->end[maker] : 0.0) + travel(net, *v, source, device);
         }
         *ready = most(*ready, came);
     }
     EACH(r, net->sooner, run) *ready = most(*ready, now->end[*r]);
     EACH(v, net->makes, run) {
-        EACH(r, net->readers, *v) {
-            int d = where[*r];
-            *after = most(*after, net->seconds[*r * devices + d] + now->tail[*r] + travel(net, *v, device, d));
-        }
-        EACH(d, net->deliver, *v) *after = most(*after, travel(net, *v, device, *d));
+        EACH(r, net->readers, *v)
+            EACH_OF(reader, net, now, *r) {
+                int d = where[reader];
+                if (!copy_on(net, now, run, d))
+                    *after = most(*after, net->seconds[*r * devices + d] + now->tail[reader] + travel(net, *v, device, d));
+            }
+        EACH(d, net->deliver, *v)
+            if (!copy_on(net, now, run, *d))
+                *after = most(*after, travel(net, *v, device, *d));
     }
     EACH(r, net->later, run) *after = most(*after, net->seconds[*r * devices + where[*r]] + now->tail[*r]);
 }

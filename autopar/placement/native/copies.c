@@ -1,0 +1,128 @@
+/* copies: runs of a list that are computed on several devices. */
+
+#include "network.h"
+
+#include <string.h>
+
+void look_up(const Network *net, Timed *timed)
+{
+    memset(timed->copied, 0, net->runs + 1);
+    for (int i = 0; i < timed->copies; i++) {
+        int run = timed->of[i], copy = net->runs + 1 + i, *own = timed->copy_at + run * net->devices;
+        if (!timed->copied[run]) {
+            timed->copied[run] = 1;
+            memset(own, 0, net->devices * sizeof *own);
+        }
+        own[timed->device[copy]] = copy;
+    }
+}
+
+static void leave_out(const Network *net, Timed *timed, int i)
+{
+    int copy = net->runs + 1 + i, left = --timed->copies - i;
+    memmove(timed->of + i, timed->of + i + 1, left * sizeof *timed->of);
+    memmove(timed->device + copy, timed->device + copy + 1, left * sizeof *timed->device);
+    memmove(timed->keys + copy, timed->keys + copy + 1, left * sizeof *timed->keys);
+    look_up(net, timed);
+}
+
+static int is_read(const Network *net, const Timed *timed, int run, int device)
+{
+    EACH(v, net->makes, run) {
+        EACH(d, net->deliver, *v)
+            if (*d == device)
+                return 1;
+        EACH(r, net->readers, *v)
+            EACH_OF(reader, net, timed, *r)
+                if (timed->device[reader] == device)
+                    return 1;
+    }
+    return 0;
+}
+
+void tidy(const Network *net, Timed *timed)
+{
+    look_up(net, timed);
+    for (int i = timed->copies - 1; i >= 0; i--) {
+        int run = timed->of[i], device = timed->device[net->runs + 1 + i];
+        if (timed->device[run] == device || !is_read(net, timed, run, device)) {
+            leave_out(net, timed, i);
+            i = timed->copies;
+        }
+    }
+}
+
+static int could_be(const Network *net, const Timed *timed, int maker, int device)
+{
+    return maker >= 0 && net->repeatable[maker] && timed->device[maker] != device &&
+           !copy_on(net, timed, maker, device) && net->seconds[maker * net->devices + device] < INFINITY;
+}
+
+/* What makes a value that a run on a device reads and could be computed there too, -1 for none. */
+static int awaited(Beside *beside, const Timed *timed, int run, int device)
+{
+    const Network *net = beside->net;
+    int count = 0;
+    EACH(v, net->reads, run) count += could_be(net, timed, net->maker[*v], device);
+    int at = count ? below(beside->draw, count) : -1;
+    EACH(v, net->reads, run)
+        if (could_be(net, timed, net->maker[*v], device) && !at--)
+            return net->maker[*v];
+    return -1;
+}
+
+static void change_places(const Network *net, Timed *timed, int i)
+{
+    int run = timed->of[i], copy = net->runs + 1 + i, device = timed->device[run];
+    double key = timed->keys[run];
+    timed->device[run] = timed->device[copy];
+    timed->keys[run] = timed->keys[copy];
+    timed->device[copy] = device;
+    timed->keys[copy] = key;
+}
+
+int repeated(Beside *beside, Timed *next)
+{
+    const Network *net = beside->net;
+    const Ways *ways = beside->ways;
+    double what = drawn(beside->draw);
+    if (next->copies && what < ways->fewer + ways->swapped) {
+        int i = below(beside->draw, next->copies);
+        if (what < ways->fewer)
+            leave_out(net, next, i);
+        else
+            change_places(net, next, i);
+        return 1;
+    }
+    int run = a_run(beside), device = next->device[run], first = next->copies, moved = 0;
+    double high = beside->keys[run];
+    if (drawn(beside->draw) < ways->elsewhere) {
+        int d = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
+        moved = d != device;
+        next->device[run] = device = d;
+    }
+    while (next->copies < ways->most) {
+        int maker = awaited(beside, next, run, device);
+        if (maker < 0)
+            break;
+        double low = -1.0;
+        EACH(r, net->before, maker) {
+            int copy = copy_on(net, next, *r, device);
+            low = most(low, next->keys[copy ? copy : *r]);
+        }
+        int copy = net->runs + 1 + next->copies;
+        next->of[next->copies++] = maker;
+        next->device[copy] = device;
+        if (low > high)
+            low = high - 1.0;
+        next->keys[copy] = inside(beside, low, high);
+        look_up(net, next);
+        if (drawn(beside->draw) < ways->onward) {
+            run = maker;
+            high = next->keys[copy];
+        }
+        if (drawn(beside->draw) < ways->enough)
+            break;
+    }
+    return moved || next->copies > first;
+}
