@@ -20,7 +20,7 @@ from autopar.problem import Problem
 seeds = st.integers(0, 10**6)
 
 
-def drawn(seed: int, changes: int = 6, **times) -> Timed:
+def drawn(seed: int, changes: int = 6) -> Timed:
     """A list of random devices in which copies have been changed so many times."""
     draw = random.Random(seed)
     network = Network(Problem(read(wanted(seed))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ..errors import AutoparError
@@ -31,6 +31,7 @@ from .shares import Shares
 from .strict.reasons import StrictReasons, StrictShares
 from .throughput import loads_of
 from .variants import LARGE, quickest, variants
+from .waiting import hold_back
 from .whatif import Option, options, wires
 
 MOST = 16
@@ -165,7 +166,7 @@ def _raced(plan: Plan, option: Option) -> Race:
     race = Race(Problem(option.apply(once(plan.costed))))
     problem = race.problem
     if not plan.costed.again:
-        race.enter(_orders(plan))
+        race.enter(kept(plan))
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
     if problem.runs > LARGE:
         # One is what there is time for: that which was best.
@@ -185,7 +186,7 @@ def _as_it_was(plan: Plan, option: Option) -> float:
     """Seconds of a plan that computes some runs again, on the changed machine in the same places and orders."""
     if not plan.costed.again:
         return math.inf
-    entry = Race(Problem(option.apply(plan.costed))).trial(_orders(plan))
+    entry = Race(Problem(option.apply(plan.costed))).trial(kept(plan))
     return math.inf if entry is None or entry.over else entry.makespan
 
 
@@ -196,10 +197,6 @@ def _searched(plan: Plan, race: Race) -> float:
         race.enter(schedule)
     improve(race, race.best(), bound)
     best = race.best()
-    return (repeated(race, best, bound, math.inf) if plan.costed.again else best).makespan
-
-
-def _orders(plan: Plan) -> Schedule:
-    """The placement of a plan and the orders that it keeps; wires of a graph file's machine serve who comes first."""
-    found = kept(plan)
-    return found if plan.costed.machine.queued else replace(found, copies={})
+    if plan.costed.again:
+        best = repeated(race, best, bound, math.inf)
+    return hold_back(best, bound, math.inf).makespan

@@ -48,7 +48,8 @@ static void *take(char *block, size_t *taken, size_t bytes)
 
 static size_t lay_out(Search *search, const Network *net, char *block)
 {
-    size_t taken = 0, runs = net->runs, most_copies = search->ways->most, all = runs + 1 + most_copies, devices = net->devices, values = net->values;
+    size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
+    size_t most_copies = search->ways->most, all = runs + 1 + most_copies;
     size_t lanes = net->lane_at[devices], wires = net->wires + 1, most_read = 0;
     for (size_t r = 0; r < runs; r++)
         if (COUNT(net->reads, r) > (int)most_read)

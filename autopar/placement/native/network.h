@@ -65,7 +65,7 @@ typedef struct {
 } Sent;
 
 /* Numbers up to R - 1 are runs, R stands for what no run makes, and those of `copies` follow, number R + 1 + i being of
-   run `of[i]`. `copied` [R + 1] says of how many copies there are, and `copy_at` [R][D] has their numbers, 0 for none. */
+   run `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. */
 typedef struct {
     int copies, *of, *copy_at;
     char *copied;

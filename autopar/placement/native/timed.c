@@ -158,7 +158,8 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                         last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
                 if (!copies)
                     EACH(r, net->readers, v)
-                        arrive(timed, bench, *r, none ? there[device[*r]] : now + travel(net, v, source, device[*r]), &ables);
+                        arrive(timed, bench, *r, none ? there[device[*r]] : now + travel(net, v, source, device[*r]),
+                               &ables);
                 else
                     EACH(r, net->readers, v)
                         EACH_OF(reader, net, timed, *r) {
@@ -323,7 +324,8 @@ void reach(const Network *net, const Timed *now, int run, int device, double *re
             EACH_OF(reader, net, now, *r) {
                 int d = where[reader];
                 if (!copy_on(net, now, run, d))
-                    *after = most(*after, net->seconds[*r * devices + d] + now->tail[reader] + travel(net, *v, device, d));
+                    *after = most(
+                        *after, net->seconds[*r * devices + d] + now->tail[reader] + travel(net, *v, device, d));
             }
         EACH(d, net->deliver, *v)
             if (!copy_on(net, now, run, *d))
