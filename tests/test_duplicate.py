@@ -207,3 +207,10 @@ def test_nothing_to_compute_but_a_value_to_deliver():
     }
     plan = schedule(graph)
     assert plan.lower_bound <= plan.makespan and not infeasibilities(graph, described(plan))
+
+
+def test_a_plan_with_copies_is_compared_with_those_that_raced():
+    plan = schedule(fan())
+    own = [found for found in plan.candidates if found.policy == plan.policy]
+    assert [found.makespan for found in own] == [plan.makespan]
+    assert plan.makespan < min(found.makespan for found in plan.candidates if found not in own)

@@ -313,6 +313,9 @@ def _plan(
     if several:
         times = seconds(min(several)), seconds(found.makespan)
         others = f"the best plan found over several devices would take {times[0]}, this one {times[1]}"
+    if all(entry is not chosen for entry in race.entries):
+        # With copies of runs, or copies held back, it is none of those that raced, but is to be seen beside them.
+        race.admit(chosen)
     return Plan(
         costed=problem.costed,
         policy=chosen.schedule.policy,
