@@ -7,7 +7,7 @@ import random
 import time
 from itertools import count
 
-from .copies import repeated, tidy
+from .copies import recopied, tidy
 from .neighbours import Neighbourhood
 from .network import Network
 from .rebuilding import rebuilt
@@ -73,7 +73,7 @@ class Chain:
                 timed = self._many(limit)
             else:
                 anew = kind < few + GROUPS + self.ruins
-                timed = self._anew(limit, heat) if anew else self._repeated(limit)
+                timed = self._anew(limit, heat) if anew else self._recopied(limit)
             if timed and timed.makespan <= limit:
                 now = _early(timed)
                 if timed.makespan + now > limit + early and timed.makespan >= self.best[0].makespan:
@@ -118,12 +118,12 @@ class Chain:
         self.spent += places
         return self._timed(device, self.beside.keys, limit, eager=True) if device else None
 
-    def _repeated(self, limit: float) -> Timed | None:
+    def _recopied(self, limit: float) -> Timed | None:
         """Copies of runs that were not there, or without some that were."""
         self.spent += ESTIMATE
         beside = self.beside
         device, keys, of = [*beside.device], [*beside.keys], [*beside.now.of]
-        changed = repeated(beside, device, keys, of)
+        changed = recopied(beside, device, keys, of)
         return self._timed(device, keys, limit, True, of) if changed else None
 
     def _timed(

@@ -71,7 +71,7 @@ def tidy(network: Network, device: list[int], keys: list[float], of: list[int]) 
         i -= 1
 
 
-def repeated(beside: Neighbourhood, device: list[int], keys: list[float], of: list[int]) -> bool:
+def recopied(beside: Neighbourhood, device: list[int], keys: list[float], of: list[int]) -> bool:
     """Leave a copy out, have it change places with its run, or have what a run waits for, and perhaps what that waits
     for, computed on its device too, which may be a new one; whether anything is changed."""
     network, draw = beside.network, beside.draw

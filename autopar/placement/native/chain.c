@@ -235,7 +235,7 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
                 found = closely ? gathered(beside, run, next->device) : stretched(beside, run, next->device);
             } else if (kind >= ordinary + ways->groups + ways->ruins) {
                 chain->spent += ways->estimate;
-                found = repeated(beside, next);
+                found = recopied(beside, next);
             } else {
                 run = a_run(beside);
                 found = rebuilt(beside, &search->anew, run, heat, next->device, &places);

@@ -81,7 +81,7 @@ static void change_places(const Network *net, Timed *timed, int i)
     timed->keys[copy] = key;
 }
 
-int repeated(Beside *beside, Timed *next)
+int recopied(Beside *beside, Timed *next)
 {
     const Network *net = beside->net;
     const Ways *ways = beside->ways;

@@ -183,7 +183,7 @@ typedef struct {
 
 void look_up(const Network *net, Timed *timed);
 void tidy(const Network *net, Timed *timed);
-int repeated(Beside *beside, Timed *next);
+int recopied(Beside *beside, Timed *next);
 int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *places);
 
 #endif
