@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Protocol
 
 from .errors import AutoparError
+from .machine import Machine
+from .plans import Plan
 from .timeline import Timeline
+
+log = logging.getLogger("autopar")
 
 
 class Recording:
@@ -27,9 +32,17 @@ class Recording:
         return self.calls[-1]
 
     @property
+    def counted(self) -> list[Timeline]:
+        """The calls whose figures count: all but those in which emulated work could not keep its declared clock, and
+        those on a faster clock than the last."""
+        kept = [timeline for timeline in self.calls if not timeline.needs_slow_down]
+        return [timeline for timeline in kept if timeline.label == kept[-1].label]
+
+    @property
     def median(self) -> Timeline:
-        """The timeline whose makespan is the median of all calls; AutoparError when there was none."""
-        ordered = sorted(self.calls, key=lambda timeline: timeline.makespan)
+        """The timeline whose makespan is the median of the calls that count, of all where none does; AutoparError when
+        there was none."""
+        ordered = sorted(self.counted or self.calls, key=lambda timeline: timeline.makespan)
         return ordered[(len(ordered) - 1) // 2] if ordered else self.last
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -44,20 +57,49 @@ class Program(Protocol):
         """The outputs of one call and, with `record`, its timeline."""
 
 
-class Recorded:
-    """What can be recorded: while `recording` is there, each call adds its timeline to it; `timeline` is the last."""
+class Clocked(Protocol):
+    """A plan, the program that runs it, and the declared clock they run on."""
 
+    plan: Plan
+
+    @property
+    def executor(self) -> Program:
+        """The program."""
+
+    def slower(self, slow_down: float) -> None:
+        """From the next call on, let the clock run `slow_down` times slower than the chips."""
+
+
+class Recorded:
+    """What can be recorded: while `recording` is there, each call adds its timeline to it; `timeline` is the last.
+
+    Where a recorded call finds that this machine could not keep the declared clock of a `machine` that leaves its
+    slow-down open, the clock is slowed down for the calls after it.
+    """
+
+    machine: Machine
     recording: Recording | None = None
     timeline: Timeline | None = None
 
-    def executed(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+    def executed(self, prepared: Clocked, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of one call, which is measured while there is a recording."""
         recording = self.recording
-        outputs, timeline = program.run(inputs, recording is not None)
+        outputs, timeline = prepared.executor.run(inputs, recording is not None)
         if recording is not None and timeline is not None:
             recording.calls.append(timeline)
             self.timeline = timeline
+            self.keep_up(prepared, timeline)
         return outputs
+
+    def keep_up(self, prepared: Clocked, timeline: Timeline) -> None:
+        """Slow the clock down as far as `timeline` says it needs, unless the user has set it."""
+        needed = timeline.needs_slow_down
+        if not self.machine.slow_down and needed > prepared.plan.costed.machine.slow_down:
+            prepared.slower(needed)
+            log.info(
+                "%s was %.0f %% behind its declared clock, which runs %g times slower than the chips from now on",
+                timeline.title, 100 * timeline.late, prepared.plan.costed.machine.slow_down,
+            )  # fmt: skip
 
     @contextmanager
     def record(self) -> Iterator[Recording]:

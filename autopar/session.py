@@ -180,10 +180,14 @@ class Session(Recorded):
         captured = prepared.captured
         inputs = captured.flatten(args, kwargs)
         if isinstance(prepared, Training):
-            outputs, recording = prepared.outputs(inputs), self.recording
+            recording = self.recording
+            if recording and recording.calls:
+                # The backward of the call before has ended since.
+                self.keep_up(prepared, recording.calls[-1])
+            outputs = prepared.outputs(inputs)
             self.timeline = recording.calls[-1] if recording and recording.calls else self.timeline
         else:
-            outputs = self.executed(prepared.executor, inputs)
+            outputs = self.executed(prepared, inputs)
         if self.options.outputs == "as_input":
             # Where eager returns an argument or a parameter itself, so do we: the very object.
             given = dict(zip(captured.graph.inputs, inputs))

@@ -18,7 +18,7 @@ from .errors import MemoryCapError, PlanError
 from .fuse import unfused
 from .garbage import uncollected
 from .graph import Graph
-from .hardware.emulation import with_slow_down
+from .hardware.emulation import slowed, with_slow_down
 from .lowering.check import Report
 from .lowering.lower import lower
 from .machine import Machine
@@ -42,7 +42,7 @@ RACES = 5
 """Timed calls of each contestant when `measure` asks for a race; the median decides."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Prepared:
     """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs.
     `single_s` are the measured seconds of the best single device, None when it was not timed.
@@ -53,6 +53,11 @@ class Prepared:
     program: Program
     executor: Executor
     single_s: float | None = None
+
+    def slower(self, slow_down: float) -> None:
+        """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
+        self.plan = slowed(self.plan, slow_down)
+        self.executor.rebind(self.plan)
 
     def close(self) -> None:
         """Stop its threads; the next call starts them again."""

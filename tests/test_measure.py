@@ -193,7 +193,8 @@ def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_e
     plan = planned(side, Machine.emulate("cpu", "t4", "t4"), policy)
     factor = slow_down_for(plan, here)
     chosen = with_slow_down(plan, here)
-    assert chosen.costed.machine.slow_down == factor and f"{factor:g}" in chosen.costed.machine.label
+    slow_down = chosen.costed.machine.slow_down
+    assert factor <= slow_down <= 1.1 * factor and f"{slow_down:g}" in chosen.costed.machine.label
     assert chosen.placed == plan.placed
     real = 2 * side**3 / here.devices[0].flops_per_s("float32")
     for placed in plan.placed:

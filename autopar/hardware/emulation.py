@@ -18,8 +18,7 @@ NOTICEABLE = 0.001
 
 
 def slow_down_for(plan: Plan, stand_in: Machine) -> float:
-    """The smallest slow-down S, in two digits and at least 1, at which no step of the plan is expected to be
-    late.
+    """The smallest slow-down S, at least 1, at which no step of the plan is expected to be late.
 
     `stand_in` is the real machine, whose host computes for all lanes the plan uses at once. S is the largest
     of real seconds × `MARGIN` ÷ modelled seconds over runs and copies of a noticeable share of the makespan,
@@ -52,7 +51,7 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
             factors.append(MARGIN * 2 * transfer.bytes * (lanes + 1) / real.bytes_per_s / modelled)
     if lasting:
         factors.append(SHORTEST_S / sorted(lasting)[len(lasting) // 2])
-    return _round_up(max(factors))
+    return max(factors)
 
 
 def with_slow_down(plan: Plan, stand_in: Machine) -> Plan:
@@ -60,8 +59,15 @@ def with_slow_down(plan: Plan, stand_in: Machine) -> Plan:
     machine = plan.costed.machine
     if machine.clock != "declared" or machine.slow_down > 0:
         return plan
-    chosen = replace(machine, slow_down=slow_down_for(plan, stand_in))
-    return replace(plan, costed=replace(plan.costed, machine=chosen))
+    return slowed(plan, slow_down_for(plan, stand_in))
+
+
+def slowed(plan: Plan, slow_down: float) -> Plan:
+    """The plan on a declared clock that runs `slow_down` times slower than the chips, rounded up to two digits."""
+    machine, chosen = plan.costed.machine, _round_up(slow_down)
+    if machine.clock != "declared" or machine.slow_down == chosen:
+        return plan
+    return replace(plan, costed=replace(plan.costed, machine=replace(machine, slow_down=chosen)))
 
 
 def _share(device: Device, real: Device, lanes: int) -> float:

@@ -69,15 +69,12 @@ class Executor:
     def __init__(
         self, captured: Captured, plan: Plan, program: Program, pool: Replicas | None = None
     ) -> None:
-        self._captured, self._plan, self._program = captured, plan, program
+        self._captured, self._program = captured, program
         self._pool = pool or Replicas()
         self._graph = plan.costed.graph
-        self._assembly = Assembly(captured, plan, program)
-        self._crew = Crew(self._assembly, id(self))
         self._lock = threading.Lock()
-        self._bind()
+        self._assemble(plan)
         _alive.add(self)
-        weakref.finalize(self, stop_all, self._crew.workers)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """One call. Raises RunError when a task fails."""
@@ -108,6 +105,19 @@ class Executor:
     def source(self, lane: str, recorded: bool = False) -> str:
         """The Python that executes a lane."""
         return self._assembly.code(lane, recorded).source
+
+    def rebind(self, plan: Plan) -> None:
+        """Run as `plan` says from the next call on: the same program on another declared clock."""
+        with self._lock:
+            self._crew.stop()
+            self._assemble(plan)
+
+    def _assemble(self, plan: Plan) -> None:
+        self._plan = plan
+        self._assembly = Assembly(self._captured, plan, self._program)
+        self._crew = Crew(self._assembly, id(self))
+        weakref.finalize(self, stop_all, self._crew.workers)
+        self._bind()
 
     def _bind(self) -> None:
         """Find out what goes into the slots before a call and comes out of them after it."""

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..plans import Plan
+from ..hardware.emulation import slowed
 from ..programs import Program
 from ..runtime import Executor
 from ..runtime.bridge import Bridge, own
@@ -42,14 +42,11 @@ class Training:
     def __init__(self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder) -> None:
         self.captured, self.apart, self.pool, self.recorder = captured, apart, pool, recorder
         self.halves = apart.halves
+        self.plan = apart.plan
+        """Of forward and backward together, with the memory that the two hold as they run."""
         self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The plan of forward and backward together, with the memory that the two hold as they run."""
-        return self.apart.plan
 
     @cached_property
     def forward(self) -> Prepared:
@@ -76,9 +73,8 @@ class Training:
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        return Prepared(
-            captured, half.plan, half.program, Executor(captured, half.plan, half.program, self.pool)
-        )
+        plan = slowed(half.plan, self.plan.costed.machine.slow_down)
+        return Prepared(captured, plan, half.program, Executor(captured, plan, half.program, self.pool))
 
     @property
     def program(self) -> Program:
@@ -161,6 +157,13 @@ class Training:
         else:
             calls.append(timeline)
         return outputs
+
+    def slower(self, slow_down: float) -> None:
+        """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
+        self.plan = slowed(self.plan, slow_down)
+        with self._lock:
+            for prepared in self._made():
+                prepared.slower(slow_down)
 
     def close(self) -> None:
         """Stop the threads of all its programs."""

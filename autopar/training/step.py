@@ -178,7 +178,7 @@ class TrainStep(Recorded):
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
 
     def _run(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
-        return self.executed(prepared.executor, inputs)
+        return self.executed(prepared, inputs)
 
     def _parameters(self) -> list[torch.Tensor]:
         return self._signatures.parameters()
