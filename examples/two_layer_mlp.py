@@ -42,10 +42,12 @@ def machine() -> autopar.Machine | list[str]:
 
 
 def until_it_counts(timeline: Recording, call: Callable[[], object], calls: int = 3) -> None:
-    """Call until the figures of some calls count, for at most a minute. A call that this machine is too busy for slows
-    the emulated clock down for the next."""
+    """Call until the figures of some calls count, or after ten seconds of one, for half a minute at most. A call that
+    this machine is too busy for slows the emulated clock down for the next."""
     began = time.monotonic()
-    while len(timeline.counted) < calls and time.monotonic() - began < 60:
+    while len(timeline.counted) < calls:
+        if time.monotonic() - began > (10 if timeline.counted else 30):
+            return
         call()
 
 
