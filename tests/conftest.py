@@ -1,0 +1,101 @@
+"""`--accelerator`: what the tests marked `gpu` run on. Loading the stand-in changes `torch.accelerator` for the whole
+process, so a run without the option never does."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import strict
+import torch
+
+HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerator strict"
+DELAY_US, DELAY_SHARE = 1000, 0.3
+"""Longest delay of a kernel or copy and the share that is delayed, where the environment does not say."""
+
+missing = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--accelerator", metavar="NAME",
+        help="run tests marked gpu on this: strict is the stand-in of docs/strict.md, built at first use; "
+        "otherwise the type of an accelerator that is here (cuda, xpu, …)",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wanted = config.getoption("accelerator")
+    if wanted == strict.NAME:
+        # Workers are started by this process, later: all have one seed.
+        os.environ.setdefault("STRICT_SEED", str(random.SystemRandom().getrandbits(32)))
+        os.environ.setdefault("STRICT_DELAY_US", str(DELAY_US))
+        os.environ.setdefault("STRICT_DELAY_SHARE", str(DELAY_SHARE))
+        try:
+            strict.load()
+        except strict.CompilerError as error:
+            if os.environ.get("CI"):
+                raise pytest.UsageError(str(error)) from error
+            config.stash[missing] = str(error)
+        return
+    here = _kind()
+    if wanted and wanted != here:
+        raise pytest.UsageError(f"--accelerator {wanted}: there is {here or 'no accelerator'} here; {HOW}")
+    if not here:
+        config.stash[missing] = f"there is no accelerator here; {HOW}"
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if _kind() != strict.NAME:
+        return None
+    settings = (f"{name}={os.environ[name]}" for name in ("STRICT_SEED", "STRICT_DELAY_US", "STRICT_DELAY_SHARE"))
+    return f"accelerator: strict, {torch.accelerator.device_count()} devices, {' '.join(settings)}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reason = config.stash.get(missing, None)
+    for item in items:
+        if reason and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    if report.failed and _kind() == strict.NAME and item.get_closest_marker("gpu"):
+        again = " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_"))
+        report.sections.append(
+            ("with the same delays", f"{again} python -m pytest -m gpu --accelerator strict '{item.nodeid}'")
+        )
+    return report
+
+
+@pytest.fixture(autouse=True)
+def strict_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The stand-in as the environment sets it, and delays that are the test's own: alone or among others it has the
+    same. What a test left undone, and an error in it, is the test's."""
+    if _kind() != strict.NAME or not request.node.get_closest_marker("gpu"):
+        yield
+        return
+    module = torch.get_device_module(strict.NAME)
+    seed = int(os.environ["STRICT_SEED"]) ^ zlib.crc32(request.node.nodeid.encode())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    module.set_delay(int(os.environ["STRICT_DELAY_US"]), float(os.environ["STRICT_DELAY_SHARE"]))
+    module.set_seed(seed)
+    yield
+    torch.set_num_threads(threads)
+    module.set_poison(True)
+    module.set_serial(False)
+    module.set_sync_debug_mode("default")
+    for index in range(torch.accelerator.device_count()):
+        torch.accelerator.synchronize(index)
+
+
+def _kind() -> str:
+    """The type of the accelerator here, empty for none."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    return kind.type if kind else ""
