@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from . import casting
 from .capture import Captured, fails_alone
 from .capture.generators import restore
-from .equal import error, limit, no_worse, widen
+from .equal import difference, error, limit, no_worse, widen
 from .errors import DifferenceError
 from .plans import Plan
 from .runtime.interpret import interpret
@@ -69,7 +70,7 @@ class Reference(Snapshot):
                 a, b, wide[position] if position < len(wide) else None
             ):
                 raise DifferenceError(
-                    f"{name} is not eager's: error {error(a, b):.2g}, allowed {limit(b):.2g}. {self.culprit()} "
+                    f"{name} is not eager's: {difference(a, b, limit(b))}. {self.culprit()} "
                     'Pass check="never" to run anyway, or report the model with this message'
                 )
 
@@ -100,7 +101,7 @@ class Reference(Snapshot):
         graph, captured = self.captured.graph, self.captured
         values: dict[str, Any] = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
         restore(self.random)
-        with torch.no_grad():
+        with torch.no_grad(), casting.off(("cpu", captured.home.type)):
             for task in interpret(graph, captured.calls, values, captured.home):
                 for name in task.outputs:
                     value = values[name]

@@ -49,6 +49,26 @@ def error(found: Any, reference: Any, floor: float = 0.0) -> float:
     return delta / scale if scale else (0.0 if delta == 0 else float("inf"))
 
 
+def difference(found: Any, reference: Any, allowed: float) -> str:
+    """Two answers' difference in words: of kind, dtype or shape, or the error and the one `allowed`."""
+    for about in (_kind, _dtype, _shape):
+        if about(found) != about(reference):
+            return f"{about(found)}, not {about(reference)}"
+    return f"error {error(found, reference):.2g}, allowed {allowed:.2g}"
+
+
+def _kind(item: Any) -> str:
+    return type(item).__name__ if not isinstance(item, torch.Tensor) else "a tensor"
+
+
+def _dtype(item: Any) -> str:
+    return f"of {item.dtype}" if isinstance(item, torch.Tensor) else ""
+
+
+def _shape(item: Any) -> str:
+    return f"of shape {list(item.shape)}" if isinstance(item, torch.Tensor) else ""
+
+
 def limit(reference: Any) -> float:
     """The largest error allowed against `reference`."""
     return LIMIT.get(reference.dtype, 0.0) if isinstance(reference, torch.Tensor) else 0.0
@@ -64,7 +84,7 @@ def widen(value: Any) -> Any:
 
 
 def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
-    """Whether `found` is no farther from the float64 answer than twice eager's own error."""
-    if not isinstance(wide, torch.Tensor) or not isinstance(eager, torch.Tensor):
+    """Whether `found` is of eager's dtype, and no farther from the float64 answer than twice eager's own error."""
+    if not all(isinstance(item, torch.Tensor) for item in (found, eager, wide)) or found.dtype != eager.dtype:
         return False
     return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import casting
 from .capture.convert import memory_order
 from .capture.private import FakeTensorMode
 from .graph import Task
@@ -58,8 +59,7 @@ def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[Made,
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(casting.off((kind,)))
         stack.enter_context(FakeTensorMode())
         tensors = [
             None

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from . import casting
 from .capture.functions import reachable
 from .capture.signature import Arguments
 
@@ -54,7 +55,7 @@ def call_key(
     held = [p for own in attributes for p in own["_parameters"].values() if p is not None]
     grad = torch.is_grad_enabled()
     needed = [tensor.requires_grad for tensor in (*arguments.tensors, *held)] if grad else []
-    cast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
+    cast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if casting.enabled(kind)]
     hooks = [key for own in attributes for name in _HOOKS if own[name] for key in own[name]]
     known = (*map(id, modules), *hooks, parameters.number(held))
     return arguments.key, known, grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))

@@ -58,10 +58,11 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give up a buffer: in the lane that allocated its storage, after the last reader on any lane.
+    """Give up a buffer: in the lane that made it, after the last reader on any lane and after every buffer that
+    was made as a view of it is given up.
 
-    The memory is given back when the last buffer of the storage is freed. A buffer that shares the storage of
-    a given or resident one is freed in the lane that made it.
+    So it does not matter whether an operator that may copy (`reshape`) made a view or memory of its own. The
+    memory is given back with the buffer that owns the storage.
     """
 
     buffer: str

@@ -155,30 +155,25 @@ class _Propagation:
     def _memory(self, task: Task, index: int, made: tuple[Made, ...] | None) -> str:
         """The storage of an output: what a call shows, else what was captured.
 
-        Captured are views by schema, which may copy. What is written in place shares memory as captured.
+        Captured are views by schema, which may copy: for lifetimes that is as right as the other (`lower`, and
+        `runtime.hosts.apart` where a call shares memory after all). What is written in place shares memory as
+        captured.
         """
         value, reads = self.graph.value[task.outputs[index]], task.inputs
         memory = None if made is None else made[index].memory
         if memory is not None and value.storage not in self.written:
             return self.storage[reads[memory] if memory >= 0 else task.outputs[~memory]]
+        if (
+            made is not None
+            and value.storage not in self.written
+            and self.kinds[self.where[task.name]] != self.home
+        ):
+            return value.name
         others = (*reads, *task.outputs[:index])
         up = next((name for name in others if self.graph.value[name].storage == value.storage), None)
         if up is None:
             return self.storage.get(value.storage, value.storage)
-        apart = made is not None and value.storage not in self.written and self._freed_alike(task, up)
-        return value.name if apart else self.storage[up]
-
-    def _freed_alike(self, task: Task, name: str) -> bool:
-        """Whether one lane frees a value and what a task makes of it, so that nothing is freed too soon even where
-        the call copies on fake tensors alone.
-        """
-        device, root = self.where[task.name], self.storage[name]
-        if self.kinds[device] == self.home:
-            return False
-        if root in self.resident:
-            return True
-        own = self.machine.device[device].lanes == 1
-        return own and self.at[name] == device == self.at.get(root)
+        return self.storage[up]
 
     def _judge(self, task: Task, device: str, name: str, form: Form | None) -> None:
         """PlanError where a value is not one that its readers, or the caller, can take for the one captured."""

@@ -245,3 +245,12 @@ def test_a_value_is_read_before_it_is_made_nowhere() -> None:
     for task in graph.tasks:
         assert all(isinstance(Ref(name), Ref) and name in seen for item in task.args for name in refs(item))
         seen |= set(task.outputs)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_last_states_of_a_recurrent_layer_are_memory_of_their_own(kind) -> None:
+    first = torch.randn(1, 3, 8)
+    states = (first, torch.randn(1, 3, 8)) if kind is nn.LSTM else first
+    graph = capture(kind(4, 8), (torch.randn(5, 3, 4), states)).graph
+    assert all(value.storage == value.name for value in graph.values if value.kind == "made")
+    assert [graph.value[name].shape for name in graph.outputs[1:]] == [(1, 3, 8)] * len(graph.outputs[1:])

@@ -77,7 +77,7 @@ WRONG = {
     "leak": ([("  free x@gpu\n", "")], "buffer x@gpu, made by step 0 of lane gpu/in, is never freed"),
     "freed elsewhere": (
         [("  free x@gpu\n", ""), ("  free y@gpu\n", "  free y@gpu\n  free x@gpu\n")],
-        "frees buffer x@gpu, whose storage lane gpu/in allocated; free it there",
+        "frees buffer x@gpu, which lane gpu/in made; free it there",
     ),
     "frees the caller's": (
         [("  free x@gpu\n", "  free x@cpu\n")],
@@ -165,10 +165,8 @@ def test_wrong_programs_are_named(edits: list[tuple[str, str]], message: str) ->
         Program.parse(text).check()
 
 
-def test_a_view_read_after_its_base_is_freed_is_right() -> None:
-    """Bytes come back with the last buffer of a storage, so a view may outlive its base, not the other way
-    round.
-    """
+def test_a_base_is_freed_after_its_views() -> None:
+    """Bytes come back with the base of a storage, which therefore goes last."""
     text = """autopar program 1 view
 output y@cpu
 buffer x@cpu x cpu given 64
@@ -179,12 +177,15 @@ buffer y@cpu y cpu result 64
 lane cpu/0 cpu
   compute a : x@cpu -> a@cpu
   compute v : a@cpu -> v@cpu
-  free a@cpu
   compute b : x@cpu -> b@cpu
   compute y : v@cpu b@cpu -> y@cpu
   free v@cpu
+  free a@cpu
   free b@cpu
 """
+    early = text.replace("  free a@cpu\n", "").replace("  compute b", "  free a@cpu\n  compute b")
+    with pytest.raises(ProgramError, match=r"frees a@cpu, of which v@cpu is a view, but runs before step 5"):
+        Program.parse(early).check()
     assert [peak.bytes for peak in Program.parse(text).check().peaks] == [4 * 64]
     stranger = text.replace("compute v : a@cpu", "compute v : x@cpu")
     with pytest.raises(ProgramError, match="v@cpu shares storage with a@cpu, which it does not read"):

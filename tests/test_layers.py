@@ -17,7 +17,7 @@ LAYERS = [
     ["cost", "reduction", "wording"],
     ["fuse", "plans", "critical", "timeline", "narrow", "problem", "steps"],
     ["roofline", "programs", "simulate", "events", "liveness", "recording"],
-    ["placement", "formats", "lowering", "hardware", "options"],
+    ["placement", "formats", "lowering", "hardware", "options", "casting"],
     ["planning", "scheduling", "progress", "probe", "equal", "composites", "capture"],
     ["detect", "doctor", "runtime", "snapshot"],
     ["measure", "checking", "forms", "view"],
@@ -32,8 +32,8 @@ LAYERS = [
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-TORCH = {"capture", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal", "stages",
-         "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session", "compiled",
+TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal",
+         "stages", "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session", "compiled",
          "keys", "api", "plan_command", "__main__"}  # fmt: skip
 LATER = {
     ("timeline", "view"),

@@ -21,6 +21,7 @@ from .captured import Captured
 from .convert import Conversion, effect, live
 from .functions import Call, Returned, reachable
 from .locations import ROOT, Locations, line
+from .lowered import Lowered
 from .private import quiet
 from .refusals import Untraceable, own_attribute
 from .states import Slot, find, slots
@@ -57,7 +58,8 @@ class Traced(NamedTuple):
 def trace(call: Call, sizes: tuple[Any, ...] | None = None) -> Traced:
     """Export a call; `sizes` gives for each tensor the axes whose size is left open, as {axis: Dim}."""
     shapes = {"tensors": sizes} if sizes else None
-    before = torch.export.export(call, tuple(call.arguments.tensors), strict=False, dynamic_shapes=shapes)
+    with Lowered():
+        before = torch.export.export(call, tuple(call.arguments.tensors), strict=False, dynamic_shapes=shapes)
     returned = call.returned
     locations = Locations(before.graph_module)
     return Traced(before.run_decompositions({}), returned, locations)

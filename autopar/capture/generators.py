@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -13,7 +17,7 @@ def generators() -> dict[str, torch.Tensor]:
         # Where there is nothing to ask (on mps) it is there from the start.
         if getattr(module, "is_initialized", lambda: True)():
             devices = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
-            states.update({device: module.get_rng_state(device) for device in devices})
+            states.update({device: _called(module.get_rng_state, device) for device in devices})
     return states
 
 
@@ -23,4 +27,9 @@ def restore(states: dict[str, torch.Tensor]) -> None:
         if name == "cpu":
             torch.set_rng_state(state)
         else:
-            torch.get_device_module(name).set_rng_state(state, name)
+            _called(torch.get_device_module(name).set_rng_state, state, name)
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    """The call without the device where there is only one and the function takes none (mps)."""
+    return function(*args[: len(inspect.signature(function).parameters)])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import library, nn
 
+from .. import casting
 from ..errors import RunError
 from .private import pytree
 from .refusals import Untraceable
@@ -145,7 +146,7 @@ class Islands:
             tuple(
                 (kind, torch.get_autocast_dtype(kind))
                 for kind in dict.fromkeys(("cpu", *(tensor.device.type for tensor in held)))
-                if torch.is_autocast_enabled(kind)
+                if casting.enabled(kind)
             ),
             not torch.equal(state, torch.get_rng_state()),
         )

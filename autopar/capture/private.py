@@ -176,13 +176,14 @@ def origin(node: torch.fx.Node) -> str:
 def result(node: torch.fx.Node) -> Any:
     """The fake result of a call, None when it has none.
 
-    torch 2.11 gives the last states of an LSTM an axis too many; they are shaped like the first states.
+    torch 2.11 gives the last states of an LSTM an axis too many; they are shaped like the first states, in memory of
+    their own.
     """
     output: Any = node.meta.get("val")
     if node.target is torch.ops.aten.lstm.input:
         states: Any = node.args[1]
         hidden, cell = (state.meta["val"] for state in states)
-        return output[0], hidden, cell
+        return output[0], torch.empty_like(hidden), torch.empty_like(cell)
     return output
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .. import casting
 from .asked import ASKED, Asked
 from .private import pytree
 
@@ -47,7 +48,7 @@ class _Casts:
 
     def cast(self, item: Any) -> Any:
         """An argument as an operator of low precision is given it."""
-        if id(item) not in self.weights or not torch.is_autocast_enabled(item.device.type):
+        if id(item) not in self.weights or not casting.enabled(item.device.type):
             return item
         dtype = torch.get_autocast_dtype(item.device.type)
         key = (id(item), dtype, torch.is_grad_enabled())
@@ -69,7 +70,7 @@ class _Run(fx.Interpreter):
                 return _Run(region, self.asked, self.casts).run(*given)
         if name == "wrap_with_autocast":
             kind, dtype, enabled, cached, region, *given = args
-            outermost = not torch.is_autocast_enabled(kind)
+            outermost = not casting.enabled(kind)
             with torch.autocast(kind, dtype, enabled, cached):
                 made = _Run(region, self.asked, self.casts).run(*given)
             if outermost:

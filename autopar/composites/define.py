@@ -76,8 +76,8 @@ def define(
     keep = functools.partial(_keep, bool(tape))
     library.register_autograd(forward, _formula(backward), setup_context=keep, lib=_LIBRARY)
     if cast is not None:
-        for kind in ("cpu", "cuda"):
-            _LIBRARY.impl(name, _casting(forward, kind, cast), f"Autocast{kind.upper()}")
+        for key in (key for key in dir(torch._C.DispatchKey) if key.startswith("Autocast")):
+            _LIBRARY.impl(name, _casting(forward, key.removeprefix("Autocast").lower(), cast), key)
     KERNELS[f"autopar.{name}.default"] = compute
     KERNELS[f"autopar.{name}_backward.default"] = gradients
     return Composite(forward, backward)
@@ -163,19 +163,22 @@ def _marks(item: Any, need: Any) -> list[bool]:
 
 def _casting(
     forward: torch._ops.OpOverload,
-    kind: str,
+    family: str,
     cast: Callable[[str, tuple[Any, ...]], torch.dtype | None],
 ) -> Callable[..., Any]:
+    """The operator under the autocast of one family of devices; a private backend has a name of its own."""
+
     def call(*args: Any) -> Any:
+        kind = torch._C._get_privateuse1_backend_name() if family == "privateuse1" else family
         goal = cast(kind, args)
-        given = args if goal is None else replace(args, lambda tensor: _lowered(tensor, goal))
+        given = args if goal is None else replace(args, lambda tensor: _lowered(tensor, kind, goal))
         with torch.autocast(kind, enabled=False):
             return forward(*given)
 
     return call
 
 
-def _lowered(tensor: Tensor, goal: torch.dtype) -> Tensor:
-    # Autocast leaves doubles as they are.
-    low = tensor.is_floating_point() and tensor.dtype is not torch.float64
+def _lowered(tensor: Tensor, kind: str, goal: torch.dtype) -> Tensor:
+    # Autocast leaves doubles as they are, and what is on devices of another kind.
+    low = tensor.is_floating_point() and tensor.dtype is not torch.float64 and tensor.device.type == kind
     return tensor.to(goal) if low else tensor

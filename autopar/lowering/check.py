@@ -1,9 +1,9 @@
 """Proof that a program is right in every order its lanes may run in, without torch and without running it.
 
 Happened-before comes from vector clocks (`clocks`); what must have happened before what is listed by
-`demands`. What is proved: every read follows its write; a buffer is freed once, in the lane that allocated
-its storage, after its last reader on every lane; nothing leaks; no wait can deadlock; each step's buffers are
-on its device; the results are made; the memory cap of each device holds (`footprint`).
+`demands`. What is proved: every read follows its write; a buffer is freed once, in the lane that made it,
+after its last reader on every lane and after its views; nothing leaks; no wait can deadlock; each step's
+buffers are on its device; the results are made; the memory cap of each device holds (`footprint`).
 """
 
 from __future__ import annotations

@@ -27,10 +27,11 @@ class Demand(NamedTuple):
 class _Use:
     """The steps that touch one buffer."""
 
-    __slots__ = ("freed", "made", "read")
+    __slots__ = ("freed", "made", "read", "views")
 
     def __init__(self) -> None:
         self.made: At | None = None
+        self.views: list[str] = []
         self.read: list[At] = []
         self.freed: At | None = None
 
@@ -160,6 +161,10 @@ def _compute(program: Program, at: At, step: Compute, uses: dict[str, _Use]) -> 
                 at,
                 f"buffer {buffer.name} shares storage with {buffer.storage}, which it does not read",
             )
+        if buffer.storage != buffer.name:
+            alike = [other.name for other in read if other.storage == buffer.storage]
+            for name in alike or [buffer.storage]:
+                uses[name].views.append(buffer.name)
 
 
 def _copy(program: Program, at: At, step: Copy, uses: dict[str, _Use]) -> None:
@@ -180,7 +185,11 @@ def _copy(program: Program, at: At, step: Copy, uses: dict[str, _Use]) -> None:
 
 
 def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[Demand]:
-    """Read after write, freed after every use, in the right lane."""
+    """Read after write; freed after every use and every free of a view, in the lane that made it.
+
+    A view may be memory of its own, which then the lane allocated that made it. Where it is not, the owner of the
+    memory is freed after the view, by a lane that follows all who read through it.
+    """
     use = uses[buffer.name]
     if buffer.kind in ("given", "resident"):
         return []
@@ -198,15 +207,15 @@ def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[D
     made = program.lanes[use.made[0]].name
     if use.freed is None:
         raise ProgramError(f"buffer {buffer.name}, made by step {use.made[1]} of lane {made}, is never freed")
-    root = uses[buffer.storage].made or use.made
-    if root[0] != use.freed[0]:
-        right = program.lanes[root[0]].name
+    if use.made[0] != use.freed[0]:
         raise wrong(
-            program,
-            use.freed,
-            f"it frees buffer {buffer.name}, whose storage lane {right} allocated; free it there",
+            program, use.freed, f"it frees buffer {buffer.name}, which lane {made} made; free it there"
         )
-    return found + [Demand(at, use.freed, f"frees {buffer.name}") for at in (use.made, *use.read)]
+    found += [Demand(at, use.freed, f"frees {buffer.name}") for at in (use.made, *use.read)]
+    for name in use.views:
+        if at := uses[name].freed:
+            found.append(Demand(at, use.freed, f"frees {buffer.name}, of which {name} is a view"))
+    return found
 
 
 # What the graph adds

@@ -63,10 +63,7 @@ _Point = tuple[int, int, int, bool]
 def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
     """What each lane holds on each device, step by step, where that changes."""
     scratch = dict(program.workspace)
-    sharing: dict[str, int] = {}
-    for buffer in program.buffers:
-        if buffer.kind in ("made", "result"):
-            sharing[buffer.storage] = sharing.get(buffer.storage, 0) + 1
+    delivered = {buffer.storage for buffer in program.buffers if buffer.kind == "result"}
     held: dict[tuple[str, int], int] = {}
     found: dict[str, dict[int, list[_Point]]] = {}
     for index, lane in enumerate(program.lanes):
@@ -80,10 +77,9 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
             elif isinstance(step, Copy):
                 device, new = program.buffer[step.dst].device, program.buffer[step.dst].bytes
             elif isinstance(step, Free):
-                root = program.buffer[program.buffer[step.buffer].storage]
-                sharing[root.name] -= 1
-                if not sharing[root.name] and root.kind == "made":
-                    device, new = root.device, -root.bytes
+                freed = program.buffer[step.buffer]
+                if freed.storage == freed.name and freed.name not in delivered:
+                    device, new = freed.device, -freed.bytes
             if new or extra:
                 before = held.get((device, index), 0)
                 during = before + max(new, 0) + extra

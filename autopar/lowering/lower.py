@@ -4,8 +4,9 @@ right.
 Steps are written in the plan's predicted order, which respects every dependency, each to the end of its lane.
 What a step must follow on another lane, and its lane is not known to have followed already (`clocks`),
 becomes a `Wait` here and a `Record` there: a transitive reduction, made on the fly. A buffer is freed in the
-lane that allocated its storage, at the first point where that lane is known to follow the last reader; no
-wait is added for it before the lane's end, unless the memory cap of the device asks for one (`ledger`).
+lane that made it, at the first point where that lane is known to follow its last reader and the frees of its
+views; no wait is added for it before the lane's end, unless the memory cap of the device asks for one
+(`ledger`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .clocks import Clock, joined, needed
 from .footprint import footprint
 from .ledger import Ledger
 from .sequence import mutators, sequence
+from .tape import Tape
 
 
 def lower(plan: Plan) -> Program:
@@ -41,40 +43,6 @@ def lower(plan: Plan) -> Program:
     return program
 
 
-class _Tape:
-    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane,
-    position).
-    """
-
-    def __init__(self, index: int, name: str, device: str, lanes: int):
-        self.index, self.name, self.device = index, name, device
-        self.steps: list[Step | tuple[int, int]] = []
-        self.clock: Clock = (0,) * lanes
-        self.clocks: list[Clock] = []
-        # Buffers to free here, by the lane and position of a reader not known to be over, first position
-        # first.
-        self.pending: dict[int, list[tuple[int, str]]] = {}
-
-    def append(self, step: Step | tuple[int, int]) -> int:
-        self.steps.append(step)
-        self.clocks.append(self.clock)
-        return len(self.steps) - 1
-
-    def wait(self, waits: list[tuple[int, int]], clocks: list[list[Clock]]) -> None:
-        """Wait for the last of some steps; waits right before this that it makes needless are taken back."""
-        before: list[tuple[int, int]] = []
-        while self.steps and isinstance(last := self.steps[-1], tuple):
-            before.append(last)
-            self.steps.pop()
-            self.clock = self.clocks.pop()
-        both = dict(reversed(before))
-        for lane, position in waits:
-            both[lane] = max(position, both.get(lane, 0))
-        for lane, position in needed(both, self.clock, clocks):
-            self.append((lane, position))
-            self.clock = joined(self.clock, clocks[lane][position], lane, position)
-
-
 class _Lowering:
     """The state of writing one program. Memory of `strict` devices is bounded as `footprint` does it."""
 
@@ -83,7 +51,7 @@ class _Lowering:
         costed = plan.costed
         self.graph, machine = costed.graph, costed.machine
         lanes = list(plan.orders)
-        self.tapes = [_Tape(i, name, name.rsplit("/", 1)[0], len(lanes)) for i, name in enumerate(lanes)]
+        self.tapes = [Tape(i, name, name.rsplit("/", 1)[0], len(lanes)) for i, name in enumerate(lanes)]
         self.clocks = [tape.clocks for tape in self.tapes]
         self.scratch = {cost.task: cost.workspace_bytes for cost in costed.costs if cost.workspace_bytes}
         self.buffers: dict[str, Buffer] = {}
@@ -112,8 +80,10 @@ class _Lowering:
         self.left = self.touches()
         self.last: dict[str, dict[int, int]] = {}
         self.missing: dict[str, int] = {}
-        # The bytes of a storage come back when all buffers that share it are freed, which a result never is.
-        self.sharing: dict[str, int] = {}
+        # The made buffers that each one may share memory with, of those its task read or made: it goes first.
+        self.parents: dict[str, tuple[str, ...]] = {}
+        # Storages that a result shares, whose bytes never come back.
+        self.delivered: set[str] = set()
         self.ledgers: dict[str, Ledger] = {}
         for unit in machine.devices:
             if unit.memory_bytes is not None:
@@ -171,8 +141,10 @@ class _Lowering:
             else:
                 for name in self.plan.costed.run[item.run].tasks:
                     self.compute(tape, name)
-        for tape in self.tapes:
-            self.finish(tape)
+        # A view that is freed at the end of one lane lets another lane free what it is a view of.
+        while any(heap for tape in self.tapes for heap in tape.pending.values()):
+            for tape in self.tapes:
+                self.finish(tape)
         count = len(self.graph.outputs)
         targets = (target for _, target in self.graph.updates)
         return Program(
@@ -201,7 +173,7 @@ class _Lowering:
                 found.append(Lane(tape.name, tape.device, tuple(steps)))
         return tuple(found)
 
-    def compute(self, tape: _Tape, name: str) -> None:
+    def compute(self, tape: Tape, name: str) -> None:
         task, inputs = self.graph.task[name], self.inputs[name]
         reads = tuple(f"{value}@{tape.device}" for value in inputs)
         writes = tuple(f"{value}@{tape.device}" for value in task.outputs)
@@ -210,8 +182,15 @@ class _Lowering:
         }
         made = []
         for value, write in zip(task.outputs, writes):
-            about = self.graph.value[value]
-            made.append(self.make(value, tape.device, roots.setdefault(about.storage, write)))
+            storage = self.graph.value[value].storage
+            buffer = self.make(value, tape.device, roots.setdefault(storage, write))
+            made.append(buffer)
+            if buffer.storage != write and buffer.kind == "made":
+                alike = tuple(read for read in reads if self.buffers[read].storage == buffer.storage)
+                parents = tuple(b for b in alike or (buffer.storage,) if self.buffers[b].kind == "made")
+                self.parents[write] = parents
+                for parent in parents:
+                    self.left[parent] += 1
         wanted = self.before(tape, reads, task.after)
         new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
         scratch = self.scratch.get(name, 0)
@@ -221,7 +200,7 @@ class _Lowering:
         self.done[name] = (tape.index, position)
         self.settle(tape, (*reads, *writes))
 
-    def copy(self, tape: _Tape, item: Transfer) -> None:
+    def copy(self, tape: Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
         made = self.make(item.value, item.dst, dst)
         wanted = self.before(tape, (src,), self.mutators(item.value, item.dst))
@@ -233,10 +212,11 @@ class _Lowering:
         kind = "result" if name in self.kept else "made"
         buffer = Buffer(name, value, device, self.graph.value[value].bytes, root, kind)  # type: ignore[arg-type]
         self.buffers[name] = buffer
-        self.sharing[root] = self.sharing.get(root, 0) + 1
+        if kind == "result":
+            self.delivered.add(root)
         return buffer
 
-    def before(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
+    def before(self, tape: Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
         """The last step of each other lane that whoever makes `reads` and the tasks `after` come to."""
         wanted: dict[int, int] = {}
         steps = [self.writer[name] for name in reads if name in self.writer] + [
@@ -248,7 +228,7 @@ class _Lowering:
         return wanted
 
     def step(
-        self, tape: _Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
+        self, tape: Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
     ) -> int:
         """Write a step after all of `wanted`, once `new` bytes to stay and `scratch` are sure to fit."""
         ledger = self.ledgers.get(device)
@@ -259,7 +239,7 @@ class _Lowering:
         ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
         return tape.append(step)
 
-    def wait(self, tape: _Tape, wanted: dict[int, int]) -> None:
+    def wait(self, tape: Tape, wanted: dict[int, int]) -> None:
         """Make the lane follow steps of other lanes, then free what may be freed by that."""
         wanted.pop(tape.index, None)
         waits = needed(wanted, tape.clock, self.clocks)
@@ -273,53 +253,64 @@ class _Lowering:
                     if not self.missing[name]:
                         ready.append(name)
             for name in ready:
-                self.free(tape, name)
+                self.give_up(self.free(tape, name))
 
-    def settle(self, tape: _Tape, names: Iterable[str]) -> None:
+    def settle(self, tape: Tape, names: Iterable[str]) -> None:
         """Account for the step just written, which touches `names`; free those nobody touches after it."""
         position = len(tape.steps) - 1
-        over = []
         for name in dict.fromkeys(names):
             if self.buffers[name].kind == "made":
                 self.last.setdefault(name, {})[tape.index] = position
+        over = []
         for name in names:
             self.left[name] -= 1
             if not self.left[name] and self.buffers[name].kind == "made":
                 over.append(name)
+        self.give_up(over)
+
+    def give_up(self, names: Iterable[str]) -> None:
+        """Free buffers that no step touches any more, and then what they are views of, or note what the lane of
+        each must first be known to follow.
+        """
+        over = list(names)
         for name in over:
-            owner = self.owner(name)
+            owner = self.tapes[self.writer[name][0]]
             late = {lane: last for lane, last in self.last[name].items() if self.unknown(owner, lane, last)}
             self.missing[name] = len(late)
             for lane, last in late.items():
                 heapq.heappush(owner.pending.setdefault(lane, []), (last, name))
             if not late:
-                self.free(owner, name)
+                over += self.free(owner, name)
 
-    def unknown(self, tape: _Tape, lane: int, position: int) -> bool:
+    def unknown(self, tape: Tape, lane: int, position: int) -> bool:
         return lane != tape.index and tape.clock[lane] <= position
 
-    def owner(self, name: str) -> _Tape:
-        """The lane that frees a buffer: the one that allocated its storage, or made it over storage of the
-        caller.
-        """
-        root = self.buffers[name].storage
-        return self.tapes[self.writer[root if root in self.writer else name][0]]
-
-    def free(self, tape: _Tape, name: str) -> None:
+    def free(self, tape: Tape, name: str) -> list[str]:
+        """Write the free of a buffer; the buffers it is a view of that nothing touches after it."""
         position = tape.append(Free(name))
-        root = self.buffers[self.buffers[name].storage]
-        self.sharing[root.name] -= 1
-        ledger = self.ledgers.get(root.device)
-        if ledger and not self.sharing[root.name] and root.kind == "made" and root.bytes:
-            ledger.release(tape.index, position, root.bytes)
+        ledger, nbytes = self.ledgers.get(self.buffers[name].device), self.returned(name)
+        if ledger and nbytes:
+            ledger.release(tape.index, position, nbytes)
+        over = []
+        for parent in self.parents.get(name, ()):
+            self.last[parent][tape.index] = position
+            self.left[parent] -= 1
+            if not self.left[parent]:
+                over.append(parent)
+        return over
 
-    def finish(self, tape: _Tape) -> None:
+    def returned(self, name: str) -> int:
+        """The bytes that come back when a buffer is freed."""
+        buffer = self.buffers[name]
+        return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
+
+    def finish(self, tape: Tape) -> None:
         """At the end of a lane, wait for the readers of whatever it has not freed yet."""
         wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
         self.wait(tape, wanted)
 
     def room(
-        self, tape: _Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
+        self, tape: Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
         """`wanted`, and what must be waited for besides so that `nbytes` more fit, whatever the other lanes
         do.
@@ -354,7 +345,7 @@ class _Lowering:
                 more = less
         return more
 
-    def after(self, tape: _Tape, wanted: dict[int, int]) -> Clock:
+    def after(self, tape: Tape, wanted: dict[int, int]) -> Clock:
         """The clock of a lane once it has waited for `wanted`."""
         clock = tape.clock
         for lane, position in wanted.items():
@@ -362,27 +353,32 @@ class _Lowering:
                 clock = joined(clock, self.clocks[lane][position], lane, position)
         return clock
 
-    def back(self, tape: _Tape, device: str, clock: Clock) -> int:
+    def back(self, tape: Tape, device: str, clock: Clock) -> int:
         """Bytes of `device` that a lane frees as soon as its clock is `clock`."""
         if clock == tape.clock:
             return 0
-        freed: dict[str, int] = {}
-        for name in dict.fromkeys(name for heap in tape.pending.values() for _, name in heap):
-            if all(lane == tape.index or clock[lane] > at for lane, at in self.last[name].items()):
-                root = self.buffers[name].storage
-                freed[root] = freed.get(root, 0) + 1
-        roots = [self.buffers[root] for root, count in freed.items() if count == self.sharing[root]]
-        return sum(root.bytes for root in roots if root.device == device and root.kind == "made")
+        freed = list(dict.fromkeys(name for heap in tape.pending.values() for _, name in heap))
+        left: dict[str, int] = {}
+        nbytes = 0
+        for name in freed:
+            if any(lane != tape.index and clock[lane] <= at for lane, at in self.last[name].items()):
+                continue
+            nbytes += self.returned(name) if self.buffers[name].device == device else 0
+            for parent in self.parents.get(name, ()):
+                left[parent] = left.get(parent, self.left[parent]) - 1
+                if not left[parent] and self.writer[parent][0] == tape.index:
+                    freed.append(parent)
+        return nbytes
 
-    def short(self, tape: _Tape, ledger: Ledger, nbytes: int, clock: Clock) -> int:
+    def short(self, tape: Tape, ledger: Ledger, nbytes: int, clock: Clock) -> int:
         """By how many bytes `nbytes` more may break the cap when the lane's clock is `clock`."""
         return ledger.bound(tape.index, clock) - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
 
-    def crossed(self, tape: _Tape, ledger: Ledger, nbytes: int, clock: Clock) -> dict[int, int]:
+    def crossed(self, tape: Tape, ledger: Ledger, nbytes: int, clock: Clock) -> dict[int, int]:
         """Steps of other lanes beside which `nbytes` more do not fit."""
         return ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
 
-    def reclaim(self, tape: _Tape, device: str) -> bool:
+    def reclaim(self, tape: Tape, device: str) -> bool:
         """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if
         none.
         """

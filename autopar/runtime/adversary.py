@@ -64,7 +64,6 @@ class _Run:
         self.random = random.Random(seed)
         self.noise = torch.Generator().manual_seed(seed)
         self.held: dict[str, Any] = {}
-        self.live: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.caps = dict(program.caps)
         self.scratch = dict(program.workspace)
@@ -75,8 +74,8 @@ class _Run:
                 self.held[buffer.name] = _cloned(source, buffer.device, storages)
                 if buffer.storage == buffer.name:
                     self.used[buffer.device] = self.used.get(buffer.device, 0) + buffer.bytes
-            else:
-                self.live[buffer.storage] = self.live.get(buffer.storage, 0) + 1
+        # A result holds the memory that it shares.
+        self.delivered = {buffer.storage for buffer in program.buffers if buffer.kind == "result"}
         # Memory of the caller, which no free may touch, however a value came to share it.
         self.kept = {storage.data_ptr() for storage in storages.values()}
         self.order = _order(
@@ -182,17 +181,15 @@ class _Run:
 
     def free(self, buffer: Buffer) -> None:
         old = self.held.pop(buffer.name, None)
-        self.live[buffer.storage] -= 1
-        root = self.program.buffer[buffer.storage]
-        if self.live[root.name] or root.kind != "made":
-            return
-        self.used[root.device] -= root.bytes
+        if buffer.storage == buffer.name and buffer.name not in self.delivered:
+            self.used[buffer.device] -= buffer.bytes
         if isinstance(old, torch.Tensor) and old.layout is torch.strided:
             storage = old.untyped_storage()
-            results = (self.held.get(name) for name in self.program.results)
-            kept = {
-                t.untyped_storage().data_ptr() for t in results if isinstance(t, torch.Tensor)
-            } | self.kept
+            # Those that may share its memory: a view may be memory of its own.
+            about = self.program.buffer
+            alike = [name for name in self.held if about[name].storage == buffer.storage]
+            alive = (self.held.get(name) for name in (*alike, *self.program.results))
+            kept = {t.untyped_storage().data_ptr() for t in alive if isinstance(t, torch.Tensor)} | self.kept
             if storage.data_ptr() not in kept:
                 self.poison(torch.empty(0, dtype=old.dtype).set_(storage))
 

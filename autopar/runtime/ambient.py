@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import casting
 from ..capture.private import packs_saved
 
 
@@ -91,7 +92,7 @@ def unseen() -> Iterator[None]:
 
 def read(kinds: tuple[str, ...], default: bool) -> Ambient:
     """The state of the current thread; `kinds` are the device types whose autocast matters."""
-    casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+    casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if casting.enabled(kind))
     device = torch.get_default_device() if default else None
     cache = torch.is_autocast_cache_enabled() if casts else True
     return Ambient(torch.is_inference_mode_enabled(), device, casts, cache, entered.stack)
@@ -108,7 +109,7 @@ def enter(stack: contextlib.ExitStack, ambient: Ambient, kinds: tuple[str, ...])
     if ambient.default is not None:
         stack.enter_context(ambient.default)
     for kind in kinds:
-        if torch.is_autocast_enabled(kind):
+        if casting.enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
 
 

@@ -12,7 +12,7 @@ import keyword
 import linecache
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
@@ -22,6 +22,7 @@ import torch
 from ..graph import Argument, Const, Graph, Ref, Task
 from ..programs import Compute, Copy, Free, Lane, Program, Record, Step, Wait
 from . import bind
+from .hosts import apart
 from .layout import Layout
 
 
@@ -175,9 +176,27 @@ class _Writer:
         elif targets and targets != ["_"]:
             text = f"{targets[0]} = {text}"
         text = f"{text}  # {' '.join(task.where.split())}"
-        self.work(step, index, text, [name for name in targets if name != "_"])
+        self.work(step, index, text, [name for name in targets if name != "_"], self.owned(step, made))
         if task.unpack and "_" in targets:
             self.line("del _", index)
+
+    def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
+        """Lines that make sure of memory that is this lane's to free, or the caller's to write to, where an operator
+        may hand on what it was given though no schema says so.
+        """
+        about, own = self.program.buffer, {self.lane.name}
+        for name in made.values():
+            root = about[about[name].storage]
+            others = []
+            for read in step.reads:
+                lent = about[about[read].storage]
+                away = self.layout.makers.get(lent.name, own) != own and self.device.type != "cpu"
+                kept = lent.kind == "resident" and root.kind == "result"
+                if lent is not root and (away or kept):
+                    others.append(self.read(read))
+            if others:
+                target = self.read(name)
+                yield f"{target} = {self.bind('apart', 'own', apart)}({', '.join((target, *others))})"
 
     def copy(self, step: Copy, index: int) -> None:
         source = self.read(step.src)
@@ -185,14 +204,14 @@ class _Writer:
         text = f"{made} = {self.style.copy(step, source)}  # {step.src} to {step.dst}"
         self.work(step, index, text, [made])
 
-    def work(self, step: Step, index: int, text: str, made: Sequence[str]) -> None:
+    def work(self, step: Step, index: int, text: str, made: Sequence[str], more: Iterable[str] = ()) -> None:
         before, after = self.style.around(step)
         for line in before:
             self.line(line, index)
         if self.style.recorded:
             self.line(f"r.begin({index})", index)
         self.line(text, index)
-        for line in after:
+        for line in (*more, *after):
             self.line(line, index)
         if self.style.recorded:
             self.line(f"r.end({', '.join((str(index), *made))})", index)

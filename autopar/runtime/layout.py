@@ -15,13 +15,15 @@ from ..programs import Compute, Copy, Free, Program, Record, Step, Wait
 class Layout:
     """`slots` numbers the shared buffers: inputs first (all of them, in order), then other buffers that are
     there before the call (`fed`), then shared made ones; a buffer without a slot is a local. `drops` says
-    which buffers a lane lets go of after the step (lane, index).
+    which buffers a lane lets go of after the step (lane, index). `makers` are the lanes that make the buffers of
+    a storage.
     """
 
     slots: dict[str, int]
     size: int
     fed: tuple[str, ...]
     drops: dict[tuple[str, int], tuple[str, ...]]
+    makers: dict[str, set[str]]
 
 
 def layout(program: Program, graph: Graph) -> Layout:
@@ -46,18 +48,17 @@ def layout(program: Program, graph: Graph) -> Layout:
                     last[name] = (lane.name, index)
 
     drops: dict[tuple[str, int], list[str]] = {}
+    makers: dict[str, set[str]] = {}
     kept = frozenset(program.results)
     for buffer in program.buffers:
         name = buffer.name
+        if name in maker:
+            makers.setdefault(buffer.storage, set()).add(maker[name])
         if buffer.kind == "result" or name in kept:
             shared.add(name)
         elif name in maker:
-            end = freed.get(name) or freed.get(buffer.storage)
-            if end and end[0] != maker[name]:
-                shared.add(name)
-            # A view is let go of with the memory it is of; what nobody frees, a local outlives its last
-            # reader for nothing.
-            end = end or (None if name in shared else last[name])
+            # What nobody frees, a local outlives its last reader for nothing.
+            end = freed.get(name) or (None if name in shared else last[name])
             if end:
                 drops.setdefault(end, []).append(name)
 
@@ -75,7 +76,8 @@ def layout(program: Program, graph: Graph) -> Layout:
         if buffer.name not in slots and buffer.name in shared:
             slots[buffer.name] = size
             size += 1
-    return Layout(slots, size, tuple(fed), {where: tuple(names) for where, names in drops.items()})
+    dropped = {where: tuple(names) for where, names in drops.items()}
+    return Layout(slots, size, tuple(fed), dropped, makers)
 
 
 def reads(step: Step) -> tuple[str, ...]:

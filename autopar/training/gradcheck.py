@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
 from ..capture.generators import generators, restore
-from ..equal import LIMIT, error, limit, no_worse, widen
+from ..equal import LIMIT, difference, error, limit, no_worse, widen
 from ..errors import DifferenceError
 from ..graph import Graph
 from ..snapshot import Snapshot, apart
@@ -139,7 +139,7 @@ class Eager(Snapshot):
             by = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
             where = f" It is made by {graph.task[by].where}." if by else ""
             raise DifferenceError(
-                f"{what} is not eager's: error {error(a, b):.2g}, allowed {_allowed(b, loose):.2g}.{where} "
+                f"{what} is not eager's: {difference(a, b, _allowed(b, loose))}.{where} "
                 'Pass check="never" to run anyway, or report the model with this message'
             )
 

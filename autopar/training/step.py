@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from .. import casting
 from ..capture.private import forget_unscaled
 from ..capture.signature import take_apart
 from ..errors import AutoparError, CaptureError, DifferenceError
@@ -156,9 +157,7 @@ class TrainStep(Recorded):
     @contextmanager
     def _plainly(self) -> Iterator[None]:
         """Without autocast, which is for the forward: an optimizer may multiply matrices."""
-        with ExitStack() as stack:
-            for kind in {parameter.device.type for parameter in self._parameters()}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        with casting.off({parameter.device.type for parameter in self._parameters()}):
             yield
 
     def _differentiated(

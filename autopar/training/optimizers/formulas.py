@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ... import casting
 from ...capture.private import norm_of
 from ...errors import RunError
 from ...runtime.flat import joined, pieces
@@ -89,10 +90,10 @@ def _several(given: Stepped) -> tuple[torch.Tensor, ...]:
 def _as_optimizers_step(tensor: torch.Tensor) -> Iterator[None]:
     """Without autograd, and without the autocast that the call around may have for the forward."""
     kind = tensor.device.type
-    if not torch.is_grad_enabled() and not torch.is_autocast_enabled(kind):
+    if not torch.is_grad_enabled() and not casting.enabled(kind):
         yield
         return
-    with torch.no_grad(), torch.autocast(kind, enabled=False):
+    with torch.no_grad(), casting.off((kind,)):
         yield
 
 

@@ -1,0 +1,23 @@
+"""Whether autocast is on for a type of device; some types know none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+
+
+def enabled(kind: str) -> bool:
+    """Whether autocast is on in this thread for devices of type `kind`."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+@contextlib.contextmanager
+def off(kinds: Iterable[str]) -> Iterator[None]:
+    """Without autocast for these types of devices."""
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            if enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -1,0 +1,70 @@
+"""Under autocast every answer has eager's dtype, and one that has not is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar import casting, equal
+from autopar.capture import capture
+from autopar.errors import DifferenceError
+
+KEPT_WHOLE = {
+    "einsum": lambda x: torch.einsum("bij,bjk->bik", x, x),
+    "tensordot": lambda x: torch.tensordot(x, x, ([2], [1])),
+    "inner": lambda x: torch.inner(x, x[0]),
+    "chain_matmul": lambda x: torch.chain_matmul(x[0], x[1]),
+    "matrix_power": lambda x: torch.matrix_power(x, 3),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x[1], x[2]]),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "matmul": lambda x: (x @ x).softmax(1),
+    "LSTM": nn.LSTM(8, 4),
+    "RNN": nn.RNN(8, 4),
+    "GRU": nn.GRU(8, 4),
+}
+
+
+@pytest.mark.parametrize("call", KEPT_WHOLE.values(), ids=KEPT_WHOLE)
+@torch.no_grad()
+def test_operators_kept_whole_are_lowered_as_eager_lowers_them(call) -> None:
+    x = torch.randn(8, 8, 8)
+    fast = autopar.compile(call, ["cpu"], check="always", split=None)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = fast(x), call(x)
+    first = found[0] if isinstance(found, tuple) else found
+    reference = expected[0] if isinstance(expected, tuple) else expected
+    assert first.dtype == reference.dtype
+    assert equal.error(first, reference) <= equal.LIMIT[torch.bfloat16]
+    doubles = x.double()
+    if not isinstance(call, nn.Module):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert fast(doubles).dtype == call(doubles).dtype
+    fast.close()
+
+
+def test_another_dtype_is_a_difference_however_exact(monkeypatch) -> None:
+    """An answer in float32 is nearer to that in float64 than eager's in bfloat16, and wrong all the same."""
+    monkeypatch.setattr("autopar.capture.lowered._PRODUCTS", frozenset())
+    model = nn.Module()
+    model.forward = lambda x: torch.einsum("ij,jk->ik", x, x)
+    fast = autopar.compile(model, ["cpu"], split=None)
+    message = r"of torch\.float32, not of torch\.bfloat16.*captured graph itself"
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with torch.no_grad(), autocast, pytest.raises(DifferenceError, match=message):
+        fast(torch.randn(4, 4))
+    fast.close()
+    exact, low = torch.ones(2), torch.ones(2, dtype=torch.bfloat16)
+    assert not equal.no_worse(exact, low, torch.ones(2, dtype=torch.float64))
+
+
+def test_casts_are_those_of_the_graph_not_of_its_reader() -> None:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        graph = capture(nn.LSTM(8, 4), (torch.randn(3, 2, 8),)).graph
+        assert casting.enabled("cpu")
+        with casting.off(("cpu", "meta")):
+            assert not casting.enabled("cpu")
+    assert graph.value[graph.outputs[0]].dtype == "bfloat16"
+    made = [value for value in graph.values if value.kind == "made" and value.name.startswith("lstm")]
+    assert len(made) == 3 and all(value.storage == value.name for value in made)

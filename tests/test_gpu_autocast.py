@@ -1,0 +1,67 @@
+"""Autocast on whatever accelerator is here: composites lowered as eager lowers them, and dtypes that differ told."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from accelerators import count, error, in_turn, machine, name
+from torch import nn
+from torch.nn import functional as F
+
+import autopar
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(count() < 2, reason="needs two accelerators")]
+
+
+class Attention(nn.Module):
+    """A query of its own, so that only the composite is there to be lowered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(2, 2, 5, 8))
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(self.query, x, x)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and its last states."""
+
+    def __init__(self, layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        made, states = self.layer(x.flatten(0, 1))
+        return made, states[0] if isinstance(states, tuple) else states
+
+
+MODELS = {
+    "attention": Attention,
+    "LSTM": lambda: Recurrent(nn.LSTM(8, 4, batch_first=True)),
+    "RNN": lambda: Recurrent(nn.RNN(8, 4, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("home", [0, None], ids=["accelerator", "cpu"])
+@pytest.mark.parametrize("training", [False, True])
+def test_dtypes_are_eagers(make, home, training) -> None:
+    where = "cpu" if home is None else name(home)
+    model = make().to(where)
+    eager = copy.deepcopy(model)
+    fast = autopar.compile(model, machine(), policy=in_turn, split=None, check="always")
+    x = torch.randn(2, 2, 5, 8).to(where)
+    with torch.set_grad_enabled(training), torch.autocast(torch.device(where).type, torch.bfloat16):
+        found, expected = fast(x), eager(x)
+        flat, reference = (out if isinstance(out, tuple) else (out,) for out in (found, expected))
+        assert [out.dtype for out in flat] == [out.dtype for out in reference]
+        assert error(flat, reference) < 5e-2
+    if training:
+        for out in (flat, reference):
+            sum(item.float().sum() for item in out).backward()
+        for ours, theirs in zip(model.parameters(), eager.parameters()):
+            assert ours.grad is not None and error(ours.grad, theirs.grad) < 0.2
+    fast.close()
