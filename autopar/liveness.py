@@ -19,8 +19,9 @@ def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
 
     Counted once a storage: inputs and state at home and state on each device that reads it, always; a made
     value, and an input that is consumed, from the start of its run, or of its transfer, to the end of its last
-    local reader or outgoing transfer, or to the end when it is delivered there or kept for the next call;
-    scratch of a run while it lasts. Views share the storage they are views of, a transferred value has its own.
+    local reader or outgoing transfer, or to the end when it is kept for the next call or delivered there, unless
+    inputs are consumed: then what is delivered may go as soon as it has come; scratch of a run while it lasts. Views
+    share the storage they are views of, a transferred value has its own.
     """
     changes: list[dict[float, int]] = [{0.0: 0} for _ in problem.devices]
     values = problem.costed.graph.values
@@ -72,7 +73,7 @@ def _apart(problem: Problem, play: Play) -> Spans:
     for step, (v, hop) in enumerate(play.moves, problem.runs):
         if end[step] > gone[v * devices + hop.src]:
             gone[v * devices + hop.src] = end[step]
-    for name, where in problem.costed.deliver:
+    for name, where in () if problem.costed.consumed else problem.costed.deliver:
         v = problem.value[name]
         maker = problem.maker[v]
         source = device[maker] if maker >= 0 else problem.home[v]
@@ -153,7 +154,7 @@ def _shared(problem: Problem, play: Play) -> Spans:
     for v, readers in enumerate(problem.carry):
         for d in {play.device[r] for r in readers}:
             hold(problem.values[v], d, play.makespan, math.inf)
-    for name, device in costed.deliver:
+    for name, device in () if costed.consumed else costed.deliver:
         v = problem.value[name]
         maker = problem.maker[v]
         source = play.device[maker] if maker >= 0 else problem.home[v]

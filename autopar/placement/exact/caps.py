@@ -63,22 +63,28 @@ class _Held:
         """A value from when it is made, or sets out, to its last use here."""
         model, problem, d = self.model, self.model.problem, self.device
         name, nbytes, maker = problem.values[v], problem.bytes[v], problem.maker[v]
+        deliver = () if problem.costed.consumed else problem.deliver[v]
         if not nbytes or problem.costed.graph.value[name].storage != name:
             return
         delivered = any(value == name and not device for value, device in problem.costed.deliver)
         if maker >= 0 and d in model.on[maker]:
             start, first, here = model.start[maker], model.end[maker], model.on[maker][d]
-            self._alive(v, start, here, [(first, True)], d in problem.deliver[v] or delivered)
+            self._alive(v, start, here, [(first, here)], d in deliver or delivered)
         if maker < 0 and problem.home[v] == d and problem.costed.consumed:
-            self._alive(v, 0, True, [], d in problem.deliver[v] or delivered)
+            self._alive(v, 0, True, [], d in deliver or delivered)
         for when, _, _, size in self.transfers.brings.get((v, d), ()):
             start = self.transfers.start[v, d]
-            forever = d in problem.deliver[v] or problem.stays[v]
-            self._alive(v, start, when, [(start + size, True)], forever)
+            forever = d in deliver or problem.stays[v]
+            self._alive(v, start, when, [(start + size, when)], forever)
 
     def _alive(
         self, v: int, start: Any, here: Literal, ends: Iterable[tuple[Any, Literal]], forever: bool
     ) -> None:
+        """Hold a value on this device, if it is `here`, from `start` to the last of `ends` and of its uses.
+
+        Every end is conditional on the step it ends: the times of a transfer that is not made are bound by its maker
+        alone, and one that ended within the horizon would have that maker end sooner than it has to.
+        """
         model, problem, d = self.model, self.model.problem, self.device
         if here is False:
             return

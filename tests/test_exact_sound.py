@@ -1,0 +1,95 @@
+"""Nothing that can be carried out is ruled out: every schedule that fits is a solution of the exact planner's model."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from taskfiles import link, randomly
+from test_bounds import random_schedule
+
+from autopar.errors import PlanError
+from autopar.formats import read
+from autopar.liveness import memory
+from autopar.placement.bounds.load import load
+from autopar.placement.bounds.ways import ways
+from autopar.placement.exact import exact
+from autopar.placement.exact.joins import joined
+from autopar.problem import Problem
+from autopar.simulate import Play, Schedule
+
+cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+
+from autopar.placement.exact.caps import cap  # noqa: E402
+from autopar.placement.exact.model import Model  # noqa: E402
+from autopar.placement.exact.prices import price  # noqa: E402
+from autopar.placement.exact.solving import solver  # noqa: E402
+from autopar.placement.exact.transfers import Transfers  # noqa: E402
+from autopar.placement.exact.units import Units  # noqa: E402
+
+UNITS = 10_000
+
+
+def fits(problem, play):
+    return all(one.cap is None or one.peak <= one.cap for one in memory(problem, play))
+
+
+def solution(problem, best, play):
+    """What the solver says of a simulated schedule, all of which is given, where no more than `best` is asked for."""
+    units, around = Units(best.makespan, UNITS), joined(problem, ways(problem, once=True))
+    model = Model(problem, units, best, around, units.floor(best.makespan))
+    transfers = Transfers(model)
+    model.limit()
+    price(model, load(problem, around))
+    cap(model, transfers)
+    for r, d in enumerate(play.device):
+        model.cp.add_bool_or(model.on[r].get(d, False))
+        model.cp.add(model.start[r] == units.floor(play.start[r]))
+        taken = 1 + len(play.more.get(r, ()))
+        model.cp.add_bool_or(when for lanes, _, when in model.modes[r, d] if lanes == taken)
+    for step, (v, hop) in enumerate(play.moves, problem.runs):
+        model.cp.add(transfers.start[v, hop.dst] == units.floor(play.start[step]))
+    model.cp.add(model.makespan <= units.floor(play.makespan))
+    own = solver(1.0, math.inf)
+    return own.status_name(own.solve(model.cp))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 10), st.booleans())
+def test_every_schedule_that_fits_is_a_solution_of_the_model(seed, tasks, tight):
+    draw = random.Random(seed)
+    problem = Problem(read(randomly(draw, tasks, tight=tight)))
+    plays = []
+    for number in range(20):
+        try:
+            plays.append(Play(problem, random_schedule(problem, random.Random(number))))
+        except PlanError:
+            continue  # What is drawn may wait for itself, or for what no link brings, or take too few lanes.
+    plays = [play for play in plays if fits(problem, play)]
+    if plays:
+        longest = max(plays, key=lambda play: play.makespan)
+        for play in plays[:3]:
+            for best in (play, longest) if play.makespan > 0 else ():
+                assert solution(problem, best, play) in ("OPTIMAL", "FEASIBLE")
+
+
+def test_a_transfer_that_is_not_made_takes_no_time():
+    # Two chains of three tasks: a value sent would come after the end of the plan known, and none has to be.
+    names = [f"{chain}{n}" for chain in "pq" for n in range(3)]
+    values = [
+        {"id": f"from {name}", "producer": name, "consumers": [after], "bytes": 10}
+        for name, after in pairwise(names)
+        if name[0] == after[0]
+    ]
+    graph = {
+        "tasks": [{"id": name, "seconds": {"a": 1.0, "b": 1.0}} for name in names],
+        "values": values,
+        "devices": [{"name": name, "memory_bytes": 30} for name in "ab"],
+        "links": [link(src, dst, latency_s=5.0) for src, dst in ("ab", "ba")],
+    }
+    problem = Problem(read(graph))
+    assert problem.tight
+    found = exact(problem, Schedule("one lane", {"a/0": problem.names}))
+    assert (found.makespan, found.optimal) == (pytest.approx(3.0), True)
