@@ -79,14 +79,16 @@ def embedding_backward(call: Call) -> Iterator[Way]:
 @rule("_cdist_backward")
 def cdist_backward(call: Call) -> Iterator[Way]:
     """Batch axes and the points of the left; what those of the right add."""
-    rank = call.rank("grad")
+    # The name that torch 2.14 gave the gradient, and the one before.
+    grad = "grad_output" if call.is_tensor("grad_output") else "grad"
+    rank = call.rank(grad)
     if not rank == call.rank("x1") == call.rank("x2") == call.output.dim():
         return
     for axis in range(rank - 2):
-        if len({call.shape(name)[axis] for name in ("grad", "x1", "x2")}) == 1:
-            yield Way(dict.fromkeys(("grad", "x1", "x2", "cdist"), axis), axis)
-    yield Way({"grad": rank - 2, "x1": rank - 2, "cdist": rank - 2}, rank - 2)
-    yield Way({"grad": rank - 1, "x2": rank - 2, "cdist": rank - 1}, SUMMED)
+        if len({call.shape(name)[axis] for name in (grad, "x1", "x2")}) == 1:
+            yield Way(dict.fromkeys((grad, "x1", "x2", "cdist"), axis), axis)
+    yield Way({grad: rank - 2, "x1": rank - 2, "cdist": rank - 2}, rank - 2)
+    yield Way({grad: rank - 1, "x2": rank - 2, "cdist": rank - 1}, SUMMED)
 
 
 @rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")

@@ -18,7 +18,7 @@ try:
     from torch._C._dynamo import eval_frame as _eval_frame
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch._subclasses.functional_tensor import FunctionalTensor
-    from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+    from torch.autograd.function import FunctionMeta
     from torch.export import _trace
     from torch.fx.node import has_side_effect
     from torch.optim import optimizer as _optimizer
@@ -35,15 +35,15 @@ __all__ = [
     "TESTED",
     "FakeTensor",
     "FakeTensorMode",
+    "FunctionMeta",
     "FunctionalTensor",
-    "SingleLevelFunction",
     "TorchDispatchMode",
-    "apply_function",
     "conv_flop_count",
     "differentiated",
     "exporting",
     "flop_registry",
     "has_side_effect",
+    "mapping",
     "norm_of",
     "origin",
     "packs_saved",
@@ -92,9 +92,14 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def mapping() -> bool:
+    """Whether a torch.func transform is active in this thread."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def transformed() -> str:
     """The torch.func transform or forward-mode AD that is active in this thread, in words; "" outside of both."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if mapping():
         return "torch.func (grad, vmap, jvp, ...)"
     return "torch.autograd.forward_ad.dual_level" if torch.autograd.forward_ad._current_level >= 0 else ""
 
@@ -129,11 +134,6 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     skip = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
     _eval_frame.set_code_exec_strategy(function.__code__, skip)
     return function
-
-
-def apply_function(function: Any, *args: Any) -> Any:
-    """Call an `autograd.Function`, whatever stands in for its `apply`."""
-    return torch._C._FunctionBase.__dict__["apply"].__get__(None, function)(*args)
 
 
 def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.fx.Graph:

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
-from .asked import FUNCTION, GRADIENT, HOOK, RECORDING, REQUIRE, Applied, Asked, Gradient, Hooked
+from .applying import reader
+from .asked import GRADIENT, HOOK, RECORDING, REQUIRE, Asked, Gradient, Hooked
 from .functions import reachable
 from .holders import Holders
 from .locations import caller, foreign
-from .private import FakeTensor, FunctionalTensor, SingleLevelFunction, apply_function, pytree
-from .signature import take_apart
+from .private import FakeTensor, FunctionalTensor, FunctionMeta, pytree
 
 _OWN_BEHALF = ("torch/_functorch/", "torch/_higher_order_ops/", "torch/_dynamo/")
 
@@ -32,26 +31,6 @@ def watched() -> Iterator[Asked]:
     asked, mine = Asked(), threading.get_ident()
     register, engine = torch.Tensor.register_hook, torch.autograd._engine_run_backward
     requires = torch.Tensor.requires_grad_
-    depth = 0
-
-    def apply(cls: Any, *args: Any) -> Any:
-        nonlocal depth
-        if depth or threading.get_ident() != mine or cls.__module__.startswith("torch._"):
-            return apply_function(cls, *args)
-        if cls.__module__ == "torch.utils.checkpoint":
-            if cls is not CheckpointFunction:
-                return apply_function(cls, *args)
-            raise CaptureError(
-                f"checkpoint{caller()} runs forward without gradient, which cannot be traced; give it "
-                "use_reentrant=False"
-            )
-        key = f"{cls.__qualname__}.{len(asked.functions)}"
-        applied = asked.functions[key] = Applied(cls, take_apart(args, {}))
-        depth += 1
-        try:
-            return applied.rebuild(FUNCTION(key, applied.arguments.tensors))
-        finally:
-            depth -= 1
 
     def register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         if threading.get_ident() != mine or not _stands_in(tensor):
@@ -115,7 +94,7 @@ def watched() -> Iterator[Asked]:
     plain_grad_fn = torch.Tensor.__dict__.get("grad_fn") or torch._C.TensorBase.__dict__["grad_fn"]
     changes = [
         (torch.Tensor, "grad_fn", property(grad_fn)),
-        (SingleLevelFunction, "apply", classmethod(apply)),
+        (FunctionMeta, "__getattribute__", reader(asked)),
         (torch.Tensor, "register_hook", register_hook),
         (torch.Tensor, "requires_grad_", require),
         (torch.autograd, "_engine_run_backward", backward),
