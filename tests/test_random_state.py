@@ -1,4 +1,4 @@
-"""The generator is after each call where eager leaves it: after the first, which is held against eager, as after any."""
+"""The generator is after each call where eager leaves it, after the first, which is held against eager, too."""
 
 from __future__ import annotations
 
