@@ -90,6 +90,49 @@ def test_a_wrong_answer_is_named_and_the_signature_forgotten(monkeypatch):
     assert torch.equal(fast(x), model(x))
 
 
+STATED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+"""What docs/limits.md allows a sum of parts to be off by; half precision by a few of its last bits."""
+
+
+@pytest.mark.parametrize("dtype", STATED, ids=str)
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_the_first_call_may_be_off_by_what_is_stated_and_no_more(monkeypatch, dtype, share):
+    """The largest entry is off by a share of what is allowed."""
+    model, x = nn.Linear(4, 4).to(dtype), torch.randn(3, 4, dtype=dtype)
+    fast, run = autopar.compile(model, ["cpu"]), Session._run
+
+    def bent(*call):
+        output = run(*call)
+        largest = output.abs().argmax()
+        output.view(-1)[largest] *= 1 + share * STATED[dtype]
+        return output
+
+    monkeypatch.setattr(Session, "_run", bent)
+    if share < 1:
+        assert error(fast(x), model(x)) > 0
+    else:
+        with pytest.raises(autopar.DifferenceError, match="output 0 is not eager's"):
+            fast(x)
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_a_change_of_state_may_be_off_by_as_much(monkeypatch, share):
+    model, x = nn.BatchNorm1d(4), torch.randn(8, 4)
+    fast, run = autopar.compile(model, ["cpu"]), Session._run
+
+    def bent(*call):
+        output = run(*call)
+        model.running_var *= 1 + share * STATED[torch.float32]
+        return output
+
+    monkeypatch.setattr(Session, "_run", bent)
+    if share < 1:
+        fast(x)
+    else:
+        with pytest.raises(autopar.DifferenceError, match="running_var is not eager's"):
+            fast(x)
+
+
 def test_a_model_that_depends_on_what_capture_cannot_see_is_stopped():
     class Hidden(nn.Module):
         def forward(self, x):

@@ -1,0 +1,80 @@
+"""What tells the calls of a model apart: all that a captured graph takes for fixed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from training_models import machine, mlp
+
+import autopar
+from autopar.equal import error
+
+CASTS = [None, torch.bfloat16, torch.float16]
+
+
+def casting(dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast("cpu", dtype, enabled=dtype is not None)
+
+
+@pytest.mark.parametrize("first", CASTS)
+def test_autocast_to_another_dtype_is_another_call(first):
+    """Every way from one kind of autocast to another and back, in inference."""
+    model, x = mlp(), torch.randn(4, 6)
+    fast = autopar.compile(model, machine(), policy="round_robin")
+    order = [first, *(kind for pair in itertools.permutations(CASTS, 2) for kind in pair)]
+    with torch.no_grad():
+        for kind in order:
+            with casting(kind):
+                found, expected = fast(x), model(x)
+            assert found.dtype is expected.dtype is (kind or torch.float32)
+            assert error(found, expected) <= 2e-2
+    fast.close()
+
+
+@pytest.mark.parametrize("first", CASTS)
+def test_so_it_is_in_training(first):
+    model, x = mlp(), torch.randn(4, 6)
+    fast = autopar.compile(model, machine(), policy="round_robin")
+    for kind in [first, *CASTS]:
+        with casting(kind):
+            found, expected = fast(x), model(x)
+        assert found.dtype is expected.dtype is (kind or torch.float32)
+        mine, theirs = (
+            torch.autograd.grad(y.float().sum(), list(model.parameters())) for y in (found, expected)
+        )
+        assert all(error(a, b) <= 2e-2 for a, b in zip(mine, theirs))
+    fast.close()
+
+
+def test_so_it_is_in_a_training_step():
+    """A step keeps what is computed under the autocast around it for the calls under the same."""
+    model, x, y = mlp(), torch.randn(4, 6), torch.randn(4, 3)
+    seen = []
+
+    def loss(output, target):
+        seen.append(output.dtype)
+        return nn.functional.mse_loss(output.float(), target)
+
+    step = autopar.train_step(model, loss, torch.optim.SGD(model.parameters(), 0.0), ["cpu"])
+    for kind in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with casting(kind):
+            expected = loss(model(x), y).item()
+            seen.clear()
+            assert step(x, y).item() == expected
+    step.close()
+
+
+def test_each_way_to_call_is_planned_once():
+    model, x = mlp(), torch.randn(4, 6)
+    fast = autopar.compile(model, ["cpu"])
+    plans = set()
+    with torch.no_grad():
+        for kind in CASTS * 2:
+            with casting(kind):
+                fast(x)
+            plans.add(id(fast.plan))
+    assert len(plans) == len(CASTS)
+    fast.close()

@@ -1,0 +1,96 @@
+"""What names become in pictures: text of the picture, never markup of it."""
+
+import html.parser
+import itertools
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+import view_plans
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.view import draw
+from autopar.view.html import timeline_page
+from autopar.view.page import page
+from autopar.view.svg import Svg, escape
+
+HOSTILE = """a" onload="b' onclick='c <i>&amp;]]> \" d\\"""
+XML = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"))
+
+
+@given(XML)
+def test_what_is_written_is_what_a_reader_finds(text):
+    svg = Svg(10.0, 10.0, text)
+    svg.add("rect", data_name=text)
+    svg.open(data_name=text)
+    svg.tooltip(text)
+    svg.text(1, 2, text, halo=True)
+    svg.number(1, 2, text, text)
+    svg.close()
+    root = ET.fromstring(str(svg))
+    named = [element for element in root.iter() if "data-name" in element.attrib]
+    assert [element.attrib for element in named] == [{"data-name": text}] * 2
+    allowed = {"", text, text * 2, "\n"}
+    assert {"".join(e.itertext()) for e in root.iter() if e.tag.endswith(("text", "title"))} <= allowed
+
+
+@given(st.text())
+def test_any_string_can_stand_in_an_attribute(text):
+    assert not set(escape(text)) & set('<>"')
+    ET.fromstring(f'<a b="{escape(text)}">{escape(text)}</a>')
+
+
+class Tags(html.parser.HTMLParser):
+    """The tags of a page with the names of their attributes, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.data = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, *(name for name, _ in attrs)))
+
+    def handle_data(self, data):
+        self.data.append(data)
+
+
+def named(name):
+    """A plan on two devices in which everything that can have a name has this one."""
+    on = view_plans.machine(1)
+    jobs = [
+        view_plans.Job(name, "emulated:0/0", 1e-3, ("x",), module=name, code=name, target=name),
+        view_plans.Job(f"{name}2", "cpu/0", 1e-3, (name,), module=name, code=name),
+    ]
+    return view_plans.build(name, jobs, on, outputs=(f"{name}2",))
+
+
+def test_names_add_no_tag_and_no_attribute_to_a_page(tmp_path):
+    pages = []
+    for name in (HOSTILE, "z" * len(HOSTILE)):
+        plan = named(name)
+        draw(plan, tmp_path / "a.html", timeline=view_plans.measured(plan))
+        (tmp_path / "b.html").write_text(timeline_page(view_plans.measured(plan)))
+        pages.append([Tags((tmp_path / f).read_text()) for f in ("a.html", "b.html")])
+    for hostile, plain in zip(*pages):
+        assert set(hostile.tags) == set(plain.tags)
+    cards = re.search(r'id="data">(.*?)</script>', (tmp_path / "a.html").read_text())[1]
+    assert "z" * len(HOSTILE) in json.dumps(json.loads(cards))
+    assert Tags(page(HOSTILE, "", "")).tags == Tags(page("plain", "", "")).tags
+
+
+@pytest.mark.parametrize("suffix", ["svg", "dot"])
+def test_names_add_nothing_to_a_picture(suffix, tmp_path):
+    shapes = []
+    for name in (HOSTILE, "z" * len(HOSTILE)):
+        draw(named(name), tmp_path / f"a.{suffix}")
+        text = (tmp_path / f"a.{suffix}").read_text()
+        if suffix == "svg":
+            shapes.append({(e.tag, *e.attrib) for e in ET.fromstring(text).iter()})
+        else:
+            # What is left of DOT without its quoted strings is its grammar.
+            shapes.append(re.sub(r'"(?:[^"\\]|\\.)*"', "_", text))
+    assert shapes[0] == shapes[1]
+    assert len(list(itertools.chain(*shapes))) > 10
