@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from .equal import difference, error, limit, no_worse, widen
 from .errors import DifferenceError
 from .plans import Plan
 from .runtime.interpret import interpret
+from .runtime.strides import Strides, alike, laid, strides_of
 from .snapshot import Snapshot, apart
 from .tables import seconds
 
@@ -43,6 +44,7 @@ class Reference(Snapshot):
                 except Exception as error:
                     raise fails_alone(captured.graph.name, error) from error
             self.outputs = [apart(leaf) for leaf in flat]
+            self.strides = [strides_of(leaf) for leaf in flat]
             live = self.live()
             self.updates = {target: apart(live[target]) for _, target in captured.graph.updates}
             for name, version in versions.items():
@@ -73,6 +75,12 @@ class Reference(Snapshot):
                     f"{name} is not eager's: {difference(a, b, limit(b))}. {self.culprit()} "
                     'Pass check="never" to run anyway, or report the model with this message'
                 )
+
+    def settled(self, output: Any) -> Any:
+        """The output of a run with eager's strides, of which the capture is told what its fake tensors had not."""
+        leaves, spec = pytree.tree_flatten(output)
+        told = tell(self.captured, leaves, self.strides)
+        return pytree.tree_unflatten(leaves, spec) if told else output
 
     def in_double(self) -> list[Any]:
         """The same call by a copy of the model in float64: outputs then updates, empty when there can be none.
@@ -118,6 +126,25 @@ class Reference(Snapshot):
                 at = f" (made by {graph.task[maker].where})" if maker else ""
                 return f"The captured graph itself differs{at}: the model does something that capture does not see."
         return "The captured graph is right task by task, so its placed execution is at fault."
+
+
+def tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
+    """Let the outputs of a run, on the kind of device that eager ran on, have eager's strides, and those of later
+    calls; whether any had others."""
+    graph, told = captured.graph, False
+    outputs = iter(
+        [i for i in range(len(captured.strides)) if graph.value[graph.outputs[i]].dtype != "object"]
+    )
+    for place, (leaf, wanted) in enumerate(zip(leaves, strides)):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        index = next(outputs, None)
+        if index is None or wanted is None or leaf.device.type != captured.home.type:
+            continue
+        if not alike(leaf, wanted):
+            log.info("output %d has the strides %s in eager, %s as traced", place, wanted, leaf.stride())
+            captured.strides[index], leaves[place], told = wanted, laid(leaf, wanted), True
+    return told
 
 
 def unwanted(plan: Plan, captured: Captured) -> bool:

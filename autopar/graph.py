@@ -39,7 +39,8 @@ Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple |
 """What a task is called with; a tuple holds arguments in turn."""
 
 JOIN = "autopar.join"
-"""Target of a task that concatenates: args `((Ref, ...), axis)`."""
+"""Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` where the axes of what
+it makes are not in order (`Value.order`)."""
 PART = "autopar.part"
 """Target of a task that takes rows of a value without computing: args `(Ref, axis, start, stop)`."""
 SUM = "autopar.sum"

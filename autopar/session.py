@@ -30,6 +30,7 @@ from .recording import Recorded
 from .runtime import Executor
 from .runtime.ambient import alone, entered, unseen
 from .runtime.memory import Replicas
+from .runtime.strides import settle
 from .stages import Prepared, prepare, rewritten, timed
 from .timeline import Timeline
 from .training.capping import plan_training
@@ -143,6 +144,7 @@ class Session(Recorded):
         try:
             output = self._run(prepared, args, kwargs)
             reference.judge(output)
+            output = reference.settled(output)
         except AutoparError as error:
             # What failed its first check must be checked again.
             self.kept.drop(prepared)
@@ -188,6 +190,7 @@ class Session(Recorded):
             self.timeline = recording.calls[-1] if recording and recording.calls else self.timeline
         else:
             outputs = self.executed(prepared, inputs)
+            settle(outputs, captured.strides, captured.home.type)
         if self.options.outputs == "as_input":
             # Where eager returns an argument or a parameter itself, so do we: the very object.
             given = dict(zip(captured.graph.inputs, inputs))

@@ -93,7 +93,14 @@ def prepare(
 def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepared:
     """The program of a plan, proved, and bound to the live model."""
     program = proved(plan).program
+    if not copies(plan):
+        captured = captured.kernels_trusted()
     return Prepared(captured, plan, program, Executor(captured, plan, program, pool))
+
+
+def copies(plan: Plan) -> bool:
+    """Whether values are copied or rejoined on their way, where memory is laid out anew."""
+    return bool(plan.transfers or plan.costed.graph.split)
 
 
 @uncollected()

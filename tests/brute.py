@@ -67,7 +67,10 @@ class _Tried:
         name, maker = value["id"], value.get("producer")
         source = value["home"] if maker is None else self.at[maker]
         links = {(link["src"], link["dst"]): link for link in self.graph.get("links", ())}
-        for device in {*(self.at[reader] for reader in value["consumers"]), value.get("deliver_to") or source}:
+        for device in {
+            *(self.at[reader] for reader in value["consumers"]),
+            value.get("deliver_to") or source,
+        }:
             if device != source:
                 if (source, device) not in links:
                     return False
@@ -115,7 +118,9 @@ class _Tried:
 
     def _fits(self, start: Mapping[Step, float], end: Mapping[Step, float]) -> bool:
         """Whether every device has the memory for its state, its workspace and its values, to their last use there."""
-        caps = {d["name"]: d["memory_bytes"] for d in self.graph["devices"] if d.get("memory_bytes") is not None}
+        caps = {
+            d["name"]: d["memory_bytes"] for d in self.graph["devices"] if d.get("memory_bytes") is not None
+        }
         if not caps:
             return True
         changes: list[tuple[str, float, int]] = []

@@ -258,7 +258,7 @@ def test_dropout_draws_what_it_drew(kind: type[nn.Module], dtype: torch.dtype, f
         assert torch.equal(one, two)
 
 
-RANDOM = ("aten.native_dropout", "aten.dropout", "aten.bernoulli")
+RANDOM = ("aten.native_dropout", "aten.dropout", "autopar.bernoulli")
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])

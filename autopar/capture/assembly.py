@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..graph import Graph, Ref, Task, Value
+from .convert import memory_order
 from .functions import Call
 from .locations import Locations
 from .private import TorchDispatchMode, pytree
@@ -237,7 +238,8 @@ class Assembly:
         storage = self.storages.setdefault(memory(item), unique)
         dtype = str(item.dtype).removeprefix("torch.")
         size = item.numel() * item.element_size()
-        self.values[unique] = Value(unique, tuple(item.shape), dtype, size, storage, kind, path)
+        shape, order = tuple(item.shape), memory_order(item)
+        self.values[unique] = Value(unique, shape, dtype, size, storage, kind, path, order)
         return unique
 
     def hold(self, tensor: torch.Tensor, path: str) -> Ref:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,9 @@ class Captured:
     the user's structure from values in the order of `graph.outputs`. `how` is the route: "export", "symbolic
     trace", "opaque". `home` is the device the call comes from. `grads` says of each output whether eager
     would have made it require grad. `same` pairs the index of an output with the input or state that eager
-    returned in that place, the very object. `notes` are sentences on what a captured graph cannot repeat
+    returned in that place, the very object. `strides` are those that eager gives each output, as fake tensors have
+    them (None: whatever comes out of the graph); a check that sees others puts them there. `alike` says of each output
+    whether fake tensors have the same ones in the graph. `notes` are sentences on what a captured graph cannot repeat
     (attribute side effects, Python's random numbers).
 
     A graph that was differentiated has `tangents`, (input value, index of the output whose gradient it is), among
@@ -40,9 +42,17 @@ class Captured:
     home: torch.device
     grads: tuple[bool, ...] = ()
     same: tuple[tuple[int, str], ...] = ()
+    strides: list[tuple[int, ...] | None] = field(default_factory=list)
+    alike: tuple[bool, ...] = ()
     notes: tuple[str, ...] = field(default=())
     tangents: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
+
+    def kernels_trusted(self) -> Captured:
+        """For a program that neither copies nor rejoins: outputs as its kernels make them, who are eager's, where the
+        graph has eager's strides. Fake tensors do not always know them (`roll`, `batch_norm`)."""
+        strides = [None if same else wanted for wanted, same in zip(self.strides, self.alike)]
+        return replace(self, strides=strides)
 
     @cached_property
     def stateful(self) -> bool:

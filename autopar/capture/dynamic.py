@@ -148,15 +148,18 @@ class Family:
         """The capture of a call with so many rows; Untraceable below two. Linear in tasks, traces nothing."""
         if rows < FEWEST:
             raise Untraceable(f"a batch of {rows} rows is always captured on its own")
-        graph = self.renamed(self.assembled(rows).graph)
-        return dataclasses.replace(self.base, graph=graph.check())
+        found = self.assembled(rows)
+        return dataclasses.replace(self.base, graph=self.renamed(found.graph).check(), strides=found.strides)
 
     def assembled(self, rows: int) -> Captured:
         """The capture by the names that the open export gave."""
         numbers: _Numbers = {self.symbol: rows}
         for node, value in self.open:
             node.meta["val"] = self.sized(value, numbers)
-        return assemble(self.traced, self.call, self.name, self.paths, {})
+        returned = self.traced.returned
+        strides = tuple(s and tuple(self.number(step, numbers) for step in s) for s in returned.strides)
+        traced = self.traced._replace(returned=dataclasses.replace(returned, strides=strides))
+        return assemble(traced, self.call, self.name, self.paths, {})
 
     def sized(self, value: Any, numbers: _Numbers) -> Any:
         """What a node makes, with numbers in the places of sizes."""

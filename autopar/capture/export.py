@@ -15,8 +15,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..composites.draws import IN_PLACE, in_place
 from ..errors import CaptureError
 from ..graph import Graph
+from ..runtime.strides import strides_of
 from .captured import Captured
 from .convert import Conversion, effect, live
 from .functions import Call, Returned, reachable
@@ -62,7 +64,8 @@ def trace(call: Call, sizes: tuple[Any, ...] | None = None) -> Traced:
         before = torch.export.export(call, tuple(call.arguments.tensors), strict=False, dynamic_shapes=shapes)
     returned = call.returned
     locations = Locations(before.graph_module)
-    return Traced(before.run_decompositions({}), returned, locations)
+    in_place(before.graph_module)
+    return Traced(before.run_decompositions(IN_PLACE), returned, locations)
 
 
 def assemble(
@@ -124,6 +127,8 @@ def assemble(
         call.home,
         call.grads(len(outputs)) if calls else returned.grads,
         same,
+        list(returned.strides),
+        tuple(strides_of(conversion.fakes[n]) == s for n, s in zip(outputs, returned.strides)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime.strides import strides_of
 from .private import pytree
 from .signature import Arguments, refuse_hidden
 from .states import slots, store
@@ -22,9 +23,10 @@ from .untouched import Attributes
 class Returned:
     """What a call gave back, apart from its tensors.
 
-    `leaves` has None where `dynamic` says that a value of the graph goes. `grads` and `same` are for those
-    alone: whether each would require grad, and (index, path or input number) of those that are a tensor of
-    the caller's. `changed` are the attributes that forward set, with what it set them to; they are set back.
+    `leaves` has None where `dynamic` says that a value of the graph goes. `grads`, `same` and `strides` are for
+    those alone: whether each would require grad, (index, path or input number) of those that are a tensor of the
+    caller's, and the strides of each (None: it has none). `changed` are the attributes that forward set, with what
+    it set them to; they are set back.
     """
 
     leaves: tuple[Any, ...]
@@ -33,6 +35,7 @@ class Returned:
     grads: tuple[bool, ...]
     same: tuple[tuple[int, str | int], ...]
     changed: dict[str, Any]
+    strides: tuple[tuple[Any, ...] | None, ...]
 
     def rebuild(self, values: list[Any]) -> Any:
         """The user's structure with these values in it."""
@@ -96,6 +99,7 @@ class Call(nn.Module):
             tuple(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in flat),
             tuple((index, known[id(leaf)]) for index, leaf in enumerate(flat) if id(leaf) in known),
             changed,
+            tuple(map(strides_of, flat)),
         )
         kept = [
             leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, VALUES) and id(leaf) not in known

@@ -19,6 +19,7 @@ from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
 from ..rewrites.views import folded, own
+from ..runtime.strides import strides_of
 from .around import refuse_kept, refuse_levels, refuse_module_hooks
 from .captured import Captured
 from .convert import Conversion, live
@@ -211,6 +212,8 @@ def assemble(recorded: Recorded, call: Call, name: str, paths: tuple[str, ...]) 
             for index, place in enumerate(places)
         ),
         tuple(same.items()),
+        list(returned.strides),
+        tuple(strides_of(conversion.fakes.get(n)) == s for n, s in zip(outputs, returned.strides)),
         tangents=tuple(tangents),
         gradients=gradients,
     )

@@ -136,8 +136,11 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.fx.Graph:
-    """The graph of a module without parameters, forward and backward, as AOTAutograd traces it.
+def differentiated(
+    module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], decompositions: dict[Any, Callable[..., Any]]
+) -> torch.fx.Graph:
+    """The graph of a module without parameters, forward and backward, as AOTAutograd traces it with operators replaced
+    by their `decompositions`.
 
     Each placeholder has `meta["desc"]`, the output a list of them: what it is in the module's own terms.
     """
@@ -145,7 +148,8 @@ def differentiated(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -
     from torch.fx.traceback import preserve_node_meta
 
     with contextlib.ExitStack() as stack, preserve_node_meta():
-        return aot_export_joint_with_descriptors(stack, module, tensors).graph_module.graph
+        made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
+        return made.graph_module.graph
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:

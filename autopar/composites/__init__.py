@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from . import attention, bags, kept, recurrent
+from . import attention, bags, draws, kept, recurrent
 from .define import KERNELS
 
-__all__ = ["kernel", "swap"]
+__all__ = ["draws", "kernel", "swap"]
 
 _SWAPS: dict[Any, Callable[[torch.fx.Node], None]] = {
     **attention.SWAPS,

@@ -198,7 +198,7 @@ def _values(
         value = graph.value[name]
         root = owner.setdefault(value.storage, name)
         kind: Literal["state", "input"] = "state" if name in state else "input"
-        found[name] = Value(name, value.shape, value.dtype, value.bytes, root, kind, value.path or name)
+        found[name] = replace(value, storage=root, kind=kind, path=value.path or name)
     for task in tasks:
         for name in task.outputs:
             value = graph.value[name]

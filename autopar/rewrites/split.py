@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from numbers import Real
 from typing import Literal
 
@@ -228,7 +228,7 @@ class _Split:
             parts, outer = self.parts[name, axis], self.flow.outer.get(name, 1)
             if outer == 1:
                 self.values[name] = dataclasses.replace(value, storage=name)
-                self.add(name, f"{name}#join", JOIN, (tuple(map(Ref, parts)), axis), name, free=False)
+                self.add(name, f"{name}#join", JOIN, _joined(parts, axis, value.order), name, free=False)
             else:
                 self.join_blocks(value, axis, outer, parts)
         return name
@@ -241,11 +241,12 @@ class _Split:
             blocks = f"{part}#blocks"
             self.values[blocks] = dataclasses.replace(self.values[part], name=blocks, shape=shape)
             self.add(blocks, blocks, _RESHAPE, (Ref(part), shape), value.name, free=True)
+        order = _order_apart(value.order, axis)
         self.values[joined] = dataclasses.replace(
-            value, name=joined, shape=_apart(value.shape, axis, outer), storage=joined
+            value, name=joined, shape=_apart(value.shape, axis, outer), storage=joined, order=order
         )
-        refs = tuple(Ref(f"{part}#blocks") for part in parts)
-        self.add(joined, f"{value.name}#join", JOIN, (refs, axis + 1), value.name, free=False)
+        args = _joined([f"{part}#blocks" for part in parts], axis + 1, order)
+        self.add(joined, f"{value.name}#join", JOIN, args, value.name, free=False)
         self.values[value.name] = dataclasses.replace(value, storage=joined)
         self.add(
             value.name, f"{value.name}#merge", _RESHAPE, (Ref(joined), value.shape), value.name, free=True
@@ -307,6 +308,18 @@ _RESHAPE = "aten.reshape.default"
 
 def _apart(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
     return (*shape[:axis], outer, shape[axis] // outer, *shape[axis + 1 :])
+
+
+def _order_apart(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """`Value.order` of what has two axes in the place of one."""
+    pairs = ((place, place + 1) if place == axis else (place + (place > axis),) for place in order)
+    return tuple(chain.from_iterable(pairs))
+
+
+def _joined(parts: Sequence[str], axis: int, order: tuple[int, ...]) -> tuple[Argument, ...]:
+    """The arguments of a JOIN."""
+    refs = tuple(map(Ref, parts))
+    return (refs, axis, order) if order else (refs, axis)
 
 
 def _share(amount: int, rows: int, batch: int) -> int:

@@ -12,8 +12,16 @@ from ..errors import ProgramError
 from ..graph import JOIN, PART, SUM, Argument, Const, Ref
 
 
-def _join(parts: tuple[torch.Tensor, ...], axis: int) -> torch.Tensor:
-    return torch.cat(parts, axis)
+def _join(
+    parts: tuple[torch.Tensor, ...] | list[torch.Tensor], axis: int, order: tuple[int, ...] = ()
+) -> torch.Tensor:
+    if order:
+        # What is dense in this order is row-major with its axes so permuted.
+        made = _join([part.permute(order) for part in parts], order.index(axis))
+        return made.permute([order.index(axis) for axis in range(len(order))])
+    made = torch.cat(parts, axis)
+    # torch takes the memory format over where all parts share another.
+    return made if made.is_contiguous() else made.contiguous()
 
 
 def _part(whole: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:

@@ -24,7 +24,8 @@ from ..programs import Program
 from ..runtime import Executor
 from ..runtime.bridge import Bridge, own
 from ..runtime.memory import Replicas
-from ..stages import Prepared
+from ..runtime.strides import Strides, settle
+from ..stages import Prepared, copies
 from ..timeline import Timeline
 from .apart import STANDING, Apart, Half
 
@@ -40,7 +41,8 @@ class Training:
     """
 
     def __init__(self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder) -> None:
-        self.captured, self.apart, self.pool, self.recorder = captured, apart, pool, recorder
+        self.captured = captured if copies(apart.plan) else captured.kernels_trusted()
+        self.apart, self.pool, self.recorder = apart, pool, recorder
         self.halves = apart.halves
         self.plan = apart.plan
         """Of forward and backward together, with the memory that the two hold as they run."""
@@ -125,8 +127,14 @@ class Training:
         saved = results[count:]
         # A view of a weight must not be the way to overwrite it behind autograd's back.
         given = (*inputs, *(owner[key] for owner, key in state.values()))
-        outputs = own([values[name] for name in self.apart.names], given, saved)
+        made = [values[name] for name in self.apart.names]
+        settle(made, [self._strides(name) for name in self.apart.names], self.captured.home.type)
+        outputs = own(made, given, saved)
         return outputs, saved, watched
+
+    def _strides(self, name: str) -> Strides | None:
+        """The strides of an output in eager."""
+        return self.captured.strides[self.captured.graph.outputs.index(name)]
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""

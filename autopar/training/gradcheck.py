@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
 from ..capture.generators import generators, restore
+from ..checking import tell
 from ..equal import LIMIT, difference, error, limit, no_worse, widen
 from ..errors import DifferenceError
 from ..graph import Graph
+from ..runtime.strides import strides_of
 from ..snapshot import Snapshot, apart
 
 log = logging.getLogger("autopar")
@@ -60,6 +62,7 @@ class Eager(Snapshot):
         with self.restored():
             outputs, self.gradients = self._run(model, args, kwargs, self.leaves)
             self.outputs = [apart(leaf) for leaf in outputs]
+            self.strides = [strides_of(leaf) for leaf in outputs]
             live = self.live()
             self.updates = {target: live[target].detach().clone() for _, target in graph.updates}
 
@@ -91,7 +94,8 @@ class Eager(Snapshot):
 
     def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> None:
         """Compare a run (outputs of the graph, gradients in the order of `Captured.gradients`, and the updates it
-        left in the live tensors) or raise DifferenceError."""
+        left in the live tensors) or raise DifferenceError. The capture is told eager's strides."""
+        tell(self.captured, list(outputs), self.strides)
         graph = self.captured.graph
         paths = [graph.value[name].path for name, _ in self.captured.gradients]
         makers = dict(zip(paths, (graph.producer.get(name, "") for _, name in self.captured.gradients)))

@@ -56,7 +56,10 @@ def noise(steps: Steps) -> bool:
         return False
     shape, dtype = steps.shape(made), steps.dtype(made)
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
-    steps.put("", "aten.empty.memory_format", (shape,), shape, dtype, kwargs=kwargs, make=made)
+    # As the other lies in memory: in that order the numbers are drawn.
+    order = steps.values[made].order
+    target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
+    steps.put("", target, (shape, order) if order else (shape,), shape, dtype, kwargs=kwargs, make=made)
     return True
 
 

@@ -99,8 +99,10 @@ class Steps:
 
     def value(self, name: str, shape: tuple[int, ...], dtype: str, view: str = "") -> None:
         """Add a value, or set what is known of one that is there."""
-        storage = self.values[view].storage if view else name
-        self.values[name] = Value(name, shape, dtype, math.prod(shape) * _BYTES[dtype], storage)
+        storage, known = self.values[view].storage if view else name, self.values.get(name)
+        order = known.order if known is not None and known.shape == shape else ()
+        nbytes = math.prod(shape) * _BYTES[dtype]
+        self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order)
 
     def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
         """The value in another type; itself where it has that already and needs no other name."""
