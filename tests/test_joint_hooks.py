@@ -55,6 +55,38 @@ class Reversed(torch.autograd.Function):
         return -g
 
 
+class Named(torch.autograd.Function):
+    """A product whose gradient is wrong on purpose, and whose factor has a default."""
+
+    @staticmethod
+    def forward(x, factor=3):
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        return 7 * ctx.factor * g, None
+
+
+class Around(torch.autograd.Function):
+    """Calls another, by hand and by `apply`."""
+
+    @staticmethod
+    def forward(x):
+        return Named.apply(x) + Named.forward(x, 4)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 11 * g
+
+
 sevenfold = Sevenfold.apply
 
 
@@ -67,6 +99,23 @@ def functions(m, x):
     h = sevenfold(m.linear(x), 7) + Reversed.apply(m.linear(x))
     total, product, number = Several.apply(h, m.linear.weight.sum())
     return total, product.sum() * number
+
+
+def forwards(m, x):
+    """Called by hand, as functions of torch: their own backward has no part in it."""
+    context = torch.autograd.function.FunctionCtx()
+    return Sevenfold.forward(context, m.linear(x), 7) + Named.forward(m.linear(x)) + Named.apply(m.linear(x))
+
+
+def between(m, x):
+    """One that is called while the other is, and by hand after it."""
+    return (
+        Around.apply(m.linear(x)) + Around.forward(m.linear(x)) + Named.apply(Named.apply(x * m.linear.bias))
+    )
+
+
+def keywords(m, x):
+    return sevenfold(m.linear(x), factor=7) + Named.apply(m.linear(x), factor=5)
 
 
 def inside_no_grad(m, x):
@@ -106,11 +155,20 @@ def mapped(m, x):
 
 
 @pytest.mark.parametrize(
-    "body", [functions, inside_no_grad, hooked, penalty, constant_gradient, physics, mapped],
+    "body", [functions, forwards, between, inside_no_grad, hooked, penalty, constant_gradient, physics, mapped],
     ids=lambda body: body.__name__,
 )  # fmt: skip
 def test_what_forward_asks_of_autograd_is_kept(body):
     agrees(model(body), (x(),))
+
+
+def test_arguments_of_a_function_by_name():
+    network = model(keywords)
+    try:
+        network(x())
+    except TypeError:
+        pytest.skip("apply of this torch takes no keywords")
+    agrees(network, (x(),))
 
 
 def test_the_wrong_gradient_is_the_one_captured():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +12,17 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..errors import CaptureError
 from .asked import FUNCTION, Applied, Asked
 from .locations import caller
-from .private import mapping
+from .private import has_context, mapping
 from .signature import take_apart
 
 
 def reader(asked: Asked) -> Callable[[type, str], Any]:
-    """A `__getattribute__` for the type of all `autograd.Function`s: what it has `apply` do in this thread is recorded.
+    """A `__getattribute__` for the type of all `autograd.Function`s: what `apply` calls in this thread is recorded.
 
-    `apply` itself is beyond reach: it is bound to C since torch 2.14, and a model may hold it bound (`swish =
-    Swish.apply`). In every version it reads `setup_context` of its class, to know whether `forward` is given a
-    context; then `forward`, which it calls; then `setup_context` once more. A `forward` that is read in no such
-    turn is the one the user wrote, and so is all that is read while a recorded function runs.
+    `apply` itself is beyond reach: it is a method of C since torch 2.14, and a model may hold it bound (`swish =
+    Swish.apply`). In every version it reads `setup_context` of its class, which tells whether `forward` is given a
+    context; then `forward`, which it calls; then `setup_context`, if there is one, to call it. A `forward` that is
+    read in no such turn is the one the user wrote, and so is all that is read while a recorded function runs.
     """
     mine = threading.get_ident()
     applied: type | None = None
@@ -36,11 +37,14 @@ def reader(asked: Asked) -> Callable[[type, str], Any]:
         if mapping() or not _of_the_user(cls):
             return plain
         if key == "forward":
-            return (lambda *args, **kwargs: forward(cls, args, kwargs)) if applied is cls else plain
-        applied, recorded = (None, None) if recorded is cls else (cls, None)
-        return _no_context
+            return _Forward(plain, functools.partial(record, cls)) if applied is cls else plain
+        if recorded is cls:
+            recorded = None
+            return _no_context
+        applied = cls
+        return plain
 
-    def forward(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(cls: type, *args: Any) -> Any:
         nonlocal applied, recorded, running
         applied = None
         if cls is CheckpointFunction:
@@ -49,20 +53,35 @@ def reader(asked: Asked) -> Callable[[type, str], Any]:
                 "use_reentrant=False"
             )
         key = f"{cls.__qualname__}.{len(asked.functions)}"
-        made = asked.functions[key] = Applied(cls, take_apart(args, kwargs))
         running = True
         try:
+            own = has_context(cls)
+            made = asked.functions[key] = Applied(cls, take_apart(args if own else args[1:], {}))
             found = made.rebuild(FUNCTION(key, made.arguments.tensors))
         finally:
             running = False
-        recorded = cls
+        recorded = cls if own else None
         return found
 
     return read
 
 
+class _Forward:
+    """Stands in for a `forward` that `apply` calls, which reads of it how it names its arguments."""
+
+    def __init__(self, plain: Any, record: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, plain)
+        self._record = record
+
+    def __call__(self, *args: Any) -> Any:
+        return self._record(*args)
+
+    def __getattr__(self, key: str) -> Any:
+        return getattr(self.__wrapped__, key)
+
+
 def _no_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Stands in for `setup_context`: the node of the record has its own."""
+    """Stands in for `setup_context`: what the node of the record stands for has its own."""
 
 
 def _of_the_user(cls: type) -> bool:

@@ -39,8 +39,8 @@ class Applied:
 
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Call it on these tensors; the tensors it returns."""
-        args, kwargs = self.arguments.join(tensors)
-        leaves, self.spec = pytree.tree_flatten(self.function.apply(*args, **kwargs))
+        args, _ = self.arguments.join(tensors)
+        leaves, self.spec = pytree.tree_flatten(self.function.apply(*args))
         self.leaves = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves)
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

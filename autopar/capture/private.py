@@ -42,6 +42,7 @@ __all__ = [
     "differentiated",
     "exporting",
     "flop_registry",
+    "has_context",
     "has_side_effect",
     "mapping",
     "norm_of",
@@ -95,6 +96,11 @@ def quiet() -> Iterator[None]:
 def mapping() -> bool:
     """Whether a torch.func transform is active in this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_context(function: Any) -> bool:
+    """Whether an `autograd.Function` has a `setup_context`, so that its `forward` is given no context."""
+    return function.setup_context is not torch.autograd.Function.setup_context
 
 
 def transformed() -> str:
