@@ -1,5 +1,6 @@
 """Holding a run against eager: what it must let through, what it must stop, and what it must leave as it was."""
 
+import contextlib
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import autopar
 from autopar.checking import Reference
 from autopar.equal import error, limit
 from autopar.session import Session
+from autopar.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +172,42 @@ def test_never_checks_when_told_so(monkeypatch):
     autopar.compile(nn.Linear(2, 2), ["cpu"], check="never")(torch.ones(1, 2))
     with pytest.raises(pytest.fail.Exception):
         autopar.compile(nn.Linear(2, 2), ["cpu"])(torch.ones(1, 2))
+
+
+class Both(nn.Module):
+    """Changes its input and a buffer, and draws; raises when told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x, fail=False):
+        x.add_(torch.rand(4))
+        self.seen.add_(x[0])
+        if fail:
+            raise ValueError("no")
+        return x * 2
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_snapshot_puts_back_inputs_buffers_and_generators_also_when_the_call_raises(fail):
+    model, x = Both(), torch.randn(8, 4)
+    prepared, _ = autopar.compile(model, ["cpu"])._session.prepared((x,), {})
+    before, seen, random = x.clone(), model.seen.clone(), torch.get_rng_state()
+    snapshot = Snapshot(prepared.captured, (x,), {})
+    with contextlib.suppress(ValueError), snapshot.restored():
+        model(x, fail)
+    assert torch.equal(x, before) and torch.equal(model.seen, seen)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_checked_call_changes_its_input_once():
+    model, x = Both(), torch.randn(8, 4)
+    twin, y = Both(), x.clone()
+    fast, random = autopar.compile(model, ["cpu"], check="always"), torch.get_rng_state()
+    for _ in range(3):
+        fast(x)
+    torch.set_rng_state(random)
+    for _ in range(3):
+        twin(y)
+    assert torch.equal(x, y) and torch.equal(model.seen, twin.seen)

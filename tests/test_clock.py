@@ -1,11 +1,16 @@
 """The declared clock, on hands that the tests move: when lanes are late, and how much slower it should have gone."""
 
 import random
+from dataclasses import replace
 
 import pytest
+from naive import machine, plan, value
+from samples import R, graph, op
 
+from autopar.cost import TaskCost
+from autopar.plans import Placed
 from autopar.runtime import emulated
-from autopar.runtime.emulated import MARGIN, TOLERANCE, Clock, LaneClock
+from autopar.runtime.emulated import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
 
 
 class Hands:
@@ -96,3 +101,52 @@ def test_many_steps_that_are_each_hardly_late_count_together(hands, on_time):
     clock = call(hands, tasks)
     assert clock.late > 5 * TOLERANCE
     assert call(hands, tasks, clock.enough / MARGIN).late <= TOLERANCE * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_host_starts_one_run_after_the_other(hands, lanes):
+    """The first at once, each next one when the one before has been started, whatever lane it is on."""
+    clock = Clock(1.0, 1.0)
+    queues = [LaneClock(clock) for _ in range(lanes)]
+    started = []
+    for number in range(6):
+        lane = queues[number % lanes]
+        lane.dispatch(0.25)
+        started.append(lane.now)
+    assert started == [pytest.approx(0.25 * number) for number in range(6)]
+    late = LaneClock(clock)
+    late.now = 7.0
+    late.dispatch(0.25)
+    assert late.now == 7.0, "a host that is idle starts it at once"
+
+
+def test_copies_over_one_wire_follow_each_other_and_others_do_not(hands):
+    clock = Clock(1.0, 1.0)
+    one, two, three = (LaneClock(clock) for _ in range(3))
+    one.reserve(("bus",), 0.5)
+    two.reserve(("bus", "other"), 0.5)
+    three.reserve((), 0.5)
+    for lane in (one, two, three):
+        lane.copied()
+    assert [lane.now for lane in (one, three, two)] == [pytest.approx(t) for t in (0.5, 0.5, 1.0)]
+    three.reserve(("other",), 0.25)
+    three.copied()
+    assert three.now == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize("whole", [1.0, 0.0])
+def test_the_seconds_of_a_run_are_shared_out_over_its_tasks(whole):
+    """In proportion to their own; where these are nothing, all to the last."""
+    tasks = [op(name, "aten.sin.default", R("x")) for name in "abc"]
+    made = plan(
+        graph("run", [value("x", kind="input")], tasks, ("a_", "b_", "c_")), machine(), ["emulated:0"]
+    )
+    on = replace(made.costed.machine, clock="declared", slow_down=10.0)
+    own = {"a": whole, "b": 3 * whole, "c": 0.0}
+    costs = tuple(TaskCost(name, (9.0, seconds or None, 9.0)) for name, seconds in own.items())
+    run = replace(made.costed.runs[0], name="r", tasks=("a", "b", "c"), seconds=(9.0, 2.0, 9.0))
+    costed = replace(made.costed, machine=on, costs=costs, runs=(run,))
+    placed = (Placed("r", "emulated:0", "emulated:0/0", 0.0, 2.0),)
+    found = task_seconds(replace(made, costed=costed, placed=placed))
+    shares = (5.0, 15.0, 0.0) if whole else (0.0, 0.0, 20.0)
+    assert found == {name: pytest.approx(share) for name, share in zip("abc", shares)}

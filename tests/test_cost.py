@@ -97,6 +97,19 @@ def test_the_dtype_is_that_of_what_it_makes_else_of_what_it_reads():
     assert main_dtype(graph, Task("nothing", "opaque")) == "float32"
 
 
+def test_a_cast_computes_in_what_it_makes():
+    graph = replace(one_task(), values=(value("x", kind="input"), value("y", dtype="float16")))
+    assert main_dtype(graph, graph.tasks[0]) == "float16"
+
+
+def test_what_is_changed_in_place_goes_back_to_memory():
+    """As much as where a new value of the same size is made."""
+    task = Task("t", "aten.add_.Tensor", (Ref("x"), 1), outputs=("y",), writes=("x",))
+    here = Graph("g", (value("x", kind="input"), value("y", 0, storage="x")), (task,), ("x",), (), ("y",))
+    new = one_task("aten.add.Tensor")
+    assert touched(here, task) == touched(new, new.tasks[0])
+
+
 def test_home_tasks_run_only_where_the_call_comes_from():
     graph = one_task(home=True)
     assert [s is not None for s in cost(graph, MACHINE, homes={"x": "cuda:0"}).costs[0].seconds] == [

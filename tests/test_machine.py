@@ -240,3 +240,17 @@ def test_nonsense_figures_in_the_cache_are_measured_again(folder):
 def test_measurements_are_kept_apart_by_what_they_are_about(folder):
     assert cache.file_for("machine", ["2.13", 1]) != cache.file_for("machine", ["2.13", 2])
     assert cache.file_for("machine", ["2.13"]) != cache.file_for("ops", ["2.13"])
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1000\n", 1000), ("max\n", None), ("9223372036854771712\n", None), (None, None)]
+)
+def test_the_memory_of_a_host_is_what_its_container_may_use(monkeypatch, tmp_path, text, share):
+    from autopar import detect
+
+    limit = tmp_path / "memory.max"
+    if text is not None:
+        limit.write_text(text)
+    monkeypatch.setattr(detect, "Path", lambda name: limit)
+    fitted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert detect._host_memory() == (share or fitted)

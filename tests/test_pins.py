@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from autopar.errors import DeviceError, PlanError
 from autopar.graph import Graph, Ref, Task, Value
 from autopar.machine import Machine
-from autopar.pins import parse_bytes, resolve
+from autopar.pins import parse_bytes, resolve, resolve_sums
 
 MACHINE = Machine.declare("cpu", "t4", "t4")
 
@@ -56,6 +56,15 @@ def test_a_plain_path_goes_before_a_glob_that_reaches_as_deep():
 
 def test_a_glob_pins_all_it_matches_and_nothing_else():
     assert resolve(TOWERS, {"tower_?": "cuda:0"}, MACHINE) == dict.fromkeys(("a0", "a1", "b0"), "cuda:0")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("glob", ["*", "tower_?.0.weight", "tower_[ab].0.weight", "tower_[ab][.]0.weight"])
+def test_a_gradient_is_summed_where_the_path_of_its_weight_says_whatever_globs_say(glob, order):
+    pins = dict([("tower_a.0.weight", "cuda:1"), (glob, "cuda:0")][::order])
+    found = resolve_sums(TOWERS, pins, {"wa": "wa.grad", "wb": "wb.grad"})
+    assert found == {"wa.grad": "cuda:1", "wb.grad": "cuda:0"}
+    assert resolve(TOWERS, pins, MACHINE)["a0"] == found["wa.grad"]
 
 
 def test_a_parameter_pins_the_tasks_that_read_it():

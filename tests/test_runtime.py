@@ -210,6 +210,7 @@ def modes(lane: str) -> tuple[Case, list]:
             (
                 *state,
                 torch.get_autocast_dtype("cpu"),
+                torch.is_autocast_cache_enabled(),
                 torch.get_default_device().type,
                 torch.get_num_threads(),
             )
@@ -227,14 +228,14 @@ def test_the_callers_thread_state_reaches_user_code(lane):
     assert not executor([x])[0].is_inference()
     with torch.inference_mode():
         assert executor([x])[0].is_inference()
-    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+    with torch.autocast("cpu", torch.float16, cache_enabled=False), torch.device("meta"):
         executor([x])
     executor([x])
-    plain = (False, False, False, torch.get_autocast_dtype("cpu"), "cpu", THREADS)
+    plain = (False, False, False, torch.get_autocast_dtype("cpu"), True, "cpu", THREADS)
     assert seen == [
         plain,
         (False, True, *plain[2:]),
-        (False, False, True, torch.bfloat16, "meta", THREADS),
+        (False, False, True, torch.float16, False, "meta", THREADS),
         plain,
     ]
     assert torch.is_grad_enabled() and torch.get_num_threads() == THREADS

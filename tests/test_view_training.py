@@ -210,6 +210,18 @@ def test_the_hidden_share_counts_sums_and_copies_of_gradients_against_the_backwa
     )
 
 
+def test_views_are_time_of_no_phase():
+    """Neither where runs were planned nor where tasks were measured."""
+    plan = step()
+    planned = plan.timeline()
+    tasks = tuple(replace(span, run=span.name) for span in planned.spans if span.kind == "compute")
+    free = {task.name for task in plan.costed.graph.tasks if task.free}
+    for timeline in (planned, replace(planned, spans=(*planned.spans, *tasks))):
+        without = tuple(span for span in timeline.spans if span.name not in free)
+        assert 0 < len(without) < len(timeline.spans)
+        assert phases(plan, timeline) == phases(plan, replace(timeline, spans=without))
+
+
 def test_a_sum_that_the_backward_waits_for_is_of_the_backward():
     plan = step()
     graph = plan.costed.graph

@@ -1,0 +1,97 @@
+"""Timelines put one after the other, and as a trace: nothing but the origin of time changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import view_plans
+
+from autopar.timeline import Memory, Span, Timeline
+from autopar.view.trace import trace
+
+LANES = ("cpu/0", "gpu/0", "gpu/in")
+
+
+def timeline(seed: int, *, predicted: bool = True) -> Timeline:
+    rng = random.Random(seed)
+    spans, free = [], dict.fromkeys(LANES, 0.0)
+    for number in range(12):
+        lane = rng.choice(LANES)
+        ready = free[lane] + rng.random() * 1e-3
+        start = ready + rng.random() * 1e-3
+        free[lane] = end = start + rng.random() * 1e-3
+        device = lane.split("/")[0]
+        copy = {"src": "cpu", "dst": "gpu", "bytes": 8, "ready": ready} if lane == "gpu/in" else {}
+        kind = "copy" if copy else "compute"
+        spans.append(Span(lane, device, kind, f"s{number}", start, end, **copy))
+    memory = (Memory("gpu", ((0.0, 0), (1e-3, 64), (2e-3, 0)), 128),)
+    other = timeline(seed + 1000, predicted=False) if predicted else None
+    return Timeline(
+        "t", LANES, tuple(spans), max(free.values()), memory, "", rng.random(), other, rng.random(), (0, 3, 5)
+    )
+
+
+def queued(span: Span) -> float | None:
+    return None if span.ready is None else span.start - span.ready
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_comes_after_is_moved_as_a_whole(seed):
+    first, second = timeline(seed), timeline(seed + 50)
+    both = first.then(second)
+    assert both.spans[: len(first.spans)] == first.spans
+    assert both.makespan == pytest.approx(first.makespan + second.makespan)
+    for before, after in zip(second.spans, both.spans[len(first.spans) :], strict=True):
+        assert after.start == pytest.approx(before.start + first.makespan)
+        assert after.seconds == pytest.approx(before.seconds)
+        assert queued(after) == pytest.approx(queued(before))
+        assert after.start >= max(span.end for span in first.spans)
+    names = [both.spans[number].name for number in both.path]
+    assert names == [t.spans[number].name for t in (first, second) for number in t.path]
+    assert both.late == max(first.late, second.late)
+    assert both.needs_slow_down == max(first.needs_slow_down, second.needs_slow_down)
+    (memory,) = both.memory
+    assert [at for at, _ in memory.steps] == sorted(at for at, _ in memory.steps)
+    assert memory.peak == max(m.peak for t in (first, second) for m in t.memory) and memory.cap == 128
+    assert both.predicted is not None
+    assert both.predicted.makespan == pytest.approx(first.predicted.makespan + second.predicted.makespan)
+    assert all(both.busy(lane) == pytest.approx(first.busy(lane) + second.busy(lane)) for lane in LANES)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_trace_gives_every_time_in_microseconds(seed):
+    made = timeline(seed, predicted=False)
+    slices = {event["name"]: event for event in trace(made)["traceEvents"] if event["ph"] == "X"}
+    assert slices.keys() == {span.name for span in made.spans}
+    for span in made.spans:
+        event = slices[span.name]
+        assert event["ts"] == pytest.approx(span.start * 1e6, abs=1e-3)
+        assert event["dur"] == pytest.approx(span.seconds * 1e6, abs=2e-3)
+        wait = queued(span)
+        assert event["args"].get("queued_us") == (
+            None if wait is None else pytest.approx(wait * 1e6, abs=1e-2)
+        )
+    counts = [e for e in trace(made)["traceEvents"] if e["ph"] == "C"]
+    assert [(e["ts"], e["args"]["bytes"]) for e in counts] == [
+        (pytest.approx(at * 1e6), count) for memory in made.memory for at, count in memory.steps
+    ]
+
+
+def test_arrows_of_a_trace_begin_in_work_that_is_done_and_end_in_work_that_waits():
+    plan = view_plans.transformer()
+    events = trace(plan.timeline())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    flows: dict[int, dict[str, dict]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            flows.setdefault(event["id"], {})[event["ph"]] = event
+    assert flows
+    for pair in flows.values():
+        assert pair["s"]["ts"] <= pair["f"]["ts"]
+        for event in pair.values():
+            assert any(
+                (s["pid"], s["tid"]) == (event["pid"], event["tid"])
+                and s["ts"] - 1e-3 <= event["ts"] <= s["ts"] + s["dur"] + 1e-3
+                for s in slices
+            )
