@@ -18,8 +18,8 @@ from .equal import difference, error, limit, no_worse, widen
 from .errors import DifferenceError
 from .plans import Plan
 from .runtime.interpret import interpret
-from .runtime.strides import Strides, alike, laid, strides_of
 from .snapshot import Snapshot, apart
+from .strides import Strides, alike, laid, strides_of
 from .tables import seconds
 
 log = logging.getLogger("autopar")

@@ -30,8 +30,8 @@ from .recording import Recorded
 from .runtime import Executor
 from .runtime.ambient import alone, entered, unseen
 from .runtime.memory import Replicas
-from .runtime.strides import settle
 from .stages import Prepared, prepare, rewritten, timed
+from .strides import settle
 from .timeline import Timeline
 from .training.capping import plan_training
 from .training.dropin import Training

@@ -18,7 +18,7 @@ LAYERS = [
     ["fuse", "plans", "critical", "timeline", "narrow", "problem", "steps"],
     ["roofline", "programs", "simulate", "events", "liveness", "recording"],
     ["placement", "formats", "lowering", "hardware", "options", "casting"],
-    ["planning", "scheduling", "progress", "probe", "equal", "composites", "capture"],
+    ["planning", "scheduling", "progress", "probe", "equal", "strides", "composites", "capture"],
     ["detect", "doctor", "runtime", "snapshot"],
     ["measure", "checking", "forms", "view"],
     ["propagate"],
@@ -32,9 +32,9 @@ LAYERS = [
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal",
-         "stages", "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session", "compiled",
-         "keys", "api", "plan_command", "__main__"}  # fmt: skip
+TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
+         "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "training",
+         "parallel", "session", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
     ("plans", "view"),

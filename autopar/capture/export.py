@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..composites.draws import IN_PLACE, in_place
 from ..errors import CaptureError
 from ..graph import Graph
-from ..runtime.strides import strides_of
+from ..strides import strides_of
 from .captured import Captured
 from .convert import Conversion, effect, live
 from .functions import Call, Returned, reachable

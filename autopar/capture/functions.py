@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runtime.strides import strides_of
+from ..strides import strides_of
 from .private import pytree
 from .signature import Arguments, refuse_hidden
 from .states import slots, store

@@ -19,7 +19,7 @@ from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
 from ..rewrites.views import folded, own
-from ..runtime.strides import strides_of
+from ..strides import strides_of
 from .around import refuse_kept, refuse_levels, refuse_module_hooks
 from .captured import Captured
 from .convert import Conversion, live

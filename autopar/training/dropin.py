@@ -24,8 +24,8 @@ from ..programs import Program
 from ..runtime import Executor
 from ..runtime.bridge import Bridge, own
 from ..runtime.memory import Replicas
-from ..runtime.strides import Strides, settle
 from ..stages import Prepared, copies
+from ..strides import Strides, settle
 from ..timeline import Timeline
 from .apart import STANDING, Apart, Half
 

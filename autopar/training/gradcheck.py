@@ -18,8 +18,8 @@ from ..checking import tell
 from ..equal import LIMIT, difference, error, limit, no_worse, widen
 from ..errors import DifferenceError
 from ..graph import Graph
-from ..runtime.strides import strides_of
 from ..snapshot import Snapshot, apart
+from ..strides import strides_of
 
 log = logging.getLogger("autopar")
 
