@@ -51,7 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     if _kind() != strict.NAME:
         return None
-    settings = (f"{name}={os.environ[name]}" for name in ("STRICT_SEED", "STRICT_DELAY_US", "STRICT_DELAY_SHARE"))
+    settings = (
+        f"{name}={os.environ[name]}" for name in ("STRICT_SEED", "STRICT_DELAY_US", "STRICT_DELAY_SHARE")
+    )
     return f"accelerator: strict, {torch.accelerator.device_count()} devices, {' '.join(settings)}"
 
 
@@ -66,7 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     if report.failed and _kind() == strict.NAME and item.get_closest_marker("gpu"):
-        again = " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_"))
+        again = " ".join(
+            f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_")
+        )
         report.sections.append(
             ("with the same delays", f"{again} python -m pytest -m gpu --accelerator strict '{item.nodeid}'")
         )
