@@ -33,8 +33,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking", "equal",
-         "stages", "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session", "compiled",
-         "keys", "api", "plan_command", "__main__"}  # fmt: skip
+         "stages", "batches", "forms", "propagate", "snapshot", "composites", "training", "parallel", "session",
+         "compiled", "keys", "api", "plan_command", "__main__"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
     ("plans", "view"),

@@ -1,4 +1,4 @@
-"""Threads of lanes that an exception is raised in from outside: the call says so or is right, and the next one is right."""
+"""Threads of lanes that an exception is raised in from outside: a call says so or is right, and the next is right."""
 
 from __future__ import annotations
 
@@ -146,24 +146,28 @@ def test_threads_killed_at_any_point():
     executor.close()
 
 
-def test_a_job_is_lost_with_its_thread_at_every_step(monkeypatch):
-    """The thread ends before, in and after a job, and where nothing of it can say so."""
-    for where in ("run", "started", "dead"):
-        lost: list = []
-        worker = Worker("test")
-        if where == "started":
-            monkeypatch.setattr(lanes, "_loop", lambda box: (_ for _ in ()).throw(SystemExit))
-        worker.start()
-        if where == "dead":
-            monkeypatch.setattr(lanes, "PATIENCE_S", 0.01)
-            worker._thread = SimpleNamespace(is_alive=lambda: False, join=lambda: None)
-            worker.submit(Job(lambda: time.sleep(0.2), lambda: lost.append(1)))
-        else:
-            worker.submit(Job(lambda: (_ for _ in ()).throw(SystemExit), lambda: lost.append(1)))
-        assert within(10, lambda: worker.wait() or "over") == "over"
-        assert lost and worker.gone
-        monkeypatch.undo()
-        monkeypatch.setattr(threading, "excepthook", lambda args: None)
-        worker.submit(Job(lambda: None, lambda: lost.append(2)))
-        assert lost[-1] == 2 and within(10, lambda: worker.wait() or "over") == "over"
-        worker.stop()
+@pytest.mark.parametrize("where", ["in a job", "before it", "dead"])
+def test_a_job_is_lost_with_its_thread(where, monkeypatch):
+    """The thread ends before or in a job, or where nothing of it can say so."""
+    lost: list = []
+
+    def die(box=None) -> None:
+        raise SystemExit
+
+    def ended() -> str:
+        return worker.wait() or "over"
+
+    worker = Worker("test")
+    if where == "before it":
+        monkeypatch.setattr(lanes, "_loop", die)
+    worker.start()
+    if where == "dead":
+        monkeypatch.setattr(lanes, "PATIENCE_S", 0.01)
+        worker._thread = SimpleNamespace(is_alive=lambda: False, join=lambda: None)
+        worker.submit(Job(lambda: time.sleep(0.2), lambda: lost.append(1)))
+    else:
+        worker.submit(Job(die, lambda: lost.append(1)))
+    assert within(10, ended) == "over" and lost and worker.gone
+    worker.submit(Job(lambda: None, lambda: lost.append(2)))
+    assert lost[-1] == 2 and within(10, ended) == "over"
+    worker.stop()

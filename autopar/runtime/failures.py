@@ -56,7 +56,8 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
         return RunError(f"{found} (or a task launched before it there did: accelerators report errors late)")
     launched = _launched(assembly, source, index if source is lane else len(source.steps))
     return RunError(
-        f"{source.device} reported an error when {what} came to it (lane {name}): {type(error).__name__}: {error}. "
+        f"{source.device} reported an error when {what} came to it (lane {name}): {type(error).__name__}: "
+        f"{str(error).partition(chr(10))[0]}. "
         f"Accelerators report errors late, so it may be of any task launched there before, in this call{launched} or "
         "an earlier one. To find it, run the model alone, or with launches that wait: "
         + _BLOCKING.get(kind, f"the setting for that of the {kind} backend")
