@@ -157,14 +157,28 @@ def _cpu(device: Device, lanes: int, measured: _Measurements) -> Device:
 
 def _accelerator(device: Device, measured: _Measurements) -> Device:
     figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
-    properties = torch.get_device_module(device.kind).get_device_properties(device.name)
-    return replace(
-        _rated(device, figures), chip=_title(device.name), memory_bytes=int(properties.total_memory)
-    )
+    return replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
 
 
 def _title(name: str) -> str:
-    return str(torch.get_device_module(torch.device(name).type).get_device_name(name))
+    """The chip of an accelerator, its type where its module does not tell."""
+    kind = torch.device(name).type
+    told = getattr(torch.get_device_module(kind), "get_device_name", None)
+    return str(told(name)) if told else kind
+
+
+def _memory(name: str) -> int | None:
+    """Bytes of an accelerator; None, which is no limit, where its module does not tell."""
+    module = torch.get_device_module(torch.device(name).type)
+    if hasattr(module, "get_device_properties"):
+        found = getattr(module.get_device_properties(name), "total_memory", None)
+        if found:
+            return int(found)
+    if hasattr(module, "mem_get_info"):
+        return int(module.mem_get_info(name)[1])
+    if hasattr(module, "recommended_max_memory"):  # mps, which has one device
+        return int(module.recommended_max_memory())
+    return None
 
 
 def _host_memory() -> int | None:

@@ -81,12 +81,13 @@ def buses() -> str:
 
 
 def _peers(names: Sequence[str]) -> str:
-    if torch.device(names[0]).type != "cuda":
+    module = torch.get_device_module(torch.device(names[0]).type)
+    if not hasattr(module, "can_device_access_peer"):
         return "not told by this kind of device"
     pairs = [
         f"{a} → {b}"
         for i, a in enumerate(names)
         for j, b in enumerate(names)
-        if i != j and torch.cuda.can_device_access_peer(i, j)
+        if i != j and module.can_device_access_peer(i, j)
     ]
     return ", ".join(pairs) or "none; copies between accelerators pass through host memory"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 _CPU_SIDES = (("float32", 384), ("float64", 256), ("bfloat16", 128), ("float16", 128))
 _GPU_SIDES = (("float32", 2048), ("float64", 1024), ("bfloat16", 4096), ("float16", 4096))
+_FIRST_SIDE = 256
+"""Of the products by which an accelerator of unknown speed is measured: each side is twice the one before."""
+ENOUGH_S = 0.05
+"""A product that takes longer is the last: one of twice the side would take eight times as long."""
 _SMALL, _LARGE = 4 << 10, 32 << 20
 
 
@@ -29,7 +34,7 @@ def rates(device: str, count: int) -> dict[str, float]:
     """FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
 
     Takes some 50 ms on a CPU, once for one thread and once for all, and, after the libraries are loaded, about
-    as long on an accelerator.
+    as long on an accelerator; on one as slow as a CPU a second or two.
     """
     kind = torch.device(device).type
     # On a machine that others use too, threads that wait for each other make many look slower than one.
@@ -37,7 +42,8 @@ def rates(device: str, count: int) -> dict[str, float]:
     with torch.no_grad(), threads(count):
         found: dict[str, float] = {}
         for name, side in _CPU_SIDES if kind == "cpu" else _GPU_SIDES:
-            rate = max(_product(device, getattr(torch, name), side) or 0.0, alone.get(name, 0.0))
+            first = side if kind == "cpu" else _FIRST_SIDE
+            rate = max(_product(device, getattr(torch, name), first, side) or 0.0, alone.get(name, 0.0))
             if rate:
                 found[name] = rate
         source = torch.empty(_LARGE, dtype=torch.uint8, device=device).fill_(1)
@@ -85,12 +91,26 @@ def synchronize(device: str) -> None:
         torch.accelerator.synchronize(torch.device(device))
 
 
-def _product(device: str, dtype: torch.dtype, side: int) -> float | None:
+def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | None:
+    """FLOP/s of square matrix products, the sides doubled up to the last, or until one takes long."""
     try:
-        left = torch.ones(side, side, device=device, dtype=dtype)
-        return 2 * side**3 / best(lambda: left @ left, device, 3)
-    except RuntimeError:
-        return None  # the device has no such product
+        while True:
+            left = torch.ones(side, side, device=device, dtype=dtype)
+            seconds = best(partial(torch.mm, left, left), device, 3)
+            if 2 * side > last or seconds > ENOUGH_S:
+                return 2 * side**3 / seconds
+            side *= 2
+    except (RuntimeError, TypeError):
+        return None  # the device has no such product, or no such dtype
+
+
+@cache
+def pins_memory() -> bool:
+    """Whether host memory can be pinned for the accelerator that is here."""
+    try:
+        return torch.empty(1, pin_memory=True).is_pinned()
+    except RuntimeError:  # its backend has no allocator of such memory
+        return False
 
 
 def _copier(src: str, dst: str, size: int) -> Callable[[], Any]:
@@ -101,5 +121,6 @@ def _copier(src: str, dst: str, size: int) -> Callable[[], Any]:
 
 def _buffer(device: str, size: int) -> torch.Tensor:
     if torch.device(device).type == "cpu":
-        return torch.ones(size, dtype=torch.uint8).pin_memory()
+        made = torch.ones(size, dtype=torch.uint8)
+        return made.pin_memory() if pins_memory() else made
     return torch.ones(size, dtype=torch.uint8, device=device)

@@ -41,6 +41,7 @@ class Recurrent(nn.Module):
 MODELS = {
     "attention": Attention,
     "LSTM": lambda: Recurrent(nn.LSTM(8, 4, batch_first=True)),
+    "GRU": lambda: Recurrent(nn.GRU(8, 4, batch_first=True)),
     "RNN": lambda: Recurrent(nn.RNN(8, 4, batch_first=True)),
 }
 

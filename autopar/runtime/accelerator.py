@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..probe import pins_memory
 from ..programs import Copy, Lane, Program, Record
 from .handoff import Gates
 from .hosts import HostLane
@@ -168,7 +169,7 @@ def to_host(value: Any) -> Any:
         return value
     # torch conjugates and negates on the host, at once, without waiting for what it copies there.
     value = value.resolve_conj().resolve_neg()
-    if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT:
+    if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
         return value.to("cpu")
     made = torch.empty_like(value, device="cpu", pin_memory=True)
     made.copy_(value, non_blocking=True)
@@ -180,7 +181,7 @@ def to_device(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type == "cpu" and (value.layout is not torch.strided or not value.is_pinned()):
-        if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT:
+        if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
             return value.to(device)
         value = torch.empty_like(value, pin_memory=True).copy_(value)
     return value.to(device, non_blocking=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from ..errors import RunError
-from ..programs import Compute, Copy
+from ..programs import Compute
 from . import ambient
 from .ambient import Ambient
 from .assembly import Assembly, LaneFunction
+from .failures import Ended, failure
 from .handoff import Gates
 from .hosts import HostLane
-from .lanes import Worker, stop_all
+from .lanes import Job, Worker, stop_all
 
 if TYPE_CHECKING:
     from .run import Call
@@ -43,7 +42,7 @@ class Crew:
         if self._busy:
             self._gates.fail("", KeyboardInterrupt())
             self._abandon()
-        if self._others is None:
+        if self._others is None or any(worker.gone for _, worker in self._others):
             self._others = self._start()
         return bool(self._others)
 
@@ -61,7 +60,7 @@ class Crew:
             for backend, worker in self._others:
                 worker.submit(self._job(backend, slots, call, current, recorded))
             if self._own is not None:
-                self._job(self._own, slots, call, current, recorded)()
+                self._job(self._own, slots, call, current, recorded).run()
             for _, worker in self._others:
                 worker.wait()
         except BaseException as error:
@@ -122,16 +121,14 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(
-        self, backend: HostLane, slots: list[Any], call: Call, current: Ambient, recorded: bool
-    ) -> Callable[[], None]:
+    def _job(self, backend: HostLane, slots: list[Any], call: Call, current: Ambient, recorded: bool) -> Job:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, recorded)
         own = backend is self._own
         types = self.assembly.types if own else ()
         inside = (*current.stack, self._identity)
 
-        def job() -> None:
+        def run() -> None:
             try:
                 with contextlib.ExitStack() as stack:
                     if not own:
@@ -142,22 +139,21 @@ class Crew:
             except BaseException as error:
                 gates.fail(name, error)
 
-        return job
+        return Job(run, lambda: gates.fail(name, Ended()))
 
     def _raise(self) -> NoReturn:
         lane, error = self._gates.failed[0]
+        # An exception that came from outside may have left the state of a thread anywhere.
+        self._abandon()
+        own = self._own is not None and lane == self._own.lane.name
+        found = failure(self.assembly, lane, error, own)
         try:
-            if not isinstance(error, Exception):
-                self._abandon()
-                raise error
-            # An accelerator that fails once more on the way adds nothing to the first failure.
-            with contextlib.suppress(RuntimeError):
-                self.drain()
-            self._gates.close()
-            raise self._named(lane, error) from error
+            if found is error:
+                raise found
+            raise found from error
         finally:
             # The error knows this frame: holding on to it would keep the executor, and its threads, alive.
-            del error
+            del error, found
 
     def _abandon(self) -> None:
         """End every lane, whatever state it is in, and go back to the state before the first call."""
@@ -179,26 +175,12 @@ class Crew:
         self._gates = Gates(self.assembly.program)
         self._functions.clear()
 
-    def _named(self, name: str, error: Exception) -> RunError:
-        assembly = self.assembly
-        lane = assembly.lanes[name].lane
-        # A code that was not executed is in no traceback.
-        found = (assembly.code(name, recorded).step_of(error.__traceback__) for recorded in (False, True))
-        index = max(found)
-        step = lane.steps[index] if index >= 0 else None
-        what = f"lane {name}"
-        if isinstance(step, Compute):
-            what = assembly.graph.task[step.task].where
-        elif isinstance(step, Copy):
-            what = f"the copy of {step.src} to {step.dst}"
-        return RunError(f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}")
 
-
-def _setup(threads: int) -> Callable[[], None]:
+def _setup(threads: int) -> Job:
     def setup() -> None:
         # The first look at the number resets it to what was set last in any thread.
         torch.get_num_threads()
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
 
-    return setup
+    return Job(setup, lambda: None)

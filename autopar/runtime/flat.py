@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..graph import ALIGNED
+from ..probe import pins_memory
 
 LARGEST = 64 << 20
 """Bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
@@ -62,7 +63,7 @@ def _together(
     staged: list[torch.Tensor],
 ) -> None:
     home = tensors[0].device
-    pinned = home.type == "cpu" and device.type != "cpu"
+    pinned = home.type == "cpu" and device.type != "cpu" and pins_memory()
     length = sum(map(_aligned, tensors))
     flat = torch.empty(length, dtype=tensors[0].dtype, device=home, pin_memory=pinned)
     starts, at = [], 0
@@ -76,7 +77,7 @@ def _together(
             torch.accelerator.current_stream(device if device.type != "cpu" else home).synchronize()
             staged.clear()
         staged.append(flat)
-        whole = flat.to(device, non_blocking=device.type != "cpu")
+        whole = flat.to(device, non_blocking=pinned or "cpu" not in (home.type, device.type))
     storage = whole.untyped_storage()
     for index, tensor, start in zip(members, tensors, starts):
         # Not a view to autograd: views of one tensor share a version.

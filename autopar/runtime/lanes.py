@@ -10,13 +10,24 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
-Job = Callable[[], None]
+PATIENCE_S = 1.0
+"""Seconds between two looks at whether the thread that is waited for is still alive."""
+
+
+class Job(NamedTuple):
+    """`run` is what a thread is to do; it must not raise. `lost` is called, perhaps twice and by any thread, when the
+    thread has ended without having done it.
+    """
+
+    run: Callable[[], None]
+    lost: Callable[[], None]
 
 
 class _Box:
     """What a worker and its thread share. Locks are binary semaphores: `go` says there is a job, `done` it
-    has ended.
+    has ended. `gone` says that the thread has ended, or is about to.
     """
 
     def __init__(self) -> None:
@@ -25,16 +36,36 @@ class _Box:
         self.go.acquire()
         self.done.acquire()
         self.job: Job | None = None
-        self.stop = False
+        self.stop = self.gone = False
+
+    def end(self) -> None:
+        """Let nobody wait for a thread that has ended."""
+        # In this order: who submits a job looks at `gone` after it, so that one of the two sees the other.
+        self.gone = True
+        if self.job is not None:
+            self.job.lost()
+            self.job = None
+        with contextlib.suppress(RuntimeError):
+            self.done.release()
 
 
 def _serve(box: _Box) -> None:
+    # An exception may be raised in any thread from outside, at any point (PyThreadState_SetAsyncExc), even here.
+    try:
+        try:
+            _loop(box)
+        finally:
+            box.end()
+    finally:
+        box.end()
+
+
+def _loop(box: _Box) -> None:
     while True:
         box.go.acquire()
-        job, box.job = box.job, None
-        if job is not None:
-            job()
-        del job
+        if box.job is not None:
+            box.job.run()
+        box.job = None
         # After an interrupt nobody takes `done`, so it may be free already.
         with contextlib.suppress(RuntimeError):
             box.done.release()
@@ -43,7 +74,7 @@ def _serve(box: _Box) -> None:
 
 
 class Worker:
-    """A persistent daemon thread named `autopar <lane>` that does one job at a time. Jobs must not raise.
+    """A persistent daemon thread named `autopar <lane>` that does one job at a time.
 
     It starts with `start`, for who wants to have it on his list before there is a thread to lose: an
     interrupt may come at any point.
@@ -58,14 +89,24 @@ class Worker:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def gone(self) -> bool:
+        """Whether its thread has ended: by an exception that was raised in it, since nobody has stopped it."""
+        return self._box.gone
+
     def submit(self, job: Job) -> None:
         """Start a job; the one before must have been waited for."""
         self._box.job = job
-        self._box.go.release()
+        if self._box.gone:
+            self._box.end()
+        else:
+            self._box.go.release()
 
     def wait(self) -> None:
-        """Block until the submitted job has ended."""
-        self._box.done.acquire()
+        """Block until the submitted job has ended, or is lost."""
+        while not self._box.done.acquire(timeout=PATIENCE_S):
+            if not self._thread.is_alive():
+                self._box.end()
 
     def dismiss(self) -> None:
         """Let the thread end after the job it may be doing, without waiting for it. Safe in any state."""

@@ -1,0 +1,114 @@
+"""Accelerators of any kind by name: nothing is asked of a device's module that some do not have, and probes end."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerators import count, error, in_turn, machine, name
+
+import autopar
+from autopar import detect, doctor, probe
+from autopar.capture import generators
+from autopar.errors import RunError
+from autopar.runtime import accelerator, flat
+
+
+def test_a_module_that_tells_nothing(monkeypatch):
+    module = SimpleNamespace()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda kind: module)
+        assert detect._title("mtia:0") == "mtia" and detect._memory("mtia:0") is None
+        assert doctor._peers(["mtia:0", "mtia:1"]) == "not told by this kind of device"
+        module.recommended_max_memory = lambda: 5
+        assert detect._memory("mps:0") == 5
+        module.mem_get_info = lambda device: (3, 7)
+        assert detect._memory("xpu:0") == 7
+        module.get_device_properties = lambda device: SimpleNamespace(total_memory=9)
+        assert detect._memory("cuda:1") == 9
+
+
+def test_generators_of_a_module_that_takes_no_device(monkeypatch):
+    """As torch.mps, which has one."""
+    state, kept = torch.tensor([1, 2]), []
+    module = SimpleNamespace(
+        get_rng_state=lambda: state, set_rng_state=lambda new_state: kept.append(new_state)
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda kind: module)
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+        patch.setattr(torch.accelerator, "device_count", lambda: 1)
+        states = generators.generators()
+        generators.restore({"mps:0": state})
+    assert states["mps:0"] is state and kept == [state]
+
+
+@pytest.mark.parametrize("rate", [1e8, 1e10, 1e15])
+def test_a_slow_device_is_measured_by_small_products(rate, monkeypatch):
+    """The products it is measured by last no longer than a few times what is enough, whatever it is."""
+    lasted = []
+
+    def best(call, device, times):
+        lasted.append(2 * call.args[0].shape[0] ** 3 / rate)
+        return lasted[-1]
+
+    monkeypatch.setattr(probe, "best", best)
+    assert math.isclose(probe._product("cpu", torch.float32, 256, 4096), rate)
+    assert max(lasted) <= max(8 * probe.ENOUGH_S, 2 * 256**3 / rate)
+    assert all(seconds <= probe.ENOUGH_S for seconds in lasted[:-1])
+    assert lasted[-1] > probe.ENOUGH_S or 2 * 4096**3 / rate == lasted[-1]
+
+
+def test_a_dtype_that_a_device_has_not_is_left_out(monkeypatch):
+    """mps raises TypeError for float64."""
+
+    def refuse(*args, **kwargs):
+        raise TypeError("no such dtype")
+
+    monkeypatch.setattr(torch, "ones", refuse)
+    assert probe._product("cpu", torch.float64, 256, 4096) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(count() < 2, reason="needs two accelerators")
+@torch.no_grad()
+def test_detected_by_name_with_the_least_that_a_backend_has(monkeypatch, tmp_path):
+    """By name, measured, without properties, memory and pinned host memory."""
+    module = torch.get_device_module(torch.device(name(0)).type)
+    for method in ("get_device_properties", "get_device_name", "mem_get_info", "memory_allocated", "_sleep"):
+        monkeypatch.delattr(module, method, raising=False)
+    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    for where in (probe, accelerator, flat):
+        monkeypatch.setattr(where, "pins_memory", lambda: False)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    fast = autopar.compile(model, ["cpu", name(0), name(1)], policy=in_turn, split=None, check="always")
+    xs = [torch.randn(4, 8) for _ in range(4)]
+    assert error([fast(x) for x in xs], [model(x) for x in xs]) < 1e-5
+    assert fast.plan.costed.machine.device[name(0)].memory_bytes is None
+    fast.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(count() < 2, reason="needs two accelerators")
+@torch.no_grad()
+def test_an_error_that_comes_late_is_not_blamed_on_the_step_that_met_it():
+    """An index out of range on a device is found by a kernel, which reports it to whoever looks next."""
+
+    def model(x, index):
+        return torch.relu(torch.index_select(torch.sin(x), 0, index)) * 2
+
+    fast = autopar.compile(
+        model, machine(), policy=lambda costed: {run.name: name(1) for run in costed.runs}, check="never"
+    )
+    x = torch.randn(64, 4)
+    assert error(fast(x, torch.tensor([1, 2])), model(x, torch.tensor([1, 2]))) < 1e-5
+    if torch.device(name(0)).type == "cuda":
+        pytest.skip("an assertion on the device ends the process's use of it")
+    with pytest.raises(RunError, match="report errors late") as told:
+        fast(x, torch.tensor([1, 1000]))
+    assert "index_select" in str(told.value) and name(1) in str(told.value)
+    assert error(fast(x, torch.tensor([1, 2])), model(x, torch.tensor([1, 2]))) < 1e-5
+    fast.close()
