@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from . import cache
+from . import cache, versions
 from .detect import accelerators, detect
 from .hardware.buses import BUSES
 from .hardware.chips import CHIPS
@@ -30,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
     stand_ins = () if found else ("emulated:0", "emulated:1")
     names = chosen.devices or ["cpu", *found, *stand_ins]
     print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
+    print(f"{versions.SUPPORTED} are supported{wrong}")
     print(f"measurements are kept in {cache.folder()}")
     print(told())
     print()

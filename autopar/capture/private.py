@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
+from .. import versions
 from ..errors import CaptureError
-
-TESTED = ("2.11", "2.12", "2.13")
 
 try:
     from torch._C._dynamo import eval_frame as _eval_frame
@@ -27,12 +26,17 @@ try:
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
     raise CaptureError(
-        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; "
-        f"install a torch that autopar was tested with: {', '.join(TESTED)}"
+        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
+        f"{versions.SUPPORTED}: {versions.TO_TYPE}"
     ) from error
 
+if not versions.supported(torch.__version__):
+    logging.getLogger("autopar").warning(
+        "torch %s was never tested with autopar, which supports %s: %s",
+        torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
+    )  # fmt: skip
+
 __all__ = [
-    "TESTED",
     "FakeTensor",
     "FakeTensorMode",
     "FunctionMeta",

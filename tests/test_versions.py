@@ -1,0 +1,68 @@
+"""The releases that are named in one place are those of every other, and an error for another one names them."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from autopar import versions
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = dict(
+    line.lower().split("==")
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+
+
+def names(requirements):
+    """Distributions that these requirements name, extras of our own followed."""
+    for requirement in requirements:
+        name = re.match(r"[\w.-]+", requirement)[0]
+        if name == PROJECT["name"]:
+            for extra in re.search(r"\[(.*)\]", requirement)[1].split(","):
+                yield from names(PROJECT["optional-dependencies"][extra])
+        else:
+            yield name
+
+
+def test_the_requirement_is_the_supported_range():
+    assert f"pip install '{PROJECT['dependencies'][0]}'" == versions.TO_TYPE
+    assert versions.supported(torch.__version__) and versions.supported(PINS["torch"])
+
+
+@pytest.mark.parametrize(
+    ("version", "answer"),
+    [("2.11.0", True), ("2.15.3+cu132", True), ("2.16.0a0+git", False), ("2.10.1", False), ("3.12.0", False),
+     ("2.2", False), ("unknown", False)],
+)  # fmt: skip
+def test_releases_are_compared_as_numbers(version, answer):
+    assert versions.supported(version) is answer
+
+
+def test_everything_that_is_installed_by_name_is_pinned():
+    extras = ",".join(PROJECT["optional-dependencies"])
+    wanted = {*names(PROJECT["dependencies"]), *names([f"{PROJECT['name']}[{extras}]"])}
+    assert wanted <= set(PINS), f"constraints.txt lacks {sorted(wanted - set(PINS))}"
+
+
+def test_a_torch_that_lacks_something_is_told_the_range():
+    code = "import sys, torch; sys.modules['torch.utils.flop_counter'] = None; import autopar.capture.private"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"which capture needs; autopar supports {versions.SUPPORTED}: pip install" in done.stderr
+
+
+def test_an_unknown_torch_is_warned_of_and_named_by_doctor(tmp_path):
+    code = (
+        "import torch; torch.__version__ = '2.99.0'; import autopar.capture.private, autopar.doctor; "
+        "autopar.doctor.main(['cpu'])"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "AUTOPAR_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert f"torch 2.99.0 was never tested with autopar, which supports {versions.SUPPORTED}" in done.stderr
+    assert f"{versions.SUPPORTED} are supported; this one is not: pip install" in done.stdout
