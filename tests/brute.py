@@ -1,14 +1,15 @@
 """The shortest plan of a tiny graph file, by trying everything: every placement, every order of every lane, and wires
 that serve first come, first served, in every order of those that come at one moment.
 
-From the format's definitions alone; nothing of the planner is used. Each task once, values straight from where they are.
+From the format's definitions alone; nothing of the planner is used. Each task once, values straight from where they
+are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from typing import Any
 
 Data = Mapping[str, Any]
@@ -58,7 +59,7 @@ class _Tried:
                 own.setdefault(place, []).append(name)
             for orders in product(*(permutations(names) for names in own.values())):
                 self.before = {
-                    ("run", later): ("run", name) for order in orders for name, later in zip(order, order[1:])
+                    ("run", later): ("run", name) for order in orders for name, later in pairwise(order)
                 }
                 self._go_on({}, {}, {})
 
@@ -67,7 +68,10 @@ class _Tried:
         name, maker = value["id"], value.get("producer")
         source = value["home"] if maker is None else self.at[maker]
         links = {(link["src"], link["dst"]): link for link in self.graph.get("links", ())}
-        for device in {*(self.at[reader] for reader in value["consumers"]), value.get("deliver_to") or source}:
+        for device in {
+            *(self.at[reader] for reader in value["consumers"]),
+            value.get("deliver_to") or source,
+        }:
             if device != source:
                 if (source, device) not in links:
                     return False
@@ -115,7 +119,9 @@ class _Tried:
 
     def _fits(self, start: Mapping[Step, float], end: Mapping[Step, float]) -> bool:
         """Whether every device has the memory for its state, its workspace and its values, to their last use there."""
-        caps = {d["name"]: d["memory_bytes"] for d in self.graph["devices"] if d.get("memory_bytes") is not None}
+        caps = {
+            d["name"]: d["memory_bytes"] for d in self.graph["devices"] if d.get("memory_bytes") is not None
+        }
         if not caps:
             return True
         changes: list[tuple[str, float, int]] = []

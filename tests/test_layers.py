@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
 
 LAYERS = [
-    ["cache", "cores", "errors", "garbage", "kept", "tables", "topological", "verify", "replay"],
+    ["cache", "cores", "errors", "garbage", "kept", "sound", "tables", "topological", "verify", "replay"],
     ["graph"],
     ["saving", "rewrites"],
     ["machine", "pins"],
