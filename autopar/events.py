@@ -45,11 +45,13 @@ def serve(play: Play, duration: Sequence[float]) -> None:
     taken = [False] * (1 + problem.wires)
     asking: list[deque[int]] = [deque() for _ in taken]
 
-    events: list[tuple[float, int, int]] = []
+    # What asks at one moment asks in the order of `rank`.
+    events: list[tuple[float, int, int, int]] = []
+    rank = play.rank
     free, done, able = 0, 1, 2
     for step in range(count):
         if not missing[step]:
-            heapq.heappush(events, (0.0, able, step))
+            heapq.heappush(events, (0.0, able, rank[step], step))
     finished = 0
     turns = itertools.count()
 
@@ -61,8 +63,8 @@ def serve(play: Play, duration: Sequence[float]) -> None:
         if shared >= 0:
             taken[shared] = True
             held = problem.dispatch[step] if step < first else duration[step]
-            heapq.heappush(events, (now + held, free, shared))
-        heapq.heappush(events, (end[step], done, step))
+            heapq.heappush(events, (now + held, free, shared, shared))
+        heapq.heappush(events, (end[step], done, step, step))
 
     def advance(queue: int, now: float) -> None:
         order = orders[queue]
@@ -92,7 +94,7 @@ def serve(play: Play, duration: Sequence[float]) -> None:
             begin(step, now)
 
     while events:
-        now, kind, item = heapq.heappop(events)
+        now, kind, _, item = heapq.heappop(events)
         if kind == free:
             taken[item] = False
             if asking[item]:
@@ -105,7 +107,7 @@ def serve(play: Play, duration: Sequence[float]) -> None:
             for later in waiting[item]:
                 missing[later] -= 1
                 if not missing[later]:
-                    heapq.heappush(events, (now, able, later))
+                    heapq.heappush(events, (now, able, rank[later], later))
             for queue in own:
                 advance(queue, now)
         elif queue_of[item] < 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .cost import CostedGraph
 from .errors import PlanError
 from .saving import decode, encode
+from .sound import sound
 from .tables import percent, seconds, size, table
 from .timeline import Memory, Span, Timeline
 from .wording import Words
@@ -123,6 +124,9 @@ class Plan:
     `period` is the time from one call to the next where calls follow each other without a pause (None: a plan
     for one call), and then what `lower_bound` is of. `bound_once` is the bound of plans that compute each task once
     and send each value from where it was made, where a stronger one was proven for these. All times in seconds.
+
+    However a plan comes about, its bounds are held against what it reaches here, so that none is above it: one that is
+    proves nothing and becomes 0, with a BoundWarning. `bound_once` says nothing of a plan that computes runs again.
     """
 
     costed: CostedGraph
@@ -139,6 +143,16 @@ class Plan:
     stopped: str = ""
     period: float | None = None
     bound_once: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.reached))
+        if not self.costed.again:
+            object.__setattr__(self, "bound_once", sound(self.bound_once, self.reached))
+
+    @property
+    def reached(self) -> float:
+        """Seconds that `lower_bound` is of: the period where there is one, else the makespan."""
+        return self.makespan if self.period is None else self.period
 
     @cached_property
     def place(self) -> dict[str, Placed]:
@@ -180,10 +194,9 @@ class Plan:
     def gap(self) -> float:
         """How far above the lower bound it may be: 0.1 is 10 %, inf where only 0 is proven. Of the period where there
         is one."""
-        reached = self.makespan if self.period is None else self.period
         if not self.lower_bound:
-            return math.inf if reached else 0.0
-        return reached / self.lower_bound - 1
+            return math.inf if self.reached else 0.0
+        return self.reached / self.lower_bound - 1
 
     @property
     def moved(self) -> int:

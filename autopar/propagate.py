@@ -18,7 +18,7 @@ from .capture import Captured
 from .errors import PlanError
 from .forms import Form, Made, axes, called, copied, in_order
 from .graph import Task, Value, replace_refs
-from .placement.bounds import lower_bound, sound
+from .placement.bounds import lower_bound
 from .placement.orders import kept
 from .plans import Plan
 from .problem import Problem
@@ -67,7 +67,8 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
         resident=timing.resident,
         memory=timing.memory,
         makespan=timing.makespan,
-        lower_bound=sound(lower_bound(Problem(costed)), timing.makespan),
+        lower_bound=lower_bound(Problem(costed)),
+        bound_once=0.0,
     )
 
 

@@ -8,7 +8,7 @@ GIL) serve whoever asked first. O((V + E) log V) for V runs and transfers, O(V +
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -31,12 +31,13 @@ class Schedule:
     queue. A run that takes several lanes is named in each of them.
 
     Which values move follows from where the runs are. A copy queue that `copies` does not name takes them as
-    they become ready.
+    they become ready; where `first_come` they all do, and `copies` are the orders of what becomes ready at one moment.
     """
 
     policy: str
     lanes: Mapping[str, tuple[str, ...]]
     copies: Mapping[str, tuple[Move, ...]] = field(default_factory=dict)
+    first_come: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,8 @@ class Play:
     def _order_copies(self, schedule: Schedule) -> None:
         problem = self.problem
         self.copies: list[list[int] | None] = [None] * len(problem.copy_lanes)
+        self.rank: Sequence[int] = range(problem.runs + len(self.moves))
+        """Numbers of the steps by which those go that ask for a queue at one moment."""
         if not schedule.copies:
             return
         names = problem.devices
@@ -195,6 +198,12 @@ class Play:
                 if sorted(given) != own[lane]:
                     raise PlanError(f"the order of {lane_name} does not hold each transfer of the plan once")
                 self.copies[lane] = given
+        if schedule.first_come:
+            rank = [*self.rank]
+            for order in self.copies:
+                for number, transfer in zip(sorted(order or ()), order or ()):
+                    rank[transfer] = number
+            self.rank, self.copies = rank, [None] * len(self.copies)
 
     def _in_turn(self, duration: list[float]) -> bool:
         """Set the times where queues share nothing, so that a step starts as soon as what it waits for and the step
@@ -205,7 +214,7 @@ class Play:
             return False
         if not hops and sum(map(bool, self.orders)) == 1:
             return self._alone(duration)
-        start, end, ready, turn = self.start, self.end, self.ready, self.turn
+        start, end, ready, turn, rank = self.start, self.end, self.ready, self.turn, self.rank
         missing, waiting = [*self.steps.missing], self.steps.waiting
         behind, ahead = [-1] * len(end), [-1] * len(end)
         for order in (*self.orders, *(order for order in self.copies if order)):
@@ -217,7 +226,10 @@ class Play:
         free = [0.0] * len(self.copies)
         able = [step for step, count in enumerate(missing) if not count and queue[step] < 0]
         # What asks for a queue: all else that is able goes first, so that nobody can ask for it earlier any more.
-        asking = [(0.0, step) for step, count in enumerate(missing) if not count and queue[step] >= 0]
+        asking = [
+            (0.0, rank[step], step) for step, count in enumerate(missing) if not count and queue[step] >= 0
+        ]
+        heapq.heapify(asking)
         finished = 0
         while able or asking:
             if able:
@@ -233,7 +245,7 @@ class Play:
                     if not missing[later]:
                         able.append(later)
             else:
-                time, step = heapq.heappop(asking)
+                time, _, step = heapq.heappop(asking)
                 own = queue[step]
                 start[step] = time = max(time, free[own])
                 end[step] = free[own] = time = time + duration[step]
@@ -247,7 +259,7 @@ class Play:
                     if queue[later] < 0:
                         able.append(later)
                     else:
-                        heapq.heappush(asking, (ready[later], later))
+                        heapq.heappush(asking, (ready[later], rank[later], later))
         return finished == len(end)
 
     def _alone(self, duration: list[float]) -> bool:

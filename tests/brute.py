@@ -1,14 +1,15 @@
 """The shortest plan of a tiny graph file, by trying everything: every placement, every order of every lane, and wires
 that serve first come, first served, in every order of those that come at one moment.
 
-From the format's definitions alone; nothing of the planner is used. Each task once, values straight from where they are.
+From the format's definitions alone; nothing of the planner is used. Each task once, values straight from where they
+are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from typing import Any
 
 Data = Mapping[str, Any]
@@ -58,7 +59,7 @@ class _Tried:
                 own.setdefault(place, []).append(name)
             for orders in product(*(permutations(names) for names in own.values())):
                 self.before = {
-                    ("run", later): ("run", name) for order in orders for name, later in zip(order, order[1:])
+                    ("run", later): ("run", name) for order in orders for name, later in pairwise(order)
                 }
                 self._go_on({}, {}, {})
 

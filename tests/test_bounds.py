@@ -8,18 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.bench.instances import planted, small
-from autopar.errors import BoundWarning
-from autopar.formats import described as written
 from autopar.formats import read
 from autopar.formats.stg import described
 from autopar.placement import place
-from autopar.placement.bounds import lower_bound, sound
+from autopar.placement.bounds import lower_bound
 from autopar.placement.bounds.local import local
 from autopar.placement.bounds.ways import ways
 from autopar.problem import Problem
-from autopar.scheduling import schedule
 from autopar.simulate import Play, Schedule
-from autopar.verify import infeasibilities
 
 
 def random_schedule(problem, draw):
@@ -290,14 +286,3 @@ def shortest(seconds, waits, free, end):
             done = max(free[0], *(end[p] for p in own), 0.0) + seconds[r]
             found.append(shortest(seconds, waits, tuple(sorted((*free[1:], done))), end | {r: done}))
     return min(found)
-
-
-def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):
-    graph = small(1, tasks=10)
-    known = schedule(graph)
-    assert sound(known.makespan * (1 + 1e-10), known.makespan) == known.makespan
-    monkeypatch.setattr("autopar.placement.search.lower_bound", lambda problem: 2 * known.makespan)
-    with pytest.warns(BoundWarning, match="above a plan that takes"):
-        plan = schedule(graph)
-    assert plan.lower_bound == 0.0
-    assert infeasibilities(graph, written(plan)) == []

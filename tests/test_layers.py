@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
 
 LAYERS = [
-    ["cache", "cores", "errors", "garbage", "kept", "tables", "topological", "verify", "replay", "versions"],
+    ["cache", "cores", "errors", "garbage", "kept", "replay", "sound", "tables", "topological", "verify", "versions"],
     ["graph"],
     ["saving", "rewrites"],
     ["machine", "pins"],

@@ -33,7 +33,7 @@ def short(seed: int):
     return graph
 
 
-@pytest.mark.parametrize("seed", [642, 1439, 2395, 5837])
+@pytest.mark.parametrize("seed", [1439, 2096, 2395, 6087])
 def test_what_fits_is_found_where_no_policy_finds_it(seed, monkeypatch):
     graph = short(seed)
     with without_solver():

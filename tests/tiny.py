@@ -7,9 +7,9 @@ from typing import Any
 
 
 def tiny(seed: int, *, exact: bool = True) -> dict[str, Any]:
-    """Two to five tasks on two devices that may lack a link or share a wire, with values at home, caps, groups, pins and
-    tasks that take no time. All times are `exact` sums of powers of two, so that what comes at one moment does so to
-    the bit, or have three decimals."""
+    """Two to five tasks on two devices that may lack a link or share a wire, with values at home, caps, groups, pins
+    and tasks that take no time. All times are `exact` sums of powers of two, so that what comes at one moment does so
+    to the bit, or have three decimals."""
     draw = random.Random(seed)
     names = [f"t{n}" for n in range(draw.randint(2, 5))]
     whole = draw.random() < 0.3
@@ -39,7 +39,7 @@ def tiny(seed: int, *, exact: bool = True) -> dict[str, Any]:
         readers = [later for later in names[n + 1 :] if draw.random() < 0.5]
         if readers or draw.random() < 0.2:
             values.append({"id": f"v{n}", "producer": name, "consumers": readers})
-    for n in range(draw.choice((0, 0, 1, 2, 2, 3))):
+    for n in range(draw.choice((0, 1, 2, 2, 3))):
         readers = draw.sample(names, min(len(names), draw.choice((1, 1, 2))))
         home = draw.choice(("d0", "d1"))
         values.append({"id": f"in{n}", "producer": None, "home": home, "consumers": readers})
@@ -47,7 +47,7 @@ def tiny(seed: int, *, exact: bool = True) -> dict[str, Any]:
         value["bytes"] = draw.choice((0, 1, 8, 32, 64, 64, 256))
         if draw.random() < 0.1:
             value["deliver_to"] = draw.choice(("d0", "d1"))
-    wires = draw.choice(({}, {}, {"wire": "w"}, {"wire": "w"}, {"wire": None}))
+    wires = draw.choice(({}, {}, {"wire": "w"}, {"wire": "w"}, {"wire": "w"}, {"wire": None}))
     links = []
     for src, dst in (("d0", "d1"), ("d1", "d0")):
         if draw.random() < 0.95:

@@ -70,7 +70,7 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
         race.enter(schedule)
         chosen = race.best()
     served = not problem.costed.machine.queued
-    if served and chosen.makespan > proven * (1 + TOLERANCE):
+    if served and not race.complete and chosen.makespan > proven * (1 + TOLERANCE):
         if time.monotonic() < last:
             _hold(race, schedule, proven, until)
         else:

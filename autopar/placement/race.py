@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import MemoryCapError, PlanError
 from ..liveness import memory
@@ -40,13 +40,15 @@ class Entry:
 
 
 class Race:
-    """All schedules tried for one problem, in order."""
+    """All schedules tried for one problem, in order; `complete` when nothing that does each run once and that wires
+    keep is shorter than the best of them."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.entries: list[Entry] = []
         self.candidates: list[Candidate] = []
         self.errors: list[PlanError] = []
+        self.complete = False
 
     def trial(self, schedule: Schedule, below: float = math.inf) -> Entry | None:
         """Simulate a schedule without entering it; None when it cannot be carried out at all, or not in less than
@@ -59,9 +61,10 @@ class Race:
         if play.makespan >= below:
             return None
         served = play.makespan
-        if schedule.copies and not self.problem.costed.machine.queued:
-            # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that.
-            plain = Schedule(schedule.policy, schedule.lanes)
+        if schedule.copies and not schedule.first_come and not self.problem.costed.machine.queued:
+            # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that. But of
+            # those that ask at one moment the one that the plan lists first goes first.
+            plain = replace(schedule, first_come=True)
             freed = Play(self.problem, plain)
             served = freed.makespan
             if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:

@@ -20,8 +20,9 @@ class Room:
         self.caps = [math.inf if cap is None else cap * share for cap in problem.caps]
         self.used = [sum(storages.values()) for storages in problem.given]
         self.kept = [set(storages) for storages in problem.given]
+        stay = not problem.costed.consumed
         self.left = [
-            math.inf if problem.deliver[v] or problem.carry[v] or problem.stays[v] else len(readers)
+            math.inf if (problem.deliver[v] and stay) or problem.carry[v] or problem.stays[v] else len(readers)
             for v, readers in enumerate(problem.readers)
         ]
 

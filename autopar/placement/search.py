@@ -14,16 +14,19 @@ from ..errors import PlanError
 from ..plans import Plan
 from ..problem import Problem
 from ..simulate import Schedule, timing
+from ..sound import sound
 from ..tables import seconds
 from .anneal import anneal, polish
-from .bounds import lower_bound, sound
+from .bounds import lower_bound
 from .coarse import coarse
+from .every import every
 from .fill import fill
 from .follow import follow
 from .heft import heft, list_schedule, lookahead
 from .identical import alike, identical
 from .improve import improve
 from .nondelay import crowded
+from .once import once
 from .orders import kept
 from .packed import pack
 from .prove import prove
@@ -97,17 +100,17 @@ def place(
     bound = lower_bound(problem)
     wide = policy == "auto" and problem.runs > LARGE and not problem.tight
     alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
-    stopped, once = "", 0.0
+    stopped, apart = "", 0.0
     if policy == "auto":
         _enter_all(race, bound, steps, until, wide)
         chosen = race.best()
         if copies:
-            chosen, once, stopped = _repeated_and_proven(race, chosen, bound, until)
+            chosen, apart, stopped = _repeated_and_proven(race, chosen, bound, until)
         if time.monotonic() > until:
             stopped = "time"
     else:
         chosen = race.best(_asked(race, policy, alone))
-    return _plan(race, chosen, bound, alone, stopped, once)
+    return _plan(race, chosen, bound, alone, stopped, apart)
 
 
 def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -> None:
@@ -137,6 +140,9 @@ def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -
     if not lanes:
         _search(race, bound, steps, until)
     leader = race.leading()
+    if leader is None or leader.over or leader.makespan > bound * (1 + SHORTER):
+        every(race, leader, bound)
+        leader = race.leading()
     if leader and leader.over and squeeze(race, steps, until):
         pack(race, bound, steps, until)
         leader = race.leading()
@@ -155,7 +161,9 @@ def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -
     distinct = {id(plan): plan for plan in plans if plan.makespan <= shortest * KEPT}
     held = [hold_back(plan, bound, until) for plan in distinct.values()]
     best = min(held, key=lambda plan: plan.makespan)
-    return best, sound(proven.bound, proven.entry.makespan), "time" if proven.cut else ""
+    # Searches for plans with copies may come to shorter ones that have none.
+    least = min(plan.makespan for plan in (*plans, *held) if not plan.play.problem.costed.again)
+    return best, sound(proven.bound, least), "time" if proven.cut else ""
 
 
 def _search(race: Race, bound: float, steps: int, until: float) -> None:
@@ -200,7 +208,9 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     entry = as_it_was or race.enter(replace(given, copies={}))
     if entry is None:
         raise race.errors[-1]
-    return _plan(race, race.best([entry]), lower_bound(problem), alone)
+    # Of the graph itself, where what is given computes runs again.
+    bound = lower_bound(Problem(once(costed)) if costed.again else problem)
+    return _plan(race, race.best([entry]), bound, alone)
 
 
 def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[int, list[Entry]]:
@@ -300,7 +310,7 @@ def _plan(
     bound: float,
     alone: dict[int, list[Entry]],
     stopped: str = "",
-    once: float = 0.0,
+    apart: float = 0.0,
 ) -> Plan:
     problem, found = chosen.play.problem, timing(chosen.play)
     singles = []
@@ -313,6 +323,8 @@ def _plan(
     if several:
         times = seconds(min(several)), seconds(found.makespan)
         others = f"the best plan found over several devices would take {times[0]}, this one {times[1]}"
+    # What raced and lost refutes a bound as well as the plan does, which `Plan` sees to.
+    least = min((entry.makespan for entry in race.entries if not entry.over), default=found.makespan)
     if all(entry is not chosen for entry in race.entries):
         # With copies of runs, or copies held back, it is none of those that raced, but is to be seen beside them.
         race.admit(chosen)
@@ -324,10 +336,10 @@ def _plan(
         resident=found.resident,
         memory=found.memory,
         makespan=found.makespan,
-        lower_bound=sound(bound, found.makespan),
+        lower_bound=sound(bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
         reasons=Reasons(problem.costed, found, chosen.schedule.policy, shortest, others),
         stopped=stopped,
-        bound_once=once,
+        bound_once=apart,
     )

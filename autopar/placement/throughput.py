@@ -13,9 +13,9 @@ from ..cost import CostedGraph, Run
 from ..errors import MemoryCapError
 from ..plans import Placed, Plan
 from ..problem import Problem
-from .bounds import sound
 from .bounds.load import load
 from .bounds.traffic import traffic
+from .bounds.trivial import evenly
 from .bounds.ways import Ways
 from .period import Hop, Loads, Value, balance, bound
 from .period.flight import apart
@@ -52,7 +52,11 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     problems = [Problem(option) for option in options]
     weighed = [(problem, *loads_of(problem)) for problem in problems]
     proven = max(
-        bound(weighed[0][1]), _shared(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch)
+        bound(weighed[0][1]),
+        _shared(problems[0]),
+        evenly(problems[0]),
+        _longest(problems[-1]),
+        sum(problems[0].dispatch),
     )
     cut = False
     shortest, best = math.inf, None
@@ -83,7 +87,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 candidates=(),
                 period=period,
                 reasons=_reasons(problem, loads, groups, at),
-                lower_bound=sound(proven, period),
+                lower_bound=proven,
                 stopped="time" if cut else "",
             )
         if best and period == least:
@@ -93,7 +97,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     plan = place(costed, budget_s=left(until))
     if best and shortest < plan.makespan:
         return best
-    return replace(plan, period=plan.makespan, lower_bound=sound(proven, plan.makespan))
+    return replace(plan, period=plan.makespan, lower_bound=proven)
 
 
 def _reasons(problem: Problem, loads: Loads, groups: list[list[int]], at: list[int]) -> Shares:

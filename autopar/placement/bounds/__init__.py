@@ -13,11 +13,11 @@ from .crowds import LARGEST, crowded
 from .energy import energy
 from .load import Load, load
 from .local import local
-from .sound import sound
 from .traffic import traffic
+from .trivial import evenly
 from .ways import Ways, ways
 
-__all__ = ["lower_bound", "sound", "worth"]
+__all__ = ["lower_bound", "worth"]
 
 MORE = 2
 """Times the longest way through the graph below which the load of devices is for `local` to be tried."""
@@ -32,7 +32,8 @@ def lower_bound(problem: Problem) -> float:
     what each run must have on its own device to start early (`local`); the load of devices, wires and memories when it
     is shared out at best (`load`), where wires are crowded with what must cross them between runs (`traffic`); what
     comes before and after each run, on graphs of up to 1,000 runs (`crowded`); what must be done within some span of
-    time, on graphs of up to 2,000 (`energy`); and the host's dispatch of every run. Near linear in reads times devices
+    time, on graphs of up to 2,000 (`energy`); all work over all lanes (`evenly`); and the host's dispatch of every run.
+    Near linear in reads times devices
     squared, but for `local`, `crowded` and `energy`.
     """
     way = ways(problem)
@@ -43,7 +44,7 @@ def lower_bound(problem: Problem) -> float:
     if way.length * MORE > shared.seconds:
         way = local(problem, way)
     unit = _unit(problem)
-    bound = max(way.length, shared.seconds, sum(problem.dispatch))
+    bound = max(way.length, shared.seconds, evenly(problem), sum(problem.dispatch))
     bound = _up(traffic(problem, way, shared, bound), unit)
     way = _raised(problem, way, shared, unit)
     return _up(energy(problem, way, shared, max(bound, way.length)), unit)

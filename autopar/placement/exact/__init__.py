@@ -158,7 +158,7 @@ def held(
 
 def _served(problem: Problem, schedule: Schedule) -> Play:
     """A schedule whose wires serve first come, first served."""
-    return Play(problem, Schedule(schedule.policy, schedule.lanes))
+    return Play(problem, replace(schedule, first_come=True))
 
 
 def _require() -> None:

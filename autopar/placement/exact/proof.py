@@ -9,7 +9,8 @@ from dataclasses import replace
 from ...liveness import memory
 from ...problem import Problem
 from ...simulate import Play, Schedule
-from ..bounds import lower_bound, sound
+from ...sound import sound
+from ..bounds import lower_bound
 from ..bounds.load import load
 from ..bounds.ways import ways
 from . import STAGES, TOLERANCE, Exact

@@ -17,7 +17,6 @@ from ...plans import Placed, Plan, Transfer
 from ...simulate import Schedule, simulate
 from ...timeline import Memory
 from ...topological import topological
-from ..bounds import sound
 from ..period import balance, bound
 from ..period.loads import Standing
 from .calls import Calls
@@ -87,7 +86,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         resident=found.resident,
         memory=found.memory,
         makespan=found.makespan,
-        lower_bound=sound(bound(loads), period),
+        lower_bound=bound(loads),
         reasons=StrictShares(graph, [run.name for run in built.runs], at, called),
         stopped="time" if cut else "",
         period=period,
@@ -226,6 +225,6 @@ def _plan(
             for device, nbytes in zip(machine.devices, used)
         ),
         makespan=makespan,
-        lower_bound=sound(max(way, default=0.0), makespan),
+        lower_bound=max(way, default=0.0),
         stopped=stopped,
     )

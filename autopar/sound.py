@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import warnings
 
-from ...errors import BoundWarning
+from .errors import BoundWarning
 
 ROUNDING = 1e-9
 """Share of what a plan reaches by which sums of floats may put a bound above it."""
 
 
 def sound(bound: float, reached: float) -> float:
-    """The bound, and no more than what a plan reached, both in seconds.
+    """The bound, from 0 to what a plan reached, both in seconds.
 
     A bound that the plan refutes by more than rounding proves nothing: then it is 0, with a BoundWarning.
     """
     if bound <= reached * (1 + ROUNDING):
-        return min(bound, reached)
+        return max(0.0, min(bound, reached))
     warnings.warn(
         f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "
         "with the graph. The plan holds; of how near it is to the shortest nothing is claimed",

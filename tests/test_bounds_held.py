@@ -1,0 +1,133 @@
+"""Bounds beside the plans that they are printed with: none is above its plan, and none below the trivial ones."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from taskfiles import randomly
+from tiny import tiny
+
+from autopar.bench.instances import small
+from autopar.errors import BoundWarning, PlanError
+from autopar.formats import described as written
+from autopar.formats import read
+from autopar.placement import place, replan
+from autopar.placement.bounds import lower_bound
+from autopar.placement.once import once
+from autopar.placement.prove import Proven
+from autopar.plans import FORMAT, Plan
+from autopar.problem import Problem
+from autopar.saving import encode
+from autopar.scheduling import schedule
+from autopar.sound import sound
+from autopar.verify import infeasibilities
+
+
+def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):
+    graph = small(1, tasks=10)
+    known = schedule(graph)
+    assert sound(known.makespan * (1 + 1e-10), known.makespan) == known.makespan
+    monkeypatch.setattr("autopar.placement.search.lower_bound", lambda problem: 2 * known.makespan)
+    with pytest.warns(BoundWarning, match="above a plan that takes"):
+        plan = schedule(graph)
+    assert plan.lower_bound == 0.0
+    assert infeasibilities(graph, written(plan)) == []
+
+
+def test_however_a_plan_comes_about_its_bounds_are_held_against_it(tmp_path):
+    plan = schedule(small(1, tasks=10))
+    for more in ({"lower_bound": 2 * plan.makespan}, {"lower_bound": math.nan}):
+        with pytest.warns(BoundWarning, match="above a plan that takes"):
+            assert replace(plan, **more).lower_bound == 0.0
+    with pytest.warns(BoundWarning):
+        assert replace(plan, period=plan.lower_bound / 2).lower_bound == 0.0
+    assert replace(plan, lower_bound=-1.0).lower_bound == 0.0
+    own = replace(plan, costed=once(plan.costed), bound_once=plan.makespan)
+    assert own.bound_once == plan.makespan
+    with pytest.warns(BoundWarning):
+        assert replace(own, bound_once=1.1 * plan.makespan).bound_once == 0.0
+    saved = encode(own) | {"bound_once": 3 * plan.makespan}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"format": FORMAT, "plan": saved}))
+    with pytest.warns(BoundWarning):
+        assert Plan.load(path).bound_once == 0.0
+
+
+def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
+    costed = read(small(1, tasks=10))
+    best, worst = place(costed), place(costed, "round_robin")
+    assert worst.makespan > best.makespan * 1.1
+    monkeypatch.setattr("autopar.placement.search.lower_bound", lambda problem: worst.makespan)
+    with pytest.warns(BoundWarning):
+        assert place(costed, "round_robin").lower_bound == 0.0
+
+
+def test_a_plan_without_copies_that_is_found_later_refutes_the_bound_of_such(monkeypatch):
+    graph = small(3, tasks=10)
+
+    def proved(race, chosen, bound, until):
+        return Proven(chosen, 2 * chosen.makespan)
+
+    monkeypatch.setattr("autopar.placement.search.prove", proved)
+    with pytest.warns(BoundWarning):
+        assert schedule(graph).bound_once == 0.0
+
+
+def test_a_plan_with_copies_that_is_timed_again_is_bounded_as_its_graph_is():
+    for seed in range(20):
+        plan = schedule(small(seed, tasks=12))
+        if plan.costed.again:
+            assert replan(plan.costed, plan).lower_bound == pytest.approx(plan.lower_bound)
+            return
+    raise AssertionError("no plan has copies")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 14), st.sampled_from([0.1, 1.0, 10.0]))
+def test_no_bound_is_below_the_trivial_ones(seed, tasks, ratio):
+    draw = random.Random(seed)
+    for graph in (small(seed, tasks=tasks, ratio=ratio), tiny(seed), randomly(draw, tasks)):
+        least = trivial(graph)
+        try:
+            costed = read(graph)
+        except PlanError:
+            continue
+        assert lower_bound(Problem(costed)) * (1 + 1e-9) >= max(least)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_bound_of_a_period_is_below_the_trivial_one(seed):
+    try:
+        plan = schedule(tiny(seed), objective="throughput")
+    except PlanError:
+        return
+    assert plan.lower_bound * (1 + 1e-9) >= trivial(tiny(seed))[1]
+
+
+def trivial(graph):
+    """The longest way with each task where it is quickest, and all work over all lanes, in seconds: from the file."""
+    lanes = {device["name"]: device.get("lanes", 1) for device in graph["devices"]}
+    quickest, work = {}, 0.0
+    for task in graph["tasks"]:
+        ways = [
+            (int(n), seconds)
+            for d, cost in task["seconds"].items()
+            if task.get("pin") in (None, d)
+            for n, seconds in (cost if isinstance(cost, dict) else {"1": cost}).items()
+            if int(n) <= lanes[d]
+        ]
+        quickest[task["id"]] = min(seconds for _, seconds in ways)
+        work += min(n * seconds for n, seconds in ways)
+    ends: dict[str, float] = {}
+
+    def end(task):
+        if task not in ends:
+            makers = [v["producer"] for v in graph["values"] if task in v["consumers"] and v["producer"]]
+            ends[task] = quickest[task] + max(map(end, makers), default=0.0)
+        return ends[task]
+
+    return max(map(end, quickest)), work / sum(lanes.values())
