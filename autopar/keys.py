@@ -21,27 +21,41 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 class Parameters:
-    """The shapes and dtypes of a model's parameters, read anew once another parameter is in the place of one: to read
-    each at every call would take longer. `forget` it after `.data` has been given another shape, which leaves the
-    parameter the same object.
+    """The shapes, strides and dtypes of a model's parameters, read anew once another parameter is in the place of one:
+    to read each at every call would take longer. `forget` it after `.data` has been given another shape, which leaves
+    the parameter the same object. The strides of what has a memory format (`module.to(memory_format=...)` sets `.data`)
+    are looked at in every call.
     """
 
     def __init__(self) -> None:
         self._seen: tuple[list[torch.Tensor], int] = [], 0
+        self._formatted: list[torch.Tensor] = []
+        self._strides: list[tuple[int, ...]] = []
         self._numbers: dict[tuple[Any, ...], int] = {(): 0}
 
     def number(self, held: list[torch.Tensor]) -> int:
-        """The same for two lists whose parameters are of the same shapes and dtypes."""
+        """The same for two lists whose parameters are of the same shapes, strides and dtypes."""
         known, number = self._seen
-        if len(known) != len(held) or not all(map(is_, known, held)):
-            forms = tuple([None if is_lazy(item) else (item.shape, item.dtype) for item in held])
+        same = len(known) == len(held) and all(map(is_, known, held))
+        if not same or [item.stride() for item in self._formatted] != self._strides:
+            forms = tuple(
+                [None if is_lazy(item) else (item.shape, _strides(item), item.dtype) for item in held]
+            )
             number = self._numbers.setdefault(forms, len(self._numbers))
             self._seen = held, number
+            self._formatted = [
+                item for item in held if not is_lazy(item) and item.dim() > 3 and _strides(item)
+            ]
+            self._strides = [item.stride() for item in self._formatted]
         return number
 
     def forget(self) -> None:
         """Read all of them at the next call."""
         self._seen = [], 0
+
+
+def _strides(item: torch.Tensor) -> tuple[int, ...] | None:
+    return item.stride() if item.layout is torch.strided else None
 
 
 def call_key(

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..composites import swap
-from ..composites.draws import IN_PLACE, in_place
+from ..composites.draws import IN_PLACE
 from .asked import Asked
 from .private import differentiated
 from .record import Record
@@ -44,7 +44,6 @@ def differentiate(
     place of a tensor that requires grad, or by one.
     """
     swap(record)
-    in_place(record)
     _own(record.graph)
     given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
     graph = differentiated(Record(record, asked, _weights(tensors)), tuple(given), IN_PLACE)

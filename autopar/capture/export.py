@@ -64,7 +64,8 @@ def trace(call: Call, sizes: tuple[Any, ...] | None = None) -> Traced:
         before = torch.export.export(call, tuple(call.arguments.tensors), strict=False, dynamic_shapes=shapes)
     returned = call.returned
     locations = Locations(before.graph_module)
-    in_place(before.graph_module)
+    if in_place(before.graph_module):
+        returned = returned.without_strides()
     return Traced(before.run_decompositions(IN_PLACE), returned, locations)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -42,6 +42,10 @@ class Returned:
         given = iter(values)
         leaves = [next(given) if dynamic else leaf for leaf, dynamic in zip(self.leaves, self.dynamic)]
         return pytree.tree_unflatten(leaves, self.spec)
+
+    def without_strides(self) -> Returned:
+        """The same where nothing is known of strides."""
+        return replace(self, strides=(None,) * len(self.strides))
 
 
 class Call(nn.Module):

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from ..composites.draws import in_place
 from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
@@ -113,8 +114,10 @@ def trace(call: Call, paths: tuple[str, ...]) -> Recorded:
     with quiet():
         with watched() as asked:
             program = torch.export.export(call, tuple(call.arguments.tensors), strict=False)
-        returned = call.returned
         places = _results(program, call)
+        returned = call.returned
+        if in_place(program.graph_module):
+            returned = returned.without_strides()
         given = call.arguments.tensors
         found = sources(program, call)
         tensors = [given[source] if isinstance(source, int) else source.tensor for source in found]

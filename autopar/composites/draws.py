@@ -61,21 +61,49 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
 """What a trace writes for draws in place, by what torch writes, as a table of decompositions."""
 
 
-def in_place(module: torch.fx.GraphModule) -> None:
-    """Write `torch.bernoulli(x, p)`, which makes a row-major tensor, as a draw in place of one, throughout a module
-    that is not functional yet: `bernoulli.p` means a draw in place from then on."""
+_ROW_MAJOR = frozenset({
+    _aten.normal.Tensor_Tensor, _aten.normal.float_Tensor, _aten.poisson.default, _aten._standard_gamma.default,
+    _aten.rrelu.default,
+})  # fmt: skip
+"""Operators that draw into row-major memory whatever they are given, which their fakes do not know."""
+
+
+def in_place(module: torch.fx.GraphModule) -> bool:
+    """Make a recorded module, which is not functional yet, one that `IN_PLACE` fits; whether fake tensors gave a value
+    of it other strides than kernels do.
+
+    `torch.bernoulli(x, p)`, which makes a row-major tensor, becomes a draw in place of one: `bernoulli.p` means a draw
+    in place from then on. What draws into row-major memory is given row-major tensors: the same numbers, in memory
+    that fakes are right about.
+    """
+    wrong = False
     for part in module.modules():
         if not isinstance(part, torch.fx.GraphModule):
             continue
-        graph, changed = part.graph, False
-        for node in list(graph.nodes):
-            if node.target is not _aten.bernoulli.p:
+        found = [node for node in part.graph.nodes if node.target is _aten.bernoulli.p or _row_major(node)]
+        for node in found:
+            if node.target is _aten.bernoulli.p:
+                like = _before(
+                    node, _aten.empty_like.default, node.args[0], memory_format=torch.contiguous_format
+                )
+                node.target, node.args = _aten.bernoulli_.float, (like, *node.args[1:])
                 continue
-            with graph.inserting_before(node):
-                kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format}
-                like = graph.call_function(_aten.empty_like.default, node.args[:1], kwargs)
-            like.meta = dict(node.meta)
-            node.target, node.args = _aten.bernoulli_.float, (like, *node.args[1:])
-            changed = True
-        if changed:
+            wrong = wrong or any(not item.meta["val"].is_contiguous() for item in node.all_input_nodes)
+            for item in node.all_input_nodes:
+                node.replace_input_with(item, _before(node, _aten.contiguous.default, item))
+        if found:
             part.recompile()
+    return wrong
+
+
+def _row_major(node: torch.fx.Node) -> bool:
+    draws = node.target is not _aten.rrelu.default or True in node.args[3:4]
+    return node.target in _ROW_MAJOR and draws
+
+
+def _before(node: torch.fx.Node, target: Any, given: Any, **kwargs: Any) -> torch.fx.Node:
+    """A call in front of a node."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, (given,), kwargs)
+    made.meta = dict(node.meta)
+    return made

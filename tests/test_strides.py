@@ -1,0 +1,257 @@
+"""Tensors lie in memory as eager's do: what parts are rejoined to, and what a call returns."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import autopar
+from autopar import stages
+from autopar.fuse import unfused
+from autopar.graph import JOIN
+from autopar.runtime import bind
+from autopar.runtime.strides import GAPS, alike, laid
+
+SPREAD = ["cpu*2", "emulated:0", "emulated:1"]
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every task is placed by itself, however short it is."""
+    cost = stages.cost
+    monkeypatch.setattr(stages, "cost", lambda *args, **kwargs: unfused(cost(*args, **kwargs)))
+
+
+@st.composite
+def dense(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...]]:
+    """A dense tensor, and its axes from the slowest to the fastest."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    order = draw(st.permutations(range(len(shape))))
+    made = torch.empty_permuted(shape, order)
+    return made.copy_(torch.arange(made.numel()).view(shape)), tuple(order)
+
+
+@given(dense(), st.data())
+def test_parts_are_rejoined_in_the_order_asked_for(
+    whole: tuple[Tensor, tuple[int, ...]], data: st.DataObject
+):
+    tensor, order = whole
+    axis = data.draw(st.integers(0, tensor.dim() - 1))
+    sizes = data.draw(st.lists(st.integers(1, tensor.shape[axis]), min_size=1))
+    stops = [stop for stop in itertools.accumulate(sizes) if stop < tensor.shape[axis]]
+    parts = tensor.tensor_split(stops, axis)
+    if data.draw(st.booleans()):
+        # Kernels may lay a part out in another way.
+        parts = [part.clone(memory_format=torch.contiguous_format) for part in parts]
+    in_order = order == tuple(range(tensor.dim()))
+    made = bind.target(JOIN)(parts, axis) if in_order else bind.target(JOIN)(parts, axis, order)
+    assert torch.equal(made, tensor) and alike(made, tensor.stride())
+
+
+@given(dense(), st.data())
+def test_a_tensor_is_laid_as_another_and_only_where_it_is_not(
+    whole: tuple[Tensor, tuple[int, ...]], data: st.DataObject
+):
+    tensor, _ = whole
+    gaps = data.draw(st.lists(st.integers(1, 3), min_size=tensor.dim(), max_size=tensor.dim()))
+    other = torch.empty([size * gap for size, gap in zip(tensor.shape, gaps)])
+    other = other[tuple(slice(None, None, gap) for gap in gaps)]
+    if data.draw(st.booleans()):
+        axis = data.draw(st.integers(0, tensor.dim() - 1))
+        other = other.narrow(axis, 0, 1).expand_as(tensor)
+        tensor = tensor.narrow(axis, 0, 1).expand_as(tensor).clone()
+    made = laid(tensor, other.stride())
+    assert torch.equal(made, tensor) and alike(made, other.stride())
+    assert laid(made, other.stride()) is made
+
+
+def test_large_gaps_are_not_made_again():
+    made = laid(torch.arange(12.0).view(3, 4).t(), (GAPS, 1))
+    assert made.stride() == (3, 1) and made.untyped_storage().nbytes() == 48
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last)
+
+
+def in_place(x: Tensor) -> Tensor:
+    t = x.clone()
+    t.relu_()
+    t[:, 1:3].zero_()
+    t.transpose(0, 1)[0].fill_(3)
+    return t
+
+
+RETURNS: dict[str, Callable[[Tensor], Any]] = {
+    "transposed": lambda x: (x * 2).transpose(1, 2),
+    "channels last": lambda x: channels_last(x + 1),
+    "expanded": lambda x: (x.mean(0) * 2).expand(3, 4, 6, 8),
+    "every second": lambda x: (x + 1)[:, ::2],
+    "the last": lambda x: (x * 2)[:, -1],
+    "a view of the input": lambda x: x.transpose(0, 1),
+    "an expanded input": lambda x: x[:1].expand(5, 4, 6, 8),
+    "one and its view": lambda x: ((y := x.tanh()), y.transpose(1, 3)),
+    "windows": lambda x: x.sin().unfold(3, 3, 1),
+    "changed in place": in_place,
+    "filled": lambda x: (x * 2).transpose(1, 2)[:, ::2].fill_(3),
+    "several": lambda x: (torch.fft.fft(x, dim=1), torch.einsum("bchw,bcHw->hHbc", x, x), x.sort(1)),
+    "a number and nothing": lambda x: {"n": x.shape[0], "none": None, "sum": x.sum(), "x": x.mT * 2},
+}
+GIVEN: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: torch.randn(4, 4, 6, 8),
+    "transposed": lambda: torch.randn(4, 4, 8, 6).transpose(0, 1).mT,
+    "channels last": lambda: channels_last(torch.randn(4, 4, 6, 8)),
+    "every second": lambda: torch.randn(4, 4, 6, 16)[..., ::2],
+}
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("how", ["alone", "spread", "in parts"])
+@pytest.mark.parametrize("layout", GIVEN)
+def test_outputs_have_eagers_strides(layout: str, how: str) -> None:
+    def everything(x: Tensor) -> dict[str, Any]:
+        return {name: returned(x) for name, returned in RETURNS.items()}
+
+    torch.manual_seed(0)
+    x = GIVEN[layout]()
+    options: dict[str, dict[str, Any]] = {
+        "alone": {"devices": ["cpu"]},
+        "spread": {"devices": SPREAD, "policy": "round_robin", "split": None},
+        "in parts": {"devices": SPREAD, "policy": "round_robin", "split": 2},
+    }
+    fast = autopar.compile(everything, check="never", **options[how])
+    wanted = everything(x)
+    for name, output in fast(x).items():
+        for one, other in zip(tensors(output), tensors(wanted[name]), strict=True):
+            assert torch.allclose(one, other, atol=1e-5), name
+            assert one.stride() == other.stride(), name
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "devices, check", [(["cpu"], "first"), (["cpu"], "never"), (SPREAD, "first")], ids=str
+)
+def test_strides_that_fakes_do_not_know_come_from_kernels_or_the_check(
+    devices: list[str], check: str, training: bool
+) -> None:
+    class Rolled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.roll(super().forward(x).permute(0, 3, 1, 2), 1, 1)
+
+    model, x = Rolled(8, 4).requires_grad_(training), torch.randn(4, 6, 3, 8)
+    fast = autopar.compile(model, devices, policy="round_robin" if devices == SPREAD else "auto", check=check)
+    wanted = model(x)
+    for _ in range(2):
+        found = fast(x)
+        assert torch.allclose(found, wanted, atol=1e-5) and found.stride() == wanted.stride()
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_strides_are_those_of_each_batch_size() -> None:
+    def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.tanh() * 2
+        return y.t(), y.mean(1, keepdim=True).expand(-1, 5)
+
+    fast = autopar.compile(turned, SPREAD, policy="round_robin", check="never")
+    for rows in (4, 5, 6, 9, 7):
+        x = torch.randn(rows, 8)
+        assert [t.stride() for t in fast(x)] == [t.stride() for t in turned(x)]
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_model_in_another_memory_format_is_planned_anew(training: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.3), nn.ReLU()), torch.randn(4, 3, 6, 6)
+    model.requires_grad_(training)
+    fast = autopar.compile(model, SPREAD, policy="round_robin", split=2, check="never")
+    for change in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
+        model.to(memory_format=change)
+        torch.manual_seed(1)
+        wanted = model(x)
+        torch.manual_seed(1)
+        found = fast(x)
+        assert torch.allclose(found, wanted, atol=1e-6) and found.stride() == wanted.stride()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop, self.channels, self.alpha = nn.Dropout(0.5), nn.Dropout2d(0.3), nn.AlphaDropout(0.2)
+        self.head = nn.Linear(8 * 64, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.channels(F.relu(self.second(self.drop(F.relu(self.norm(self.first(x)))))))
+        return self.head(self.alpha(hidden).flatten(1)), hidden
+
+
+def both(which: str) -> tuple[Net, Net, Tensor]:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(4, 3, 8, 8)
+    if which in ("module", "both"):
+        model.to(memory_format=torch.channels_last)
+    if which in ("input", "both"):
+        x = channels_last(x)
+    return model, copy.deepcopy(model), x
+
+
+@pytest.mark.parametrize("which", ["input", "module", "both"])
+def test_a_loop_in_channels_last_is_eagers(which: str) -> None:
+    model, plain, x = both(which)
+    fast = autopar.compile(model, ["cpu*2"], split=2)
+    target = torch.arange(4)
+    losses = []
+    for run, net in ((fast, model), (plain, plain)):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        torch.manual_seed(1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            output, hidden = run(x)
+            loss = F.cross_entropy(output, target) + hidden.square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append((loss.item(), output.stride(), hidden.stride()))
+    for (ours, *strides), (eager, *expected) in zip(losses[:2], losses[2:]):
+        assert ours == pytest.approx(eager, abs=1e-5) and strides == expected
+    for one, other in zip(model.parameters(), plain.parameters()):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, atol=1e-5) and one.grad.stride() == other.grad.stride()
+
+
+@pytest.mark.parametrize("which", ["input", "module", "both"])
+def test_training_steps_in_channels_last_are_eagers(which: str) -> None:
+    model, plain, x = both(which)
+    target = torch.arange(4)
+
+    def loss(outputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[0], target) + outputs[1].square().mean()
+
+    step = autopar.train_step(model, loss, torch.optim.SGD(model.parameters(), 0.1), ["cpu*2"], split=2)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    torch.manual_seed(1)
+    ours = [float(step(x, target)) for _ in range(3)]
+    torch.manual_seed(1)
+    for found in ours:
+        optimizer.zero_grad()
+        wanted = loss(plain(x), target)
+        wanted.backward()
+        optimizer.step()
+        assert found == pytest.approx(wanted.item(), abs=1e-5)
+    for one, other in zip(model.parameters(), plain.parameters()):
+        assert torch.allclose(one, other, atol=1e-5) and one.stride() == other.stride()
