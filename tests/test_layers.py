@@ -10,7 +10,19 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "autopar"
 
 LAYERS = [
-    ["cache", "cores", "errors", "garbage", "kept", "replay", "sound", "tables", "topological", "verify", "versions"],
+    [
+        "cache",
+        "cores",
+        "errors",
+        "garbage",
+        "kept",
+        "replay",
+        "sound",
+        "tables",
+        "topological",
+        "verify",
+        "versions",
+    ],
     ["graph"],
     ["saving", "rewrites"],
     ["machine", "pins"],

@@ -19,7 +19,7 @@ from autopar import stages
 from autopar.fuse import unfused
 from autopar.graph import JOIN
 from autopar.runtime import bind
-from autopar.runtime.strides import GAPS, alike, laid
+from autopar.strides import GAPS, alike, laid
 
 SPREAD = ["cpu*2", "emulated:0", "emulated:1"]
 
