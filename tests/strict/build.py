@@ -31,16 +31,18 @@ SECONDS = 900
 
 
 class CompilerError(Exception):
-    """Why the device cannot be built here, and what to do about it."""
+    """The device does not compile, and what to do about it."""
+
+
+class NoCompilerError(CompilerError):
+    """There is nothing here to compile the device with."""
 
 
 def built() -> Path:
     """The library's path. Compiles it where that has not been done, half a minute of CPU; processes that ask at once
-    wait for the one that compiles. Raises CompilerError."""
+    wait for the one that compiles. Raises NoCompilerError, and CompilerError for what the compiler says."""
     if platform.system() != "Linux":
-        raise CompilerError(
-            f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}"
-        )
+        raise NoCompilerError(f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}")
     compiler = _compiler()
     path = folder() / f"strict-{_key(compiler)}.so"
     if not path.exists():
@@ -55,7 +57,7 @@ def _compiler() -> list[str]:
     command = shlex.split(os.environ.get("CXX", "").strip() or "c++")
     found = shutil.which(command[0])
     if found is None:
-        raise CompilerError(
+        raise NoCompilerError(
             f"the strict accelerator needs a C++20 compiler, and {command[0]!r} is not found; install one "
             "(apt install g++) or name it in CXX"
         )
@@ -96,7 +98,9 @@ def _compile(compiler: list[str], path: Path) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        )
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
         raise CompilerError(

@@ -27,6 +27,7 @@ CONTROL void strict_set_sync_debug_mode(int mode) { settings().sync_debug = mode
 CONTROL int strict_sync_debug_mode() { return settings().sync_debug; }
 
 CONTROL int64_t strict_launches() { return counts().launches; }
+CONTROL int64_t strict_delay_us() { return counts().delay_us; }
 CONTROL int64_t strict_host_waits() { return counts().host_waits; }
 
 // One line for each operator that made the host wait since it could not be launched: its name and how often. Writes as
@@ -36,6 +37,18 @@ CONTROL size_t strict_blocking(char* text, size_t room) {
   for (const auto& [name, times] : blocking()) lines += name + " " + std::to_string(times) + "\n";
   std::memcpy(text, lines.data(), std::min(room, lines.size()));
   return lines.size();
+}
+
+// What the stream is given from now on waits for `strict_release`, which is to be called once.
+CONTROL void* strict_hold(int device, int64_t stream) {
+  auto moment = std::make_shared<Moment>();
+  hold_back(queue(DeviceIndex(device), stream), moment);
+  return new std::shared_ptr<Moment>(std::move(moment));
+}
+CONTROL void strict_release(void* held) {
+  auto* moment = static_cast<std::shared_ptr<Moment>*>(held);
+  (*moment)->happen();
+  delete moment;
 }
 
 // The current stream of the current device does nothing for a while.

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <set>
+#include <stdexcept>
 
 #include "generators.h"
 #include "tensors.h"
@@ -231,7 +232,7 @@ class Call {
         wide ? compute_wide(op, *values) : op.callBoxed(values.get());
         for (size_t i = 0; i < targets.size(); ++i) deliver(targets[i], (*values)[i]);
       } catch (const std::exception& error) {
-        TORCH_CHECK(false, op.operator_name(), ": ", error.what());
+        throw std::runtime_error(c10::toString(op.operator_name()) + ": " + message(error));
       }
     });
   }

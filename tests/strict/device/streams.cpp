@@ -17,7 +17,7 @@ namespace strict {
 
 static std::atomic<uint64_t> current_seed{[] {
   const char* text = std::getenv("STRICT_SEED");
-  return text && *text ? uint64_t(std::strtoull(text, nullptr, 10)) : uint64_t(std::random_device()());
+  return text ? uint64_t(std::strtoull(text, nullptr, 10)) : 0;
 }()};
 
 void Queue::give(Task task, bool late) {
@@ -31,6 +31,7 @@ void Queue::give(Task task, bool late) {
     const int64_t longest = settings().delay_us;
     if (late && longest > 0 && std::uniform_real_distribution<>(0, 1)(random_) < settings().delay_share)
       delay = std::chrono::microseconds(std::uniform_int_distribution<int64_t>(1, longest)(random_));
+    counts().delay_us += delay.count();
     entries_.push_back({std::move(task), delay});
     ++count_given_;
   }
@@ -64,7 +65,7 @@ void Queue::serve() {
     try {
       entry.task();
     } catch (const std::exception& error) {
-      set_fault(device, error.what());
+      set_fault(device, message(error));
     }
     entry.task = nullptr;  // what it owns goes before anybody is told that it is done
     {

@@ -72,7 +72,7 @@ c10::Stream next_stream(DeviceIndex device);
 
 void wait_for_device(DeviceIndex device);
 void seed_delays(uint64_t seed);
-uint64_t seed_of_delays();  // STRICT_SEED, or drawn when the device is loaded
+uint64_t seed_of_delays();  // STRICT_SEED
 
 // One recording of an event.
 class Moment {
