@@ -22,7 +22,9 @@ class Room:
         self.kept = [set(storages) for storages in problem.given]
         stay = not problem.costed.consumed
         self.left = [
-            math.inf if (problem.deliver[v] and stay) or problem.carry[v] or problem.stays[v] else len(readers)
+            math.inf
+            if (problem.deliver[v] and stay) or problem.carry[v] or problem.stays[v]
+            else len(readers)
             for v, readers in enumerate(problem.readers)
         ]
 
