@@ -99,4 +99,6 @@ def test_work_is_counted(given):
     ahead = flops(op, args, kwargs, op(*args))
     back = turned(given)
     assert ahead == flops(overload, args, {}, op(*args)) > 0
-    assert 2 * ahead <= flops(back[0], back[1], {}, back[0](*back[1])) <= 4 * ahead
+    # A gradient for each factor of each product; who has no tape of the forward computes it once more.
+    taped = "outputs" in (argument.name for argument in back[0]._schema.arguments)
+    assert flops(back[0], back[1], {}, back[0](*back[1])) == (2 if taped else 3) * ahead

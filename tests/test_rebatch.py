@@ -1,5 +1,7 @@
 """One proof serves every batch size, with the graph and answers of a capture; or else there is a capture."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -232,6 +234,18 @@ def test_new_weights_modes_and_shapes_are_seen_after_a_proof(captures):
     strided = (torch.randn(3, 8, 8, 7).permute(3, 0, 1, 2),)
     torch.testing.assert_close(fast(*strided), model(*strided))
     assert captures[:3] == [4, 6, 5] and captures[-1] == 7
+
+
+def test_each_mode_is_proved_by_its_own_captures(captures):
+    model = conv()
+    fast = autopar.compile(model, ["cpu"])
+    for rows, training in ((4, False), (5, True), (6, False), (7, True), (8, False), (3, True), (9, False)):
+        model.train(training)
+        twin, args = copy.deepcopy(model), images(rows)
+        torch.testing.assert_close(fast(*args), twin(*args))
+        for mine, theirs in zip(model.buffers(), twin.buffers()):
+            torch.testing.assert_close(mine, theirs)
+    assert captures == [4, 5, 6, 7]
 
 
 def test_a_proof_that_proved_wrong_gives_way_to_captures(captures):

@@ -11,8 +11,10 @@ import pytest
 import torch
 from runtime_cases import THREADS, Case, mlp
 
+import autopar.runtime
 from autopar.errors import RunError
 from autopar.graph import Const, Ref
+from autopar.runtime.run import Executor
 
 ROOT = Path(__file__).parent.parent
 PLACES = [
@@ -315,3 +317,29 @@ def test_ten_thousand_steps():
     executor, x = case.executor(), torch.randn(4, 4)
     assert torch.equal(executor([x])[0], x)
     executor.close()
+
+
+class Stubborn(torch.Tensor):
+    """A tensor that nobody can copy."""
+
+    def clone(self, **_):
+        raise ValueError("not to be copied")
+
+
+@torch.no_grad()
+def test_a_copy_that_fails_is_named():
+    case, x, eager = mlp("emulated:0/0", "emulated:0/0", "emulated:0/0")
+    executor = case.executor()
+    message = (
+        r"the copy of x@cpu to x@emulated:0 failed on emulated:0 \(lane emulated:0/in\): ValueError: not to"
+    )
+    with pytest.raises(RunError, match=message):
+        executor([x.as_subclass(Stubborn)])
+    torch.testing.assert_close(executor([x])[0], eager(x))
+    executor.close()
+
+
+def test_the_executor_is_loaded_when_it_is_asked_for():
+    assert autopar.runtime.Executor is Executor
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = autopar.runtime.nothing
