@@ -204,7 +204,9 @@ def own_loop(case: Case, model: nn.Module, reference: nn.Module, batch: Callable
     return max(worst, _states(model, reference))
 
 
-def train_step(case: Case, model: nn.Module, reference: nn.Module, batch: Callable[[], torch.Tensor]) -> float:
+def train_step(
+    case: Case, model: nn.Module, reference: nn.Module, batch: Callable[[], torch.Tensor]
+) -> float:
     """Loss, backward and update as one graph: losses, and the state they leave."""
     # With torch's own eps Adam makes steps of gradients that are zero but for rounding: biases before a BatchNorm.
     optimizers = [torch.optim.Adam(each.parameters(), 0.01, eps=1e-3) for each in (model, reference)]
@@ -222,7 +224,9 @@ def train_step(case: Case, model: nn.Module, reference: nn.Module, batch: Callab
     return max(worst, _states(model, reference))
 
 
-def data_parallel(case: Case, model: nn.Module, reference: nn.Module, batch: Callable[[], torch.Tensor]) -> float:
+def data_parallel(
+    case: Case, model: nn.Module, reference: nn.Module, batch: Callable[[], torch.Tensor]
+) -> float:
     """The drop-in for `torch.nn.DataParallel` on two accelerators: outputs, and the state training leaves."""
     fast = autopar.DataParallel(model, [0, 1])
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, reference)]

@@ -1,6 +1,6 @@
 """Every case of `rig` on the strict accelerator, for each delay and seed, as a table; fails if one is wrong.
 
-    python tests/rig_table.py --delays 300 2000 --seeds 1 2 --models mlp lstm
+python tests/rig_table.py --delays 300 2000 --seeds 1 2 --models mlp lstm
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import torch
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--delays", nargs="+", type=int, default=[300, 2000], help="longest delay in microseconds")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--delays", nargs="+", type=int, default=[300, 2000], help="longest delay in microseconds"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--models", nargs="+", default=None)
     asked = parser.parse_args()
@@ -26,7 +30,9 @@ def main() -> int:
     torch.set_num_threads(1)
     share = float(os.environ.get("STRICT_DELAY_SHARE") or 0.3)
     wrong = []
-    print("| delays up to | seed | way | right | wrong | largest error | seconds |\n|---|---|---|---|---|---|---|")
+    print(
+        "| delays up to | seed | way | right | wrong | largest error | seconds |\n|---|---|---|---|---|---|---|"
+    )
     for delay in asked.delays:
         for seed in asked.seeds:
             for way in rig.WAYS:
@@ -48,8 +54,13 @@ def main() -> int:
                         right, worst = right + 1, max(worst, found)
                 wrong += bad
                 seconds = time.perf_counter() - began
-                print(f"| {delay} µs | {seed} | {way} | {right} | {len(bad)} | {worst:.1e} | {seconds:.0f} |", flush=True)
-    print(f"\n{device.counts()[0]} kernels and copies were launched; the host waited for {device.host_waits()}.")
+                print(
+                    f"| {delay} µs | {seed} | {way} | {right} | {len(bad)} | {worst:.1e} | {seconds:.0f} |",
+                    flush=True,
+                )
+    print(
+        f"\n{device.counts()[0]} kernels and copies were launched; the host waited for {device.host_waits()}."
+    )
     print("Not launched, since what they return depends on the numbers:", device.told() or "none")
     print(*(" ".join(line.split())[:400] for line in wrong), sep="\n")
     return 1 if wrong else 0

@@ -13,6 +13,8 @@ pytestmark = [
 ]
 
 DEVICES = ["strict:0", "strict:1"]
+
+
 @pytest.fixture(autouse=True)
 def no_delays():
     """Who is late is said by each test."""
@@ -245,7 +247,9 @@ def test_an_error_surfaces_at_a_synchronisation():
     found = torch.nn.functional.embedding(wrong, rows)
     assert found.shape == (1, 3)
     torch.accelerator.synchronize(1)
-    with pytest.raises(RuntimeError, match="strict:0: asynchronous error: aten::index_select: index out of range"):
+    with pytest.raises(
+        RuntimeError, match="strict:0: asynchronous error: aten::index_select: index out of range"
+    ):
         torch.accelerator.synchronize(0)
     torch.accelerator.synchronize(0)
 

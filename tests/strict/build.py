@@ -42,7 +42,9 @@ def built() -> Path:
     """The library's path. Compiles it where that has not been done, half a minute of CPU; processes that ask at once
     wait for the one that compiles. Raises NoCompilerError, and CompilerError for what the compiler says."""
     if platform.system() != "Linux":
-        raise NoCompilerError(f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}")
+        raise NoCompilerError(
+            f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}"
+        )
     compiler = _compiler()
     path = folder() / f"strict-{_key(compiler)}.so"
     if not path.exists():
@@ -98,9 +100,7 @@ def _compile(compiler: list[str], path: Path) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS
-        )
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
         raise CompilerError(
