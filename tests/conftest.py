@@ -49,7 +49,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def _settings() -> str:
     """The environment of this run, as one types it."""
-    return " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_"))
+    return " ".join(
+        f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_")
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

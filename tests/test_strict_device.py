@@ -13,6 +13,8 @@ pytestmark = [
 ]
 
 DEVICES = ["strict:0", "strict:1"]
+
+
 @pytest.fixture(autouse=True)
 def no_delays():
     """Who is late is said by each test."""
@@ -245,14 +247,16 @@ def test_an_error_surfaces_at_a_synchronisation():
     found = torch.nn.functional.embedding(wrong, rows)
     assert found.shape == (1, 3)
     torch.accelerator.synchronize(1)
-    with pytest.raises(RuntimeError, match="strict:0: asynchronous error: aten::index_select: index out of range"):
+    with pytest.raises(
+        RuntimeError, match="strict:0: asynchronous error: aten::index_select: index out of range"
+    ):
         torch.accelerator.synchronize(0)
     torch.accelerator.synchronize(0)
 
 
 def test_mistakes_of_the_caller_are_errors_at_once():
     x = torch.ones(2, 3, device="strict:0")
-    with pytest.raises(RuntimeError, match="shape|size"):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
         x @ x
     with pytest.raises(RuntimeError, match="size"):
         x.add_(torch.ones(4, device="strict:0"))

@@ -129,7 +129,12 @@ def test_views_and_results_written_into():
 def test_complex_numbers():
     x = torch.randn(8, dtype=torch.complex64)
     there = x.to(rig.FIRST)
-    for function in (torch.conj, lambda z: torch.imag(z.conj()), lambda z: torch.view_as_real(z * 2), torch.fft.fft):
+    for function in (
+        torch.conj,
+        lambda z: torch.imag(z.conj()),
+        lambda z: torch.view_as_real(z * 2),
+        torch.fft.fft,
+    ):
         assert torch.allclose(function(there).cpu().resolve_conj(), function(x).resolve_conj(), atol=1e-5)
 
 

@@ -22,7 +22,8 @@ from autopar.cache import folder
 SOURCES = Path(__file__).parent / "device"
 TORCH = Path(torch.__file__).parent
 FLAGS = (
-    "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={torch._C._GLIBCXX_USE_CXX11_ABI:d}",
+    "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w",
+    f"-D_GLIBCXX_USE_CXX11_ABI={torch._C._GLIBCXX_USE_CXX11_ABI:d}",
     "-isystem", str(TORCH / "include"), "-isystem", str(TORCH / "include" / "torch" / "csrc" / "api" / "include"),
 )  # fmt: skip
 LIBRARIES = ("-shared", "-L", str(TORCH / "lib"), "-lc10", "-ltorch_cpu")
@@ -42,7 +43,9 @@ def built() -> Path:
     """The library's path. Compiles it where that has not been done, half a minute of CPU; processes that ask at once
     wait for the one that compiles. Raises NoCompilerError, and CompilerError for what the compiler says."""
     if platform.system() != "Linux":
-        raise NoCompilerError(f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}")
+        raise NoCompilerError(
+            f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}"
+        )
     compiler = _compiler()
     path = folder() / f"strict-{_key(compiler)}.so"
     if not path.exists():
@@ -98,9 +101,7 @@ def _compile(compiler: list[str], path: Path) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS
-        )
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
         raise CompilerError(

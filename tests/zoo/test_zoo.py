@@ -98,4 +98,6 @@ def test_all_on_the_strict_accelerator() -> None:
     found = verdicts(entry.name for entry in ALL)
     for name, row in ROWS.items():
         row.verdicts[STRICT] = found[name]
-    assert not {name: cell for name, cell in found.items() if cell != REFUSED and not re.match(r"exact|\d", cell)}
+    assert not {
+        name: cell for name, cell in found.items() if cell != REFUSED and not re.match(r"exact|\d", cell)
+    }
