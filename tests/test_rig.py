@@ -1,10 +1,11 @@
-"""Inference, training and `DataParallel` on an accelerator, as on the CPU. `rig_table.py` runs every case."""
+"""Inference, training and `DataParallel` on an accelerator, as on the CPU. `rig_table.py` runs all of `rig_cases`."""
 
 import itertools
 
 import pytest
 import rig
 import torch
+from rig_cases import Case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -12,17 +13,17 @@ pytestmark = [
 ]
 
 
-def chosen() -> list[rig.Case]:
+def chosen() -> list[Case]:
     """Each way for each model and home; policies and cuts by turns, so that each meets each model."""
     found = []
     ways = ("inference", "own loop", "train_step")
     settings = itertools.cycle(itertools.product(rig.POLICIES, (None, 2)))
     for model in rig.MODELS:
         for home, way in itertools.product(("cpu", rig.FIRST), ways):
-            found.append(rig.Case(way, model, home, *next(settings)))
+            found.append(Case(way, model, home, *next(settings)))
         next(settings)
     for home, model in zip(itertools.cycle((rig.FIRST, "cpu")), rig.MODELS):
-        found.append(rig.Case("DataParallel", model, home))
+        found.append(Case("DataParallel", model, home))
     return found
 
 

@@ -22,7 +22,8 @@ from autopar.cache import folder
 SOURCES = Path(__file__).parent / "device"
 TORCH = Path(torch.__file__).parent
 FLAGS = (
-    "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={torch._C._GLIBCXX_USE_CXX11_ABI:d}",
+    "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w",
+    f"-D_GLIBCXX_USE_CXX11_ABI={torch._C._GLIBCXX_USE_CXX11_ABI:d}",
     "-isystem", str(TORCH / "include"), "-isystem", str(TORCH / "include" / "torch" / "csrc" / "api" / "include"),
 )  # fmt: skip
 LIBRARIES = ("-shared", "-L", str(TORCH / "lib"), "-lc10", "-ltorch_cpu")

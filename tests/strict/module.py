@@ -40,9 +40,9 @@ class Properties(NamedTuple):
 def load() -> types.ModuleType:
     """Build and register the device, and return `torch.strict`; the same module when called again.
 
-    `torch.accelerator` knows the device from then on. Settings are those of the environment, where those it does not
-    have are put, so that processes started later have the same seed. Raises CompilerError where it cannot be built, RuntimeError where
-    this process has another private backend.
+    `torch.accelerator` knows the device from then on. Settings are those of the environment; those it lacks are put
+    there, so that processes started later have the same seed. Raises CompilerError where it cannot be built,
+    RuntimeError where this process has another private backend.
     """
     if f"torch.{NAME}" in sys.modules:
         return sys.modules[f"torch.{NAME}"]

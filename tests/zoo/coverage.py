@@ -70,7 +70,7 @@ def write(rows: Iterable[Row], path: Path = PATH) -> None:
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
     equal = sum(bool(row.how) and all(row.verdicts.get(r, "exact") == "exact" for r in WHOLE) for row in rows)
     refused = sum(not row.how for row in rows)
-    total = f"{len(rows)} models: {equal} exact on every route of the CPU's that keeps the batch whole, {refused} refused.\n"
+    total = f"{len(rows)} models: {equal} exact on {', '.join(WHOLE)}; {refused} refused.\n"
     path.write_text("\n".join([HEAD, where(), "", total, *lines, ""]))
 
 

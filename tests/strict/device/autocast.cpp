@@ -1,4 +1,5 @@
-// Autocast: torch's own lists of operators in lower precision, in float32, and in the widest dtype of their arguments.
+// Autocast: torch's own lists of operators in lower precision, in float32, and in the widest dtype of their
+// arguments.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
@@ -12,9 +13,7 @@ namespace strict {
 
 using namespace at;  // in which the macros are written
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   AT_FORALL_LOWER_PRECISION_FP(LOW)
