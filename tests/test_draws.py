@@ -28,6 +28,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 # A CPU draws many numbers at once, from sixteen on, where memory has no gaps.
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda v: F.dropout(v, 0.4, True),
+    "after dropout": lambda v: torch.randn_like(F.dropout(v, 0.4, True)),
     "dropout in place": lambda v: F.dropout(v * 1, 0.4, True, True),
     "dropout1d": lambda v: F.dropout1d(v[:, :, 0], 0.4, True),
     "dropout2d": lambda v: F.dropout2d(v, 0.4, True),
@@ -105,6 +106,24 @@ def test_draws_are_eagers_in_any_layout_and_any_parts(layout: str, training: boo
                 assert torch.allclose(found, eager, atol=1e-6), (what, sizes)
             else:
                 assert torch.equal(found, eager), (what, sizes)
+
+
+def test_rows_in_blocks_of_a_merged_axis_are_rejoined_in_eagers_order() -> None:
+    def merged(x: Tensor) -> Tensor:
+        v = torch.sin(torch.tanh(x * 2).reshape(-1, 5))
+        return torch.randn_like(v) + v
+
+    x = torch.randn(5, 3, 6).permute(1, 2, 0)
+    captured = capture(merged, (x,), {})
+    graph = split_graph(captured.graph, (4, 2))
+    assert any(task.name.endswith("#merge") for task in graph.tasks)
+    values = {graph.inputs[0]: x}
+    torch.manual_seed(5)
+    wanted = merged(x)
+    torch.manual_seed(5)
+    for _ in interpret(graph, captured.calls, values, CPU):
+        pass
+    assert torch.equal(values[graph.outputs[0]], wanted)
 
 
 class Layer(nn.Module):

@@ -57,6 +57,12 @@ def test_parts_are_rejoined_in_the_order_asked_for(
     assert torch.equal(made, tensor) and alike(made, tensor.stride())
 
 
+def test_parts_in_channels_last_are_rejoined_row_major_too():
+    whole = torch.randn(4, 3, 5, 2)
+    made = bind.target(JOIN)([channels_last(part) for part in whole.split(2)], 0)
+    assert torch.equal(made, whole) and made.is_contiguous()
+
+
 @given(dense(), st.data())
 def test_a_tensor_is_laid_as_another_and_only_where_it_is_not(
     whole: tuple[Tensor, tuple[int, ...]], data: st.DataObject
@@ -119,14 +125,16 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 
 @pytest.mark.usefixtures("one_by_one")
-@pytest.mark.parametrize("how", ["alone", "spread", "in parts"])
+@pytest.mark.parametrize(
+    "how, training", [("alone", False), ("spread", False), ("in parts", False), ("spread", True)]
+)
 @pytest.mark.parametrize("layout", GIVEN)
-def test_outputs_have_eagers_strides(layout: str, how: str) -> None:
+def test_outputs_have_eagers_strides(layout: str, how: str, training: bool) -> None:
     def everything(x: Tensor) -> dict[str, Any]:
         return {name: returned(x) for name, returned in RETURNS.items()}
 
     torch.manual_seed(0)
-    x = GIVEN[layout]()
+    x = GIVEN[layout]().requires_grad_(training)
     options: dict[str, dict[str, Any]] = {
         "alone": {"devices": ["cpu"]},
         "spread": {"devices": SPREAD, "policy": "round_robin", "split": None},
@@ -137,7 +145,7 @@ def test_outputs_have_eagers_strides(layout: str, how: str) -> None:
     for name, output in fast(x).items():
         for one, other in zip(tensors(output), tensors(wanted[name]), strict=True):
             assert torch.allclose(one, other, atol=1e-5), name
-            assert one.stride() == other.stride(), name
+            assert one.stride() == other.stride() and one.requires_grad == other.requires_grad, name
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -162,9 +170,9 @@ def test_strides_that_fakes_do_not_know_come_from_kernels_or_the_check(
 
 @pytest.mark.usefixtures("one_by_one")
 def test_strides_are_those_of_each_batch_size() -> None:
-    def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    def turned(x: Tensor) -> tuple[Tensor, ...]:
         y = x.tanh() * 2
-        return y.t(), y.mean(1, keepdim=True).expand(-1, 5)
+        return y.t(), y.t().contiguous(), y.mean(1, keepdim=True).expand(-1, 5)
 
     fast = autopar.compile(turned, SPREAD, policy="round_robin", check="never")
     for rows in (4, 5, 6, 9, 7):
