@@ -27,25 +27,28 @@ ERRORS = (AutoparError, RuntimeError, TypeError, ValueError, LookupError, Attrib
 REFUSED = "-"
 
 
-def shown(entry: Entry, parts: int | None = None) -> str:
-    """How an entry went: exact, a number, what went wrong; REFUSED where it is not captured or cannot be cut."""
+def shown(entry: Entry) -> tuple[str, str]:
+    """How an entry went, its batch whole and in two: exact, a number, what went wrong; REFUSED where it is not
+    captured or cannot be cut."""
     reference = routes.eager(entry)
     try:
         subject = routes.Subject.of(entry)
     except CaptureError:
-        return REFUSED
-    if parts and subject.captured.how == "opaque":
-        return REFUSED
-    try:
-        return verdict(reference, routes.executed(subject, DEVICES, parts))
-    except PlanError as error:
-        return REFUSED if parts and "cannot be cut" in str(error) else f"PlanError: {error}"
-    except ERRORS as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return REFUSED, REFUSED
+
+    def once(parts: int | None) -> str:
+        try:
+            return verdict(reference, routes.executed(subject, DEVICES, parts))
+        except PlanError as error:
+            return REFUSED if parts and "cannot be cut" in str(error) else f"PlanError: {error}"
+        except ERRORS as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+    return once(None), REFUSED if subject.captured.how == "opaque" else once(2)
 
 
 def verdicts(names: Iterable[str]) -> dict[str, str]:
-    """`shown` of each of these, by another process. Raises RuntimeError with what it wrote where it fails."""
+    """How each of these went whole, by another process. Raises RuntimeError with what it wrote where it fails."""
     tests = Path(__file__).parents[1]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tests), str(tests.parent)]))
     command = [sys.executable, "-m", "zoo.strict_route", *names]
@@ -63,7 +66,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     entries = [REGISTRY[name] for name in sys.argv[1:]] or [*MODELS, *TRAPS]
-    print(json.dumps({entry.name: shown(entry) for entry in entries}, indent=1))
+    print(json.dumps({entry.name: shown(entry)[0] for entry in entries}, indent=1))
 
 
 if __name__ == "__main__":
