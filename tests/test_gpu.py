@@ -197,8 +197,8 @@ def test_recorded():
     last = timeline.last
     assert {f"{FIRST}/0", f"{FIRST}/in", "cpu/0"} <= {span.lane for span in last.spans}
     assert all(0 <= span.start <= span.end for span in last.spans)
-    # Host and device clocks are two: they agree to well under a millisecond.
-    assert max(span.end for span in last.spans) <= last.makespan + 1e-3
+    # Host and device clocks are two, read one after the other: on a busy machine a thread's turn lies in between.
+    assert max(span.end for span in last.spans) <= last.makespan + 0.1
     assert not last.label
     fast.close()
 
