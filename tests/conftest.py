@@ -4,7 +4,6 @@ process, so a run without the option never does."""
 from __future__ import annotations
 
 import os
-import random
 import zlib
 from collections.abc import Iterator
 
@@ -13,8 +12,6 @@ import strict
 import torch
 
 HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerator strict"
-DELAY_US, DELAY_SHARE = 1000, 0.3
-"""Longest delay of a kernel or copy and the share that is delayed, where the environment does not say."""
 
 missing = pytest.StashKey[str]()
 
@@ -30,14 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     wanted = config.getoption("accelerator")
     if wanted == strict.NAME:
-        # Workers are started by this process, later: all have one seed.
-        os.environ.setdefault("STRICT_SEED", str(random.SystemRandom().getrandbits(32)))
-        os.environ.setdefault("STRICT_DELAY_US", str(DELAY_US))
-        os.environ.setdefault("STRICT_DELAY_SHARE", str(DELAY_SHARE))
         try:
             strict.load()
         except strict.CompilerError as error:
-            if os.environ.get("CI"):
+            if os.environ.get("CI") or not isinstance(error, strict.NoCompilerError):
                 raise pytest.UsageError(str(error)) from error
             config.stash[missing] = str(error)
         return
@@ -51,10 +44,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     if _kind() != strict.NAME:
         return None
+<<<<<<< HEAD
     settings = (
         f"{name}={os.environ[name]}" for name in ("STRICT_SEED", "STRICT_DELAY_US", "STRICT_DELAY_SHARE")
     )
     return f"accelerator: strict, {torch.accelerator.device_count()} devices, {' '.join(settings)}"
+=======
+    return f"accelerator: strict, {torch.accelerator.device_count()} devices, {_settings()}"
+
+
+def _settings() -> str:
+    """The environment of this run, as one types it."""
+    return " ".join(
+        f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_")
+    )
+>>>>>>> f5ce42f5199cb5ae140c7b9e1ca093677bae386b
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -68,12 +72,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     if report.failed and _kind() == strict.NAME and item.get_closest_marker("gpu"):
+<<<<<<< HEAD
         again = " ".join(
             f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_")
         )
         report.sections.append(
             ("with the same delays", f"{again} python -m pytest -m gpu --accelerator strict '{item.nodeid}'")
         )
+=======
+        again = f"{_settings()} python -m pytest -m gpu --accelerator strict '{item.nodeid}'"
+        report.sections.append(("with the same delays", again))
+>>>>>>> f5ce42f5199cb5ae140c7b9e1ca093677bae386b
     return report
 
 

@@ -6,7 +6,7 @@
 It changes `torch.accelerator` for the whole process, for good.
 """
 
-from .build import CompilerError, built
+from .build import CompilerError, NoCompilerError, built
 from .module import NAME, load
 
-__all__ = ["NAME", "CompilerError", "built", "load"]
+__all__ = ["NAME", "CompilerError", "NoCompilerError", "built", "load"]

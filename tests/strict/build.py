@@ -22,7 +22,8 @@ from autopar.cache import folder
 SOURCES = Path(__file__).parent / "device"
 TORCH = Path(torch.__file__).parent
 FLAGS = (
-    "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={torch._C._GLIBCXX_USE_CXX11_ABI:d}",
+    "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w",
+    f"-D_GLIBCXX_USE_CXX11_ABI={torch._C._GLIBCXX_USE_CXX11_ABI:d}",
     "-isystem", str(TORCH / "include"), "-isystem", str(TORCH / "include" / "torch" / "csrc" / "api" / "include"),
 )  # fmt: skip
 LIBRARIES = ("-shared", "-L", str(TORCH / "lib"), "-lc10", "-ltorch_cpu")
@@ -31,14 +32,18 @@ SECONDS = 900
 
 
 class CompilerError(Exception):
-    """Why the device cannot be built here, and what to do about it."""
+    """The device does not compile, and what to do about it."""
+
+
+class NoCompilerError(CompilerError):
+    """There is nothing here to compile the device with."""
 
 
 def built() -> Path:
     """The library's path. Compiles it where that has not been done, half a minute of CPU; processes that ask at once
-    wait for the one that compiles. Raises CompilerError."""
+    wait for the one that compiles. Raises NoCompilerError, and CompilerError for what the compiler says."""
     if platform.system() != "Linux":
-        raise CompilerError(
+        raise NoCompilerError(
             f"the strict accelerator needs Linux (memfd_create), and this is {platform.system()}"
         )
     compiler = _compiler()
@@ -55,7 +60,7 @@ def _compiler() -> list[str]:
     command = shlex.split(os.environ.get("CXX", "").strip() or "c++")
     found = shutil.which(command[0])
     if found is None:
-        raise CompilerError(
+        raise NoCompilerError(
             f"the strict accelerator needs a C++20 compiler, and {command[0]!r} is not found; install one "
             "(apt install g++) or name it in CXX"
         )

@@ -4,10 +4,14 @@ how unforgiving it is."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib
+import os
+import random
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +19,12 @@ import torch
 from .build import built
 
 NAME = "strict"
+DEFAULTS = {
+    "STRICT_SEED": lambda: random.SystemRandom().getrandbits(32),
+    "STRICT_DELAY_US": lambda: 1000,
+    "STRICT_DELAY_SHARE": lambda: 0.3,
+}
+"""What the environment need not say."""
 CHIP = "strict asynchronous CPU"
 MODES = {"default": 0, "warn": 1, "error": 2}
 
@@ -30,8 +40,9 @@ class Properties(NamedTuple):
 def load() -> types.ModuleType:
     """Build and register the device, and return `torch.strict`; the same module when called again.
 
-    `torch.accelerator` knows the device from then on. Raises CompilerError where it cannot be built, RuntimeError where
-    this process has another private backend.
+    `torch.accelerator` knows the device from then on. Settings are those of the environment; those it lacks are put
+    there, so that processes started later have the same seed. Raises CompilerError where it cannot be built,
+    RuntimeError where this process has another private backend.
     """
     if f"torch.{NAME}" in sys.modules:
         return sys.modules[f"torch.{NAME}"]
@@ -39,6 +50,8 @@ def load() -> types.ModuleType:
     if taken not in ("privateuseone", NAME):
         raise RuntimeError(f"this process has the backend {taken!r}; set TORCH_DEVICE_BACKEND_AUTOLOAD=0")
     path = built()
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, str(value()))
     # Shapes of operators that have no Meta kernel in C++.
     importlib.import_module("torch._meta_registrations")
 
@@ -100,6 +113,8 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
     set_state = control("set_rng_state", number, ctypes.c_void_p)
     launches, waits = control("launches", gives=times), control("host_waits", gives=times)
     blocking = control("blocking", ctypes.c_char_p, bytes_, gives=bytes_)
+    hold = control("hold", number, times, gives=ctypes.c_void_p)
+    release = control("release", ctypes.c_void_p)
     set_mode = control("set_sync_debug_mode", number)
 
     def get_rng_state(which: Any = NAME) -> torch.Tensor:
@@ -115,8 +130,18 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
 
     def told() -> dict[str, int]:
         text = ctypes.create_string_buffer(1 << 20)
-        lines = text.raw[: min(blocking(text, len(text)), len(text))].decode().splitlines()
+        size = blocking(text, len(text))
+        lines = text.raw[:size].decode().splitlines()
         return {name: int(count) for name, _, count in (line.rpartition(" ") for line in lines)}
+
+    @contextlib.contextmanager
+    def held(stream: torch.Stream) -> Iterator[None]:
+        """What the stream is given in this context is done after it. The host must not wait for it meanwhile."""
+        handle = hold(stream.device_index, stream.stream_id)
+        try:
+            yield
+        finally:
+            release(handle)
 
     def set_sync_debug_mode(mode: int | str) -> None:
         set_mode(MODES[mode] if isinstance(mode, str) else mode)
@@ -150,6 +175,7 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
         set_sync_debug_mode=set_sync_debug_mode,
         get_sync_debug_mode=control("sync_debug_mode", gives=number),
         # Of its own.
+        held=held,
         set_seed=control("set_seed", seed_number),
         seed=control("seed", gives=seed_number),
         set_delay=control("set_delay", times, share),
@@ -158,5 +184,6 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
         counts=lambda: (launches(), sum(told().values())),
         told=told,
         host_waits=waits,
+        delayed_us=control("delay_us", gives=times),
     )
     return module

@@ -87,6 +87,13 @@ def largest(reference: Any, result: Any) -> float:
     )
 
 
+def verdict(reference: Any, result: Any) -> str:
+    """`exact` where all bits are equal, the largest error where it is small enough, else the first difference."""
+    return difference(reference, result, exact=False) or (
+        f"{largest(reference, result):.1e}" if difference(reference, result, exact=True) else "exact"
+    )
+
+
 def _tensor(a: torch.Tensor, b: Any, exact: bool) -> str:
     if not isinstance(b, torch.Tensor):
         return f"{type(b).__name__} where eager has a tensor"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,9 +151,9 @@ def compiled(subject: Subject) -> list[Any]:
         fast.close()
 
 
-def executed(subject: Subject, parts: int | None = None) -> list[Any]:
-    """By the runtime on real lanes, round robin over three devices."""
-    executor = Executor(subject.captured, *subject.program("round_robin", *NAMES, parts=parts))
+def executed(subject: Subject, names: Sequence[str] = NAMES, parts: int | None = None) -> list[Any]:
+    """By the runtime on real lanes, round robin over the devices `names`."""
+    executor = Executor(subject.captured, *subject.program("round_robin", *names, parts=parts))
     try:
         return subject.calls(lambda: executor(subject.inputs()))
     finally:

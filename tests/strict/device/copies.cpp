@@ -1,10 +1,13 @@
 // Copies, which wait for what CUDA's wait for.
 //
-// - Between devices: on the source's current stream, after what the destination's current stream has been given, and
+// - Between devices: on the source's current stream, after what the destination's current stream has been
+// given, and
 //   before what it is given next.
-// - Between pinned memory of the host and a device, `non_blocking`: on the device's current stream, and the host goes on.
+// - Between pinned memory of the host and a device, `non_blocking`: on the device's current stream, and the
+// host goes on.
 // - From pageable memory, `non_blocking`: the host goes on once the driver has taken the numbers.
-// - All others make the host wait for the stream. So do those to the host that change dtype or layout: they go by way of
+// - All others make the host wait for the stream. So do those to the host that change dtype or layout: they
+// go by way of
 //   memory that is not pinned.
 #include <ATen/Functions.h>
 #include <torch/library.h>
@@ -37,7 +40,7 @@ void between_devices(const at::Tensor& source, const at::Tensor& target) {
 // Whether the bytes of one are those of the other.
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
-      a.is_non_overlapping_and_dense() && a.is_neg() == b.is_neg();
+         a.is_non_overlapping_and_dense() && a.is_neg() == b.is_neg();
 }
 
 void converted_to_device(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
@@ -60,7 +63,8 @@ void converted_to_host(const at::Tensor& source, const at::Tensor& target) {
 }
 
 char* start(const at::Tensor& tensor) {
-  return static_cast<char*>(const_cast<void*>(tensor.storage().data())) + tensor.storage_offset() * tensor.itemsize();
+  return static_cast<char*>(const_cast<void*>(tensor.storage().data())) +
+         tensor.storage_offset() * tensor.itemsize();
 }
 
 void with_host(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
@@ -79,7 +83,8 @@ void with_host(const at::Tensor& source, const at::Tensor& target, bool non_bloc
     if (pinned) pinned_allocator().record_event(here, nullptr, current_stream(device));
     if (!non_blocking || !pinned) host_waits(device);
   }
-  // Lazily conjugated numbers are conjugated afterwards, as on CUDA: by the host at once where it is the destination.
+  // Lazily conjugated numbers are conjugated afterwards, as on CUDA: by the host at once where it is the
+  // destination.
   if (source.is_conj() != target.is_conj()) target.conj_physical_();
 }
 
@@ -115,11 +120,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // Copies read and write lazily conjugated and negated tensors themselves, as `copy_` does.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(aten, Negative, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace strict

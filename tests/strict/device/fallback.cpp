@@ -1,8 +1,9 @@
 // Every operator that has no kernel of its own here: the CPU's kernel, as a task of the current stream.
 //
-// The host finds what the operator returns by calling it on the Meta device, allocates that, and goes on. Mistakes in
-// arguments are errors at once; what only the numbers show (an index out of range) surfaces at a synchronisation. Where
-// what is returned cannot be known without the numbers (`nonzero`, `equal`), the host waits.
+// The host finds what the operator returns by calling it on the Meta device, allocates that, and goes on.
+// Mistakes in arguments are errors at once; what only the numbers show (an index out of range) surfaces at a
+// synchronisation. Where what is returned cannot be known without the numbers (`nonzero`, `equal`), the host
+// waits.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
@@ -10,6 +11,7 @@
 #include <torch/library.h>
 
 #include <set>
+#include <stdexcept>
 
 #include "generators.h"
 #include "tensors.h"
@@ -22,15 +24,24 @@ using torch::jit::Stack;
 
 // Operators that take tensors of the host beside those of the device, on CUDA as well.
 const std::set<std::string> MIXED{
-    "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
-    "aten::_pack_padded_sequence", "aten::_ctc_loss",
+    "aten::index",         "aten::index_put",
+    "aten::index_put_",    "aten::_index_put_impl_",
+    "aten::_unsafe_index", "aten::_pack_padded_sequence",
+    "aten::_ctc_loss",
 };
 
-// Operators whose sums CUDA keeps in float32 where the tensors are of lower precision; so are their statistics.
+// Operators whose sums CUDA keeps in float32 where the tensors are of lower precision; so are their
+// statistics.
 const std::set<std::string> WIDENED{
-    "aten::native_batch_norm", "aten::native_batch_norm_backward", "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit.no_stats", "aten::_native_batch_norm_legit_no_training", "aten::native_layer_norm",
-    "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
+    "aten::native_batch_norm",
+    "aten::native_batch_norm_backward",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit.no_stats",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::native_layer_norm",
+    "aten::native_layer_norm_backward",
+    "aten::native_group_norm",
+    "aten::native_group_norm_backward",
 };
 
 // The value with `change` made to each tensor in it.
@@ -39,7 +50,8 @@ IValue mapped(const IValue& value, Change&& change) {
   if (value.isTensor()) return value.toTensor().defined() ? IValue(change(value.toTensor())) : value;
   if (value.isTensorList()) {
     c10::List<at::Tensor> made;
-    for (const at::Tensor& tensor : value.toTensorVector()) made.push_back(tensor.defined() ? change(tensor) : tensor);
+    for (const at::Tensor& tensor : value.toTensorVector())
+      made.push_back(tensor.defined() ? change(tensor) : tensor);
     return made;
   }
   if (value.isOptionalTensorList()) {
@@ -101,8 +113,9 @@ class Call {
       mapped(argument(i), [&](const at::Tensor& tensor) {
         if (ours(tensor)) {
           const auto here = tensor.device().index();
-          TORCH_CHECK(device_ < 0 || device_ == here, "Expected all tensors to be on the same device, but found at least two "
-                      "devices, strict:", int(device_), " and strict:", int(here), "! (", op_.operator_name(), ")");
+          TORCH_CHECK(device_ < 0 || device_ == here,
+                      "Expected all tensors to be on the same device, but found at least two devices, strict:",
+                      int(device_), " and strict:", int(here), "! (", op_.operator_name(), ")");
           device_ = here;
         } else {
           host = host || tensor.dim() > 0 || written(i);
@@ -115,8 +128,9 @@ class Call {
       }
     }
     TORCH_CHECK(device_ >= 0, "strict: ", op_.operator_name(), " names no device");
-    TORCH_CHECK(!host || MIXED.count(schema_.name()), "Expected all tensors to be on the same device, but found at least "
-                "two devices, strict:", int(device_), " and cpu! (", op_.operator_name(), ")");
+    TORCH_CHECK(!host || MIXED.count(schema_.name()),
+                "Expected all tensors to be on the same device, but found at least two devices, strict:",
+                int(device_), " and cpu! (", op_.operator_name(), ")");
   }
 
   void find_origins() {
@@ -151,7 +165,7 @@ class Call {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       op_.callBoxed(&forms_);
     } catch (const std::exception&) {
-      return false;  // a mistake of the caller is then one for the CPU as well, and its message is the better one
+      return false;  // a mistake of the caller is one for the CPU as well, whose message is the better one
     }
     return true;
   }
@@ -187,7 +201,8 @@ class Call {
     }
     for (size_t i = 0; i < returned.size(); ++i) {
       if (origins_[i].argument < 0) {
-        returned[i] = mapped(values[i], [&](const at::Tensor& t) { return copy_from(t, empty_as(device_, t), false); });
+        returned[i] =
+            mapped(values[i], [&](const at::Tensor& t) { return copy_from(t, empty_as(device_, t), false); });
         continue;
       }
       returned[i] = argument(origins_[i].argument);
@@ -200,7 +215,8 @@ class Call {
     for (size_t i = 0; i < returned.size(); ++i) {
       const auto& base = argument(origins_[i].argument).toTensor();
       returned[i] = mapped(forms_[i], [&](const at::Tensor& t) {
-        TORCH_CHECK(t.scalar_type() == base.scalar_type(), "strict: ", op_.operator_name(), " changes the dtype of a view");
+        TORCH_CHECK(t.scalar_type() == base.scalar_type(), "strict: ", op_.operator_name(),
+                    " changes the dtype of a view");
         return at::cpu::as_strided(base, t.sizes(), t.strides(), base.storage_offset() + t.storage_offset());
       });
     }
@@ -208,7 +224,8 @@ class Call {
 
   void launch(std::vector<IValue>& returned) {
     for (size_t i = 0; i < returned.size(); ++i)
-      if (origins_[i].kind == Origin::WRITTEN && about(origins_[i].argument).is_out() && forms_[i].isTensor()) {
+      if (origins_[i].kind == Origin::WRITTEN && about(origins_[i].argument).is_out() &&
+          forms_[i].isTensor()) {
         const auto& out = argument(origins_[i].argument).toTensor();
         if (out.sizes() != forms_[i].toTensor().sizes()) out.resize_(forms_[i].toTensor().sizes());
       }
@@ -231,7 +248,7 @@ class Call {
         wide ? compute_wide(op, *values) : op.callBoxed(values.get());
         for (size_t i = 0; i < targets.size(); ++i) deliver(targets[i], (*values)[i]);
       } catch (const std::exception& error) {
-        TORCH_CHECK(false, op.operator_name(), ": ", error.what());
+        throw std::runtime_error(c10::toString(op.operator_name()) + ": " + message(error));
       }
     });
   }
@@ -257,7 +274,10 @@ class Call {
       const auto& target = targets[next++];
       // Statistics that the CPU does not keep: nobody may read them.
       if (tensor.numel() == 0 && target.numel() != 0) return tensor;
-      TORCH_CHECK(target.sizes() == tensor.sizes(), "of shape ", tensor.sizes(), " where Meta said ", target.sizes());
+      const bool convert = target.is_floating_point() && tensor.is_floating_point();
+      TORCH_CHECK(target.sizes() == tensor.sizes() && (convert || target.dtype() == tensor.dtype()),
+                  "a result of shape ", tensor.sizes(), " and ", tensor.dtype(), " where Meta said ",
+                  target.sizes(), " and ", target.dtype());
       target.copy_(tensor);
       return tensor;
     });
@@ -272,13 +292,9 @@ class Call {
   Stack forms_;  // what the operator returns, on Meta
 };
 
-void fallback(const c10::OperatorHandle& op, Stack* stack) {
-  Call(op, stack).run();
-}
+void fallback(const c10::OperatorHandle& op, Stack* stack) { Call(op, stack).run(); }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 }  // namespace
 }  // namespace strict

@@ -1,5 +1,5 @@
-// Random generators: those of a CPU, kept by the host. As on CUDA, what a kernel draws is settled when it is launched:
-// each gets a seed of its own.
+// Random generators: those of a CPU, kept by the host. As on CUDA, what a kernel draws is settled when it is
+// launched: each gets a seed of its own.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>

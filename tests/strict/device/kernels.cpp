@@ -13,9 +13,7 @@ namespace {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
 
-bool given(const Optional& tensor) {
-  return tensor && tensor->defined();
-}
+bool given(const Optional& tensor) { return tensor && tensor->defined(); }
 
 template <class Change>
 Optional mapped(const Optional& tensor, Change change) {
@@ -26,21 +24,21 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const Optional& bi
                    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                    c10::IntArrayRef output_padding, int64_t groups) {
   const auto device = input.device().index();
-  auto made = empty_as(device, at::convolution(form(input), form(weight), mapped(bias, form), stride, padding, dilation,
-                                               transposed, output_padding, groups));
+  auto made = empty_as(device, at::convolution(form(input), form(weight), mapped(bias, form), stride, padding,
+                                               dilation, transposed, output_padding, groups));
   auto inner = [](const Tensor& tensor) { return inside(tensor); };
-  current_queue(device).launch([=, to = inside(made), a = inside(input), b = inside(weight), c = mapped(bias, inner),
-                                s = stride.vec(), p = padding.vec(), d = dilation.vec(), o = output_padding.vec()] {
-    to.copy_(at::convolution(a, b, c, s, p, d, transposed, o, groups));
-  });
+  current_queue(device).launch(
+      [=, to = inside(made), a = inside(input), b = inside(weight), c = mapped(bias, inner), s = stride.vec(),
+       p = padding.vec(), d = dilation.vec(),
+       o = output_padding.vec()] { to.copy_(at::convolution(a, b, c, s, p, d, transposed, o, groups)); });
   return made;
 }
 
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                                        c10::IntArrayRef stride, c10::IntArrayRef padding,
-                                                        c10::IntArrayRef dilation, bool transposed,
-                                                        c10::IntArrayRef output_padding, int64_t groups,
-                                                        std::array<bool, 3> mask) {
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& input,
+                                                        const Tensor& weight, c10::IntArrayRef stride,
+                                                        c10::IntArrayRef padding, c10::IntArrayRef dilation,
+                                                        bool transposed, c10::IntArrayRef output_padding,
+                                                        int64_t groups, std::array<bool, 3> mask) {
   const auto device = input.device().index();
   const std::vector<int64_t> channels{grad.size(1)};
   std::array<Tensor, 3> made, to;
@@ -51,8 +49,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, cons
     if (mask[i]) to[i] = inside(made[i]);
   current_queue(device).launch([=, g = inside(grad), a = inside(input), b = inside(weight), s = stride.vec(),
                                 p = padding.vec(), d = dilation.vec(), o = output_padding.vec()] {
-    auto [x, w, bias] = at::convolution_backward(g, a, b, at::OptionalIntArrayRef(channels), s, p, d, transposed, o,
-                                                 groups, mask);
+    auto [x, w, bias] = at::convolution_backward(g, a, b, at::OptionalIntArrayRef(channels), s, p, d,
+                                                 transposed, o, groups, mask);
     if (mask[0]) to[0].copy_(x);
     if (mask[1]) to[1].copy_(w);
     if (mask[2]) to[2].copy_(bias);
@@ -67,13 +65,12 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   return {input * mask * (p == 1 ? 0.0 : 1 / (1 - p)), mask};
 }
 
-int64_t attention(const Tensor&, const Tensor&, const Tensor&, const Optional&, double, bool, std::optional<double>, bool) {
+int64_t attention(const Tensor&, const Tensor&, const Tensor&, const Optional&, double, bool,
+                  std::optional<double>, bool) {
   return static_cast<int64_t>(sdp::SDPBackend::math);
 }
 
-Tensor gates(const Tensor& input, const Optional& bias) {
-  return given(bias) ? input + *bias : input;
-}
+Tensor gates(const Tensor& input, const Optional& bias) { return given(bias) ? input + *bias : input; }
 
 Tensor or_zeros(const Optional& grad, const Tensor& like) {
   return given(grad) ? *grad : at::zeros_like(like);
@@ -89,14 +86,14 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& 
 }
 
 std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const Optional& grad_hidden, const Optional& grad_cell,
-                                                      const Tensor& cell, const Tensor& next, const Tensor& workspace,
-                                                      bool bias) {
+                                                      const Tensor& cell, const Tensor& next,
+                                                      const Tensor& workspace, bool bias) {
   auto parts = workspace.chunk(4, 1);
   auto &i = parts[0], &f = parts[1], &g = parts[2], &o = parts[3];
   auto grad = or_zeros(grad_hidden, next), t = next.tanh();
   auto c = grad * o * (1 - t * t) + or_zeros(grad_cell, next);
-  auto made = at::cat(
-      {c * g * i * (1 - i), c * cell * f * (1 - f), c * i * (1 - g * g), grad * t * o * (1 - o)}, 1);
+  auto made =
+      at::cat({c * g * i * (1 - i), c * cell * f * (1 - f), c * i * (1 - g * g), grad * t * o * (1 - o)}, 1);
   return {made, c * f, bias ? made.sum(0) : Tensor()};
 }
 
@@ -109,8 +106,8 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input, const Tensor& hidden, c
   return {n + z * (state - n), at::cat({r, z, n, state, b[2]}, 1)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad, const Tensor& workspace,
-                                                                     bool bias) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad,
+                                                                     const Tensor& workspace, bool bias) {
   auto parts = workspace.chunk(5, 1);
   auto &r = parts[0], &z = parts[1], &n = parts[2], &state = parts[3], &hidden = parts[4];
   auto by_n = grad * (1 - z) * (1 - n * n);

@@ -10,7 +10,8 @@
 
 namespace strict {
 
-constexpr size_t SPAN = size_t(64) << 30;  // addresses of a device: more than its memory, since blocks are never joined
+constexpr size_t SPAN =
+    size_t(64) << 30;  // addresses of a device: more than its memory, since blocks are never joined
 constexpr size_t ROUND = 512;
 constexpr size_t PAGE = 4096;
 constexpr auto ALL = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -40,8 +41,8 @@ std::vector<Arena>& arenas() {
   return *made;
 }
 
-// The smallest address of at least `bytes` that wastes no more than a quarter, taken out of the list; null for none.
-// `bytes` becomes its size.
+// The smallest address of at least `bytes` that wastes no more than a quarter, taken out of the list; null
+// for none. `bytes` becomes its size.
 char* take(std::multimap<size_t, char*>& addresses, size_t& bytes) {
   auto found = addresses.lower_bound(bytes);
   if (found == addresses.end() || found->first > bytes + bytes / 4) return nullptr;
@@ -104,7 +105,8 @@ at::DataPtr Allocator::allocate(size_t bytes) {
   return {address, new Block{place, address, size, {}}, &release, c10::Device(TYPE, device)};
 }
 
-// Memory that is in nobody's cache. Frees all caches of the device, as CUDA's allocator does, before it gives up.
+// Memory that is in nobody's cache. Frees all caches of the device, as CUDA's allocator does, before it gives
+// up.
 char* Allocator::fresh(DeviceIndex device, size_t bytes, std::unique_lock<std::mutex>& hold) {
   auto full = [&] { return size_t(stats_[device].reserved_bytes[ALL].current) + bytes > device_memory(); };
   if (full()) {
@@ -114,8 +116,8 @@ char* Allocator::fresh(DeviceIndex device, size_t bytes, std::unique_lock<std::m
     give_back(device);
     if (full()) {
       stats_[device].num_ooms += 1;
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "strict out of memory. Tried to allocate ", bytes, " bytes on strict:",
-                       int(device), ", of whose ", device_memory(), " bytes ",
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "strict out of memory. Tried to allocate ", bytes,
+                       " bytes on strict:", int(device), ", of whose ", device_memory(), " bytes ",
                        stats_[device].allocated_bytes[ALL].current, " are in use");
     }
   }
@@ -173,9 +175,7 @@ void Allocator::finish(Block* block) {
   delete block;
 }
 
-at::DeleterFnPtr Allocator::raw_deleter() const {
-  return &release;
-}
+at::DeleterFnPtr Allocator::raw_deleter() const { return &release; }
 
 void Allocator::copy_data(void*, const void*, size_t) const {
   TORCH_CHECK(false, "strict: memory is copied by streams");

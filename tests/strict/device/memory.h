@@ -1,10 +1,13 @@
 // Device memory and its allocator.
 //
-// - The memory of a device is one file in memory, mapped twice. The addresses that torch sees cannot be read or written:
+// - The memory of a device is one file in memory, mapped twice. The addresses that torch sees cannot be read
+// or written:
 //   a host that touches device memory dies. Threads of streams use the second mapping.
-// - The allocator is stream-ordered, as CUDA's: a block that the host frees may be handed out again at once on the
+// - The allocator is stream-ordered, as CUDA's: a block that the host frees may be handed out again at once
+// on the
 //   stream it was allocated on, and on no other. Streams that use a block of another stream must be told by
-//   `record_stream`: it is then handed out again when they have done what they had been given when it was freed.
+//   `record_stream`: it is then handed out again when they have done what they had been given when it was
+//   freed.
 // - Fresh and freed memory is filled with 0xFF (NaN, -1) by a task of the allocating stream.
 // - Tasks hold no references to tensors: what is freed too early gives wrong answers, as on a GPU.
 #pragma once

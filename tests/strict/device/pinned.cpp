@@ -82,9 +82,7 @@ void PinnedAllocator::empty_cache() {
   cached_.clear();
 }
 
-at::DeleterFnPtr PinnedAllocator::raw_deleter() const {
-  return &release;
-}
+at::DeleterFnPtr PinnedAllocator::raw_deleter() const { return &release; }
 
 void PinnedAllocator::copy_data(void* to, const void* from, size_t bytes) const {
   std::memcpy(to, from, bytes);

@@ -1,8 +1,10 @@
 // Pinned host memory.
 //
 // - Only copies from and to pinned memory run without the host waiting for them.
-// - A copy reads and writes pinned memory when the stream gets there: the host that changes it before is too early.
-// - Freed pinned memory is handed out again, the block freed last first, when the streams that copied from or to it are
+// - A copy reads and writes pinned memory when the stream gets there: the host that changes it before is too
+// early.
+// - Freed pinned memory is handed out again, the block freed last first, when the streams that copied from or
+// to it are
 //   done. It is filled with 0xFF when it is freed and when it is new.
 #pragma once
 

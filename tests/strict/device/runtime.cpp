@@ -1,4 +1,5 @@
-// What torch asks of a device that is not about tensors: the current device and stream, events, random generators.
+// What torch asks of a device that is not about tensors: the current device and stream, events, random
+// generators.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -12,13 +13,12 @@ namespace strict {
 namespace {
 
 DeviceIndex checked(DeviceIndex device) {
-  TORCH_CHECK(device >= 0 && device < device_count(), "there is no strict:", int(device), "; there are ", device_count());
+  TORCH_CHECK(device >= 0 && device < device_count(), "there is no strict:", int(device), "; there are ",
+              device_count());
   return device;
 }
 
-DeviceIndex index_of(c10::Device device) {
-  return device.has_index() ? device.index() : current_device();
-}
+DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : current_device(); }
 
 DeviceIndex exchange(DeviceIndex device) {
   const auto before = current_device();
@@ -69,7 +69,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, DeviceIndex device, c10::EventFlag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "an event of strict:", int(device),
                 " cannot be recorded by a stream of strict:", int(stream.device_index()));
-    if (!*event) *event = new Event();
+    if (!*event) *event = new Event(stream.device_index());
     static_cast<Event*>(*event)->record(queue(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
@@ -80,8 +80,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return !moment || moment->happened();
   }
   void synchronizeEvent(void* event) const override {
-    if (auto moment = event ? static_cast<Event*>(event)->last() : nullptr) moment->wait();
-    for (int device = 0; device < device_count(); ++device) raise_fault(DeviceIndex(device));
+    if (!event) return;
+    auto& made = *static_cast<Event*>(event);
+    if (auto moment = made.last()) moment->wait();
+    raise_fault(made.device);
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, DeviceIndex) const override {
@@ -114,8 +116,12 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   bool isPinnedPtr(const void* data) const override { return pinned_allocator().holds(data); }
-  at::Device getDeviceFromPtr(void* data) const override { return at::Device(TYPE, checked(device_of(data))); }
-  const at::Generator& getDefaultGenerator(DeviceIndex device) const override { return default_generator(device); }
+  at::Device getDeviceFromPtr(void* data) const override {
+    return at::Device(TYPE, checked(device_of(data)));
+  }
+  const at::Generator& getDefaultGenerator(DeviceIndex device) const override {
+    return default_generator(device);
+  }
   at::Generator getNewGenerator(DeviceIndex device) const override {
     return at::make_generator<Generator>(device < 0 ? current_device() : device);
   }

@@ -22,14 +22,14 @@ int device_count() {
 }
 
 size_t device_memory() {
-  static const size_t bytes = size_t(from_environment("STRICT_MEMORY", double(size_t(4) << 30)));
+  static const size_t bytes = size_t(from_environment("STRICT_MEMORY", double(size_t(1) << 30)));
   return bytes;
 }
 
 Settings& settings() {
   static auto* made = new Settings{
       int64_t(from_environment("STRICT_DELAY_US", 0)),
-      from_environment("STRICT_DELAY_SHARE", 0.3),
+      from_environment("STRICT_DELAY_SHARE", 0),
       from_environment("STRICT_POISON", 1) != 0,
       from_environment("STRICT_SERIAL", 0) != 0,
       0,
@@ -62,6 +62,11 @@ void note_blocking(const std::string& name) {
 std::map<std::string, int64_t> blocking() {
   std::lock_guard<std::mutex> hold(notes().mutex);
   return notes().blocking;
+}
+
+std::string message(const std::exception& error) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&error);
+  return torchs ? torchs->what_without_backtrace() : error.what();
 }
 
 void set_fault(c10::DeviceIndex device, const std::string& text) {

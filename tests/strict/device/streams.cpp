@@ -17,7 +17,7 @@ namespace strict {
 
 static std::atomic<uint64_t> current_seed{[] {
   const char* text = std::getenv("STRICT_SEED");
-  return text && *text ? uint64_t(std::strtoull(text, nullptr, 10)) : uint64_t(std::random_device()());
+  return text ? uint64_t(std::strtoull(text, nullptr, 10)) : 0;
 }()};
 
 void Queue::give(Task task, bool late) {
@@ -31,15 +31,14 @@ void Queue::give(Task task, bool late) {
     const int64_t longest = settings().delay_us;
     if (late && longest > 0 && std::uniform_real_distribution<>(0, 1)(random_) < settings().delay_share)
       delay = std::chrono::microseconds(std::uniform_int_distribution<int64_t>(1, longest)(random_));
+    counts().delay_us += delay.count();
     entries_.push_back({std::move(task), delay});
     ++count_given_;
   }
   given_.notify_one();
 }
 
-void Queue::push(Task task) {
-  give(std::move(task), false);
-}
+void Queue::push(Task task) { give(std::move(task), false); }
 
 void Queue::launch(Task task) {
   ++counts().launches;
@@ -64,7 +63,7 @@ void Queue::serve() {
     try {
       entry.task();
     } catch (const std::exception& error) {
-      set_fault(device, error.what());
+      set_fault(device, message(error));
     }
     entry.task = nullptr;  // what it owns goes before anybody is told that it is done
     {
@@ -105,13 +104,9 @@ static std::vector<std::vector<Queue*>>& queues() {
   return *all;
 }
 
-Queue& queue(DeviceIndex device, StreamId id) {
-  return *queues().at(device).at(id);
-}
+Queue& queue(DeviceIndex device, StreamId id) { return *queues().at(device).at(id); }
 
-Queue& queue(const c10::Stream& stream) {
-  return queue(stream.device_index(), stream.id());
-}
+Queue& queue(const c10::Stream& stream) { return queue(stream.device_index(), stream.id()); }
 
 void wait_for_device(DeviceIndex device) {
   for (auto* each : queues().at(device)) each->wait();
@@ -123,9 +118,7 @@ void seed_delays(uint64_t seed) {
     for (auto* each : device) each->seed(seed);
 }
 
-uint64_t seed_of_delays() {
-  return current_seed;
-}
+uint64_t seed_of_delays() { return current_seed; }
 
 static thread_local DeviceIndex device_of_thread = 0;
 static thread_local std::array<StreamId, MOST_DEVICES> streams_of_thread{};
@@ -134,29 +127,19 @@ static c10::Stream stream(DeviceIndex device, StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(TYPE, device), id);
 }
 
-DeviceIndex current_device() {
-  return device_of_thread;
-}
+DeviceIndex current_device() { return device_of_thread; }
 
-void set_current_device(DeviceIndex device) {
-  device_of_thread = device;
-}
+void set_current_device(DeviceIndex device) { device_of_thread = device; }
 
-c10::Stream current_stream(DeviceIndex device) {
-  return stream(device, streams_of_thread.at(device));
-}
+c10::Stream current_stream(DeviceIndex device) { return stream(device, streams_of_thread.at(device)); }
 
 void set_current_stream(const c10::Stream& stream) {
   streams_of_thread.at(stream.device_index()) = stream.id();
 }
 
-Queue& current_queue(DeviceIndex device) {
-  return queue(device, streams_of_thread.at(device));
-}
+Queue& current_queue(DeviceIndex device) { return queue(device, streams_of_thread.at(device)); }
 
-c10::Stream default_stream(DeviceIndex device) {
-  return stream(device, 0);
-}
+c10::Stream default_stream(DeviceIndex device) { return stream(device, 0); }
 
 c10::Stream next_stream(DeviceIndex device) {
   static std::array<std::atomic<unsigned>, MOST_DEVICES> handed_out{};

@@ -1,10 +1,13 @@
 // Streams and events.
 //
-// - A stream is a queue of tasks, done one after the other by a thread of its own. Nothing else orders tasks: what must
+// - A stream is a queue of tasks, done one after the other by a thread of its own. Nothing else orders tasks:
+// what must
 //   follow a task of another stream has to wait for an event.
-// - A share of the kernels and copies starts late, by a random time. Delays are drawn when a task is given, from a
+// - A share of the kernels and copies starts late, by a random time. Delays are drawn when a task is given,
+// from a
 //   generator of each stream: the same seed and the same tasks give the same delays.
-// - An event is a version: a wait is for what was recorded last when the wait was asked for, and for nothing if the
+// - An event is a version: a wait is for what was recorded last when the wait was asked for, and for nothing
+// if the
 //   event has not been recorded yet.
 #pragma once
 
@@ -35,11 +38,11 @@ class Queue {
   const DeviceIndex device;
   const StreamId id;
 
-  void push(Task task);         // what the device itself does: never late
-  void launch(Task task);       // a kernel or a copy
-  void wait();                  // until everything given so far is done
-  bool idle();                  // everything given so far is done
-  void seed(uint64_t number);   // of the delays from now on
+  void push(Task task);        // what the device itself does: never late
+  void launch(Task task);      // a kernel or a copy
+  void wait();                 // until everything given so far is done
+  bool idle();                 // everything given so far is done
+  void seed(uint64_t number);  // of the delays from now on
 
  private:
   struct Entry {
@@ -72,7 +75,7 @@ c10::Stream next_stream(DeviceIndex device);
 
 void wait_for_device(DeviceIndex device);
 void seed_delays(uint64_t seed);
-uint64_t seed_of_delays();  // STRICT_SEED, or drawn when the device is loaded
+uint64_t seed_of_delays();  // STRICT_SEED
 
 // One recording of an event.
 class Moment {
@@ -93,6 +96,10 @@ class Moment {
 
 class Event {
  public:
+  explicit Event(DeviceIndex device) : device(device) {}
+
+  const DeviceIndex device;
+
   void record(Queue& queue);
   void block(Queue& queue);
   std::shared_ptr<Moment> last();  // null before the first recording
@@ -102,7 +109,7 @@ class Event {
   std::shared_ptr<Moment> last_;
 };
 
-std::shared_ptr<Moment> mark(Queue& queue);                        // happens after all that the queue has been given
-void hold_back(Queue& queue, std::shared_ptr<Moment> moment);      // what the queue is given from now on
+std::shared_ptr<Moment> mark(Queue& queue);  // happens after all that the queue has been given
+void hold_back(Queue& queue, std::shared_ptr<Moment> moment);  // what the queue is given from now on
 
 }  // namespace strict

@@ -18,16 +18,15 @@ namespace strict {
 
 constexpr auto KEYS = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
 
-bool ours(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == TYPE;
-}
+bool ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == TYPE; }
 
 at::Tensor inside(const at::Tensor& tensor) {
   const auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU);
+  if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
   const void* base = tensor.storage().data();
-  at::Tensor made = tensor.numel() && base
-      ? at::from_blob(inside(base) + tensor.storage_offset() * tensor.itemsize(), tensor.sizes(), tensor.strides(), options)
-      : at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  TORCH_CHECK(base, "strict: a tensor of shape ", tensor.sizes(), " has lost its memory");
+  char* start = inside(base) + tensor.storage_offset() * tensor.itemsize();
+  at::Tensor made = at::from_blob(start, tensor.sizes(), tensor.strides(), options);
   if (tensor.is_conj()) made._set_conj(true);
   if (tensor.is_neg()) made._set_neg(true);
   return made;
@@ -63,7 +62,8 @@ void resize_storage(const c10::Storage& storage, size_t bytes) {
 namespace {
 
 at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                 std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> device, std::optional<bool> pin,
+                 std::optional<at::MemoryFormat> format) {
   TORCH_CHECK(c10::layout_or_default(layout) == c10::Layout::Strided, "strict: tensors are strided");
   TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
   c10::OptionalDeviceGuard guard(device);
@@ -71,7 +71,8 @@ at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
+                         std::optional<at::Layout> layout, std::optional<at::Device> device,
+                         std::optional<bool> pin) {
   TORCH_CHECK(c10::layout_or_default(layout) == c10::Layout::Strided, "strict: tensors are strided");
   TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
   c10::OptionalDeviceGuard guard(device);
@@ -91,12 +92,14 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size, c10::
   return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
 
-const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef symbolic, std::optional<at::MemoryFormat> format) {
+const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef symbolic,
+                          std::optional<at::MemoryFormat> format) {
   const auto size = C10_AS_INTARRAYREF_SLOW(symbolic);
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != size) {
     impl->set_sizes_contiguous(size);
-    const size_t bytes = at::detail::computeStorageNbytesContiguous(size, self.itemsize(), self.storage_offset());
+    const size_t bytes =
+        at::detail::computeStorageNbytesContiguous(size, self.itemsize(), self.storage_offset());
     if (bytes > impl->storage().nbytes()) resize_storage(impl->storage(), bytes);
   }
   if (format) impl->empty_tensor_restride(*format);
@@ -107,9 +110,7 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   return at::native::set_tensor_(self, source);
 }
 
-at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
-  return at::native::set_(self, source);
-}
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) { return at::native::set_(self, source); }
 
 at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size,
                                c10::IntArrayRef stride) {

@@ -1,4 +1,5 @@
-// Tensors of the device, and the two stand-ins for one: on the CPU where its numbers are, and on Meta for its form.
+// Tensors of the device, and the two stand-ins for one: on the CPU where its numbers are, and on Meta for its
+// form.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,0 +1,141 @@
+"""The accelerator under test, and models, machines and placements to test it with. It is the one that this process has
+when the module is imported: see `--accelerator` in `conftest.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.machine import Device, Link, Machine
+
+_here = torch.accelerator.current_accelerator(check_available=True)
+KIND = _here.type if _here else "cuda"
+FIRST = f"{KIND}:0"
+LIMIT = 1e-4
+"""Largest max|Δ| ÷ max(1, max|reference|) of a case in float32, over a few steps of training."""
+ROWS = 16
+
+
+def machine(devices: int = 2, memory: int = 1 << 30) -> Machine:
+    """A CPU and accelerators that are all equally fast; `memory` in bytes of each. Nothing is probed."""
+    names = ["cpu", *(f"{KIND}:{index}" for index in range(devices))]
+    links = [Link(a, b, 1e-6, 1e10, f"{a}>{b}") for a in names for b in names if a != b]
+    made = [Device(name, name.partition(":")[0], memory_bytes=memory, launch_s=1e-4) for name in names]
+    return Machine(tuple(made), tuple(links))
+
+
+def sleep(seconds: float) -> None:
+    """Keep the current stream busy, and the host free, for about this long."""
+    torch.get_device_module(KIND)._sleep(int(seconds * (1e6 if KIND == "strict" else 2e9)))
+
+
+def synchronize() -> None:
+    """Wait for all that the accelerators have been given."""
+    for index in range(torch.accelerator.device_count()):
+        torch.accelerator.synchronize(index)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(32, width), nn.Linear(width, 10)
+
+    def forward(self, x):
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
+class Towers(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width))
+        self.right = nn.Sequential(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width))
+        self.out = nn.Linear(2 * width, 10)
+
+    def forward(self, x):
+        return self.out(torch.cat([self.left(x), self.right(x)], 1))
+
+
+class CNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8)
+        self.out = nn.Linear(8 * 16, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.norm1(self.conv1(x)))
+        x = torch.relu(self.norm2(self.conv2(x)))
+        return self.out(x.flatten(1))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.out = nn.Linear(32, 10)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x.mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.cells, self.out = kind(16, 24, num_layers=2, batch_first=True), nn.Linear(24, 10)
+
+    def forward(self, x):
+        return self.out(self.cells(x)[0][:, -1])
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
+    "mlp": (MLP, lambda: torch.randn(ROWS, 32)),
+    "towers": (Towers, lambda: torch.randn(ROWS, 32)),
+    "cnn": (CNN, lambda: torch.randn(ROWS, 3, 8, 8)),
+    "transformer": (Transformer, lambda: torch.randint(0, 50, (ROWS, 7))),
+    "lstm": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(ROWS, 6, 16)),
+    "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(ROWS, 6, 16)),
+}
+"""Makers of a model and of a batch for it; all give `ROWS` rows of 10 numbers."""
+
+
+def in_turn(costed) -> dict[str, str]:
+    """Runs on all devices by turns: as many transfers as there can be."""
+    return _by_turns(costed, [device.name for device in costed.machine.devices])
+
+
+def accelerators_in_turn(costed) -> dict[str, str]:
+    """Runs on the accelerators by turns: transfers between accelerators."""
+    return _by_turns(costed, [device.name for device in costed.machine.devices if device.kind != "cpu"])
+
+
+def _by_turns(costed, names: list[str]) -> dict[str, str]:
+    return {run.name: names[i % len(names)] for i, run in enumerate(costed.runs) if run.name != "loss"}
+
+
+POLICIES: dict[str, Any] = {
+    "in turn": in_turn,
+    "accelerators in turn": accelerators_in_turn,
+    "round robin": "round_robin",
+}
+
+
+def error(found: Any, expected: Any) -> float:
+    """max|Δ| ÷ max(1, max|reference|) of the worst tensor of two lists; infinite where a number is not finite."""
+    found, expected = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (found, expected))
+    worst = 0.0
+    for a, b in zip(found, expected, strict=True):
+        a, b = a.detach().cpu().double(), b.detach().cpu().double()
+        if a.shape != b.shape or not bool(a.isfinite().all()):
+            return float("inf")
+        if a.numel():
+            worst = max(worst, float((a - b).abs().max()) / max(1.0, float(b.abs().max())))
+    return worst

@@ -1,0 +1,29 @@
+"""Quick models of the zoo and all traps, round robin over a CPU and two strict accelerators."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import rig
+
+from .entry import Entry
+from .models import MODELS
+from .strict_route import REFUSED, shown
+from .traps import TRAPS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(rig.KIND != "strict", reason="its devices are the stand-in's: --accelerator strict"),
+]
+CHOSEN = (*(entry for entry in MODELS if entry.quick), *TRAPS)
+
+
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in CHOSEN])
+def test_as_eager(entry: Entry) -> None:
+    whole, halves = shown(entry)
+    if entry.refuses:
+        assert whole == halves == REFUSED
+    else:
+        assert re.match(r"exact|\d", whole), whole
+        assert halves == REFUSED or re.match(r"exact|\d", halves), halves
