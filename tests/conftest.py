@@ -44,12 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     if _kind() != strict.NAME:
         return None
-<<<<<<< HEAD
-    settings = (
-        f"{name}={os.environ[name]}" for name in ("STRICT_SEED", "STRICT_DELAY_US", "STRICT_DELAY_SHARE")
-    )
-    return f"accelerator: strict, {torch.accelerator.device_count()} devices, {' '.join(settings)}"
-=======
     return f"accelerator: strict, {torch.accelerator.device_count()} devices, {_settings()}"
 
 
@@ -58,7 +52,6 @@ def _settings() -> str:
     return " ".join(
         f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_")
     )
->>>>>>> f5ce42f5199cb5ae140c7b9e1ca093677bae386b
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,17 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     if report.failed and _kind() == strict.NAME and item.get_closest_marker("gpu"):
-<<<<<<< HEAD
-        again = " ".join(
-            f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("STRICT_")
-        )
-        report.sections.append(
-            ("with the same delays", f"{again} python -m pytest -m gpu --accelerator strict '{item.nodeid}'")
-        )
-=======
         again = f"{_settings()} python -m pytest -m gpu --accelerator strict '{item.nodeid}'"
         report.sections.append(("with the same delays", again))
->>>>>>> f5ce42f5199cb5ae140c7b9e1ca093677bae386b
     return report
 
 
