@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from . import casting
 from .capture.functions import reachable
+from .capture.sharing import memory
 from .capture.signature import Arguments
 
 _PLAIN = frozenset((bool, int, float, str, complex, bytes, type(None), torch.dtype))
@@ -58,21 +59,62 @@ def _strides(item: torch.Tensor) -> tuple[int, ...] | None:
     return item.stride() if item.layout is torch.strided else None
 
 
+class Lent:
+    """Which arguments of a call lie in the memory of the model's own tensors. Where their memory is, is read anew once
+    another tensor is in the place of one, and before any argument is said to lie in it.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[torch.Tensor] = []
+        self._places: dict[int, int] = {}
+
+    def places(self, held: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """For each argument the first of `held` in whose memory it lies, -1 for none; empty where none does."""
+        if len(self._held) != len(held) or not all(map(is_, self._held, held)):
+            self._read(held)
+        places = self._places
+        for tensor in tensors:
+            if id(tensor) in places or id(tensor._base) in places or memory(tensor) in places:
+                self._read(held)
+                places = self._places
+                found = [
+                    min([places.get(key, len(held)) for key in (id(t), id(t._base), memory(t))])
+                    for t in tensors
+                ]
+                return tuple([-1 if place == len(held) else place for place in found])
+        return ()
+
+    def _read(self, held: list[torch.Tensor]) -> None:
+        self._held, self._places = held, {}
+        for place, tensor in enumerate(held):
+            if not is_lazy(tensor):
+                for key in (id(tensor), memory(tensor)):
+                    self._places.setdefault(key, place)
+
+
 def call_key(
-    modules: Sequence[nn.Module], arguments: Arguments, kinds: Sequence[str], parameters: Parameters
+    modules: Sequence[nn.Module],
+    arguments: Arguments,
+    kinds: Sequence[str],
+    parameters: Parameters,
+    lent: Lent,
 ) -> tuple[Any, ...]:
     """Equal for two calls that one captured graph serves: the arguments, all modules of the model, their hooks and the
-    shapes of their parameters, what needs a gradient, autocast on the device types in `kinds`; last, plain attributes
-    of the modules (flags, sizes, train or eval), which are constants of a captured graph."""
+    shapes of their parameters, which arguments are the model's own tensors, what needs a gradient, autocast on the
+    device types in `kinds`; last, plain attributes of the modules (flags, sizes, train or eval), which are constants
+    of a captured graph."""
     attributes = [m.__dict__ for m in modules]
     plain = tuple([v for own in attributes for v in own.values() if v.__class__ in _PLAIN])
     held = [p for own in attributes for p in own["_parameters"].values() if p is not None]
+    buffers = [b for own in attributes for b in own["_buffers"].values() if b is not None]
+    loose = [v for own in attributes for v in own.values() if v.__class__ is torch.Tensor]
+    places = lent.places([*held, *buffers, *loose], arguments.tensors) if arguments.tensors else ()
     grad = torch.is_grad_enabled()
     needed = [tensor.requires_grad for tensor in (*arguments.tensors, *held)] if grad else []
     cast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if casting.enabled(kind)]
     hooks = [key for own in attributes for name in _HOOKS if own[name] for key in own[name]]
     known = (*map(id, modules), *hooks, parameters.number(held))
-    return arguments.key, known, grad, tuple(needed), tuple(cast), (plain, tuple(map(type, plain)))
+    return arguments.key, known, grad, tuple(needed), tuple(cast), places, (plain, tuple(map(type, plain)))
 
 
 Tie: TypeAlias = tuple[dict[str, Any], str, dict[str, Any], str]

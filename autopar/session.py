@@ -22,7 +22,7 @@ from .capture.signature import Arguments, take_apart
 from .checking import Reference, by_parts, unwanted
 from .errors import AutoparError, CaptureError, DifferenceError
 from .kept import Kept
-from .keys import Parameters, Tie, call_key, same, ties
+from .keys import Lent, Parameters, Tie, call_key, same, ties
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -69,7 +69,7 @@ class Session(Recorded):
         self.pool = Replicas()
         self.batches = Batches(model)
         self._ties: list[Tie] = []
-        self._parameters = Parameters()
+        self._parameters, self._lent = Parameters(), Lent()
         self._untraced: dict[Hashable, Hashable] = {}
         self._lock = threading.RLock()
         # Planning ahead (`example_inputs`) makes a signature; its first call is still to be checked.
@@ -293,7 +293,9 @@ class Session(Recorded):
 
     def _signature(self, arguments: Arguments) -> tuple[Any, ...]:
         """What decides whether a plan made before serves this call."""
-        key = call_key(self._modules(arguments), arguments, self.machine.torch_types, self._parameters)
+        key = call_key(
+            self._modules(arguments), arguments, self.machine.torch_types, self._parameters, self._lent
+        )
         tied = tuple([same(tie) for tie in self._ties]) if self._ties else ()
         return (*key[:-1], tied, key[-1])
 

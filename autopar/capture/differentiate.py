@@ -113,6 +113,10 @@ def _meaning(description: Any) -> tuple[str, int]:
             kind, index = _meaning(inner)
             return (type(description).__name__ if relation != "output" else kind), index
     kind = type(description).__name__
+    if kind.startswith("SyntheticBase"):
+        raise Untraceable(
+            "a tensor is changed in place that shares its memory with another; pass a copy (clone)"
+        )
     if kind not in ("PlainAOTInput", "PlainAOTOutput"):
         raise Untraceable(f"differentiation makes a {kind} of it, which no graph can hold")
     return kind, description.idx

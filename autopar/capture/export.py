@@ -26,6 +26,7 @@ from .locations import ROOT, Locations, line
 from .lowered import Lowered
 from .private import quiet
 from .refusals import Untraceable, own_attribute
+from .sharing import refuse_changes
 from .states import Slot, find, slots
 
 if TYPE_CHECKING:
@@ -95,13 +96,14 @@ def assemble(
             raise CaptureError(
                 f"{name}: export returned an output of kind {spec.kind.name}, which no graph can hold"
             )
-    overlaps = call.arguments.overlaps
-    if overlaps and any(_shared(overlaps, inputs, target) for _, target in updates):
-        raise Untraceable(f"{name} changes an argument in place that shares its memory with another argument")
     used = {value for task in conversion.tasks for value in task.inputs} | {
         *outputs,
         *(to for _, to in updates),
     }
+    tensors = dict(zip(inputs, call.arguments.tensors)) | {
+        value: slot.tensor for value, slot in placed.state.items()
+    }
+    refuse_changes(name, tensors, used, (target for _, target in updates))
     state = {value: slot for value, slot in placed.state.items() if value in used}
     graph = Graph(
         name,
@@ -173,10 +175,6 @@ def refuse_stored(program: ExportedProgram, results: list[Any], call: Call) -> N
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def _shared(overlaps: tuple[int, ...], inputs: tuple[str, ...], target: str) -> bool:
-    return target in inputs and overlaps.count(overlaps[inputs.index(target)]) > 1
 
 
 class Placeholders:

@@ -32,6 +32,7 @@ from .private import quiet
 from .probe import probe, refuse_counters
 from .refusals import Untraceable, explain
 from .routes import taken
+from .sharing import refuse_changes
 from .watch import watched
 
 _aten = torch.ops.aten
@@ -191,6 +192,10 @@ def assemble(recorded: Recorded, call: Call, name: str, paths: tuple[str, ...]) 
     gradients = tuple((placed.values[index], conversion.keep(node)) for index, node in joint.gradients)
     read = {value for task in conversion.tasks for value in task.inputs}
     read |= {*outputs, *updated}
+    tensors = dict(zip(inputs, call.arguments.tensors)) | {
+        value: slot.tensor for value, slot in placed.state.items()
+    }
+    refuse_changes(name, tensors, read, updated)
     state = {value: slot for value, slot in placed.state.items() if value in read}
     graph = Graph(
         name,

@@ -19,6 +19,7 @@ from .functions import Call
 from .opaque import opaque
 from .probe import culprits, follow, probe, refuse_counters
 from .refusals import Untraceable, explain
+from .sharing import lent
 from .signature import names, refuse_hidden, take_apart
 from .states import slots
 from .untouched import Attributes, untouched
@@ -84,7 +85,14 @@ def _first(call: Call, name: str, paths: tuple[str, ...], notes: list[str]) -> C
             reasons.append(explain(name, error))
             culprit = culprits(error, stack)
     probe(call, name)
-    found = _with_islands(call, name, paths, culprit, reasons)
+    found = None
+    if lent(call):
+        # What an island changes of shared memory nobody would see.
+        reasons[0] = (
+            f"an argument shares its memory with another or with the model's own tensors ({reasons[0]})"
+        )
+    else:
+        found = _with_islands(call, name, paths, culprit, reasons)
     captured = found or _recorded(call, name, paths, reasons)
     if found is None:
         notes.append(

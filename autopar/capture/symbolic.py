@@ -19,14 +19,17 @@ from .functions import Call
 from .private import pytree, quiet
 from .probe import unchanged
 from .refusals import Untraceable
+from .sharing import lent
 
 
 def symbolic(call: Call, name: str, paths: tuple[str, ...]) -> Captured:
     """Capture by recording Python; raises Untraceable, or what the trace raises where Python decides by
     values.
     """
-    if call.arguments.overlaps:
-        raise Untraceable(f"{name}: two arguments share memory")
+    if lent(call):
+        raise Untraceable(
+            f"{name}: an argument shares its memory with another one or with the model's own tensors"
+        )
     tracer = _Tracer()
     with quiet(), unchanged(call):
         graph = tracer.trace(_flat(call))

@@ -69,6 +69,10 @@ class Eager(Snapshot):
     def _run(
         self, model: Callable[..., Any], args: Any, kwargs: Any, leaves: Mapping[str, torch.Tensor]
     ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        # What the caller computed from a weight is no part of the call, nor is its gradient.
+        cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
+        args, kwargs = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), (args, kwargs))
+        leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
         with torch.enable_grad():
             try:
                 flat = pytree.tree_leaves(model(*args, **kwargs))

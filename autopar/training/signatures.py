@@ -11,7 +11,7 @@ from ..capture.functions import Function
 from ..capture.signature import Arguments, take_apart
 from ..errors import CaptureError
 from ..kept import Kept
-from ..keys import Parameters, call_key, visible
+from ..keys import Lent, Parameters, call_key, visible
 from ..machine import Machine
 from ..options import Options
 from ..runtime.memory import Replicas
@@ -32,7 +32,7 @@ class Signatures:
         self.kept: Kept[Signature] = Kept(f"the training step of {type(loss).__name__}")
         self.latest: Signature | None = None
         self.pool = Replicas()
-        self._shapes = Parameters()
+        self._shapes, self._lent = Parameters(), Lent()
         self._require_known()
 
     def serving(self, args: tuple[Any, ...]) -> Signature:
@@ -75,7 +75,7 @@ class Signatures:
         modules = tuple(self.loss.modules())
         parameters = tuple([id(item) for module in modules for item in module._parameters.values()])
         seen = visible(self.loss.rule.function[0]) if isinstance(self.loss.rule, Function) else ()
-        key = call_key(modules, arguments, self.machine.torch_types, self._shapes)
+        key = call_key(modules, arguments, self.machine.torch_types, self._shapes, self._lent)
         return key, parameters, groups, seen
 
     def _require_known(self) -> None:
