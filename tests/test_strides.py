@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -40,6 +40,7 @@ def dense(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...]]:
     return made.copy_(torch.arange(made.numel()).view(shape)), tuple(order)
 
 
+@settings(deadline=None, max_examples=60)
 @given(dense(), st.data())
 def test_parts_are_rejoined_in_the_order_asked_for(
     whole: tuple[Tensor, tuple[int, ...]], data: st.DataObject
@@ -63,6 +64,7 @@ def test_parts_in_channels_last_are_rejoined_row_major_too():
     assert torch.equal(made, whole) and made.is_contiguous()
 
 
+@settings(deadline=None, max_examples=60)
 @given(dense(), st.data())
 def test_a_tensor_is_laid_as_another_and_only_where_it_is_not(
     whole: tuple[Tensor, tuple[int, ...]], data: st.DataObject
