@@ -134,8 +134,8 @@ def test_copies_over_one_wire_follow_each_other_and_others_do_not(hands):
     assert three.now == pytest.approx(1.25)
 
 
-@pytest.mark.parametrize("whole", [1.0, 0.0])
-def test_the_seconds_of_a_run_are_shared_out_over_its_tasks(whole):
+@pytest.mark.parametrize(("whole", "lasts"), [(1.0, 2.0), (0.0, 2.0), (0.0, 0.0), (0.0, None)])
+def test_the_seconds_of_a_run_are_shared_out_over_its_tasks(whole, lasts):
     """In proportion to their own; where these are nothing, all to the last."""
     tasks = [op(name, "aten.sin.default", R("x")) for name in "abc"]
     made = plan(
@@ -144,9 +144,9 @@ def test_the_seconds_of_a_run_are_shared_out_over_its_tasks(whole):
     on = replace(made.costed.machine, clock="declared", slow_down=10.0)
     own = {"a": whole, "b": 3 * whole, "c": 0.0}
     costs = tuple(TaskCost(name, (9.0, seconds or None, 9.0)) for name, seconds in own.items())
-    run = replace(made.costed.runs[0], name="r", tasks=("a", "b", "c"), seconds=(9.0, 2.0, 9.0))
+    run = replace(made.costed.runs[0], name="r", tasks=("a", "b", "c"), seconds=(9.0, lasts, 9.0))
     costed = replace(made.costed, machine=on, costs=costs, runs=(run,))
     placed = (Placed("r", "emulated:0", "emulated:0/0", 0.0, 2.0),)
     found = task_seconds(replace(made, costed=costed, placed=placed))
-    shares = (5.0, 15.0, 0.0) if whole else (0.0, 0.0, 20.0)
+    shares = (5.0, 15.0, 0.0) if whole else (0.0, 0.0, 10.0 * (lasts or 0.0))
     assert found == {name: pytest.approx(share) for name, share in zip("abc", shares)}
