@@ -106,7 +106,8 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
     singles = tuple((d.name, made * (8 if d.name == "cpu" else 1)) for d in on.devices)
     plan = Plan(
         costed, policy, tuple(sorted(placed, key=lambda p: p.start)),
-        tuple(sorted(transfers, key=lambda t: t.start)), (), (), makespan, made / accelerators * 0.9, singles,
+        tuple(sorted(transfers, key=lambda t: t.start)), (), (), makespan,
+        min(made / accelerators * 0.9, makespan), singles,
         (Candidate(policy, "2 parts", makespan, "chosen"),
          Candidate("round_robin", "2 parts", makespan * 1.4),
          Candidate("single cuda:9", "", None, "does not fit: needs 20 GB of 16 GB")),
