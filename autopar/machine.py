@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from . import jsonfile
 from .errors import DeviceError
 from .saving import decode, encode
 from .tables import size, table
@@ -215,8 +216,8 @@ class Machine:
                     "for a second accelerator give its own index"
                 )
             seen.add(device.name)
-            if device.lanes < 1:
-                raise DeviceError(f"device {device.name!r} has {device.lanes} lanes; it needs at least one")
+            if device.lanes < 1 or device.lanes != int(device.lanes):
+                raise DeviceError(f"device {device.name!r} has {device.lanes} lanes; it needs one or more")
         for link in self.links:
             for end in (link.src, link.dst):
                 if end not in seen:
@@ -258,12 +259,7 @@ class Machine:
     @staticmethod
     def load(path: str | PathLike[str]) -> Machine:
         """Read what `save` wrote; DeviceError or PlanError says what is not as it should be."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DeviceError(
-                f"{path} is not JSON ({error}); write one with machine.save({str(path)!r})"
-            ) from None
+        data = jsonfile.load(path, f"write one with machine.save({str(path)!r})", DeviceError)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise DeviceError(f"{path} is not an {FORMAT!r} file; write one with machine.save({str(path)!r})")
         return decode(Machine, data.get("machine"), str(path)).check()

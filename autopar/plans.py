@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import jsonfile
 from .cost import CostedGraph
 from .errors import PlanError
 from .saving import decode, encode
@@ -284,16 +285,13 @@ class Plan:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
-        """Read what `save` wrote; PlanError says what is not as it should be."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PlanError(
-                f"{path} is not JSON ({error}); a plan is read from what Plan.save wrote, never a pickle"
-            ) from None
+        """Read what `save` wrote, edited perhaps; PlanError or DeviceError says what is not as it should be."""
+        from .plan_check import check
+
+        data = jsonfile.load(path, "a plan is read from what Plan.save wrote, never a pickle")
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
-        return decode(Plan, data["plan"], str(path))
+        return check(decode(Plan, data.get("plan"), str(path)), str(path))
 
     def __str__(self) -> str:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]

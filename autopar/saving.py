@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 import types
 import typing
 from collections.abc import Sequence
@@ -12,8 +13,12 @@ from typing import Any, TypeVar, cast
 
 from .errors import PlanError
 from .graph import Argument, Const, Ref
+from .jsonfile import short, whole
 
 T = TypeVar("T")
+
+LARGEST = 10**30
+"""What no whole number of a noun may exceed, so that it can be reckoned with."""
 
 
 def encode(value: Any) -> Any:
@@ -41,14 +46,17 @@ def encode(value: Any) -> Any:
 
 def decode(kind: type[T], data: Any, where: str = "file") -> T:
     """The noun of type `kind` that `data` describes; PlanError names the field that does not fit."""
-    return cast(T, _decode(kind, data, where))
+    try:
+        return cast(T, _decode(kind, data, where))
+    except RecursionError:
+        raise PlanError(f"{where} is nested too deeply; read what `save` wrote") from None
 
 
 def _decode(kind: Any, data: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise PlanError(
-                f"{where}: expected an object for {getattr(kind, '__name__', kind)}, found {data!r}"
+                f"{where}: expected an object for {getattr(kind, '__name__', kind)}, found {short(data)}"
             )
         hints = _hints(cast(Any, kind))
         unknown = sorted(set(data) - set(hints))
@@ -62,7 +70,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (tuple, Sequence):
         if not isinstance(data, list):
-            raise PlanError(f"{where}: expected a list, found {data!r}")
+            raise PlanError(f"{where}: expected a list, found {short(data)}")
         if origin is Sequence or (len(options) == 2 and options[1] is Ellipsis):
             return tuple(_decode(options[0], item, f"{where}[{index}]") for index, item in enumerate(data))
         if len(options) != len(data):
@@ -75,16 +83,34 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         return _decode(rest[0], data, where) if len(rest) == 1 else _argument(data, where)
     if origin is typing.Literal:
         if data not in options:
-            raise PlanError(f"{where}: {data!r} is none of {', '.join(map(repr, options))}")
+            raise PlanError(f"{where}: {short(data)} is none of {', '.join(map(repr, options))}")
         return data
     if kind is float:
-        if isinstance(data, dict) and "float" in data:
-            return float(data["float"])
-        if isinstance(data, (int, float)) and not isinstance(data, bool):
-            return float(data)
+        return _number(data, where)
+    if kind is str:
+        return _text(data, where)
+    if kind is int:
+        # Bytes may be fractions in graphs made of random weights.
+        if isinstance(data, (int, float)) and not isinstance(data, bool) and abs(data) <= LARGEST:
+            return data
     elif isinstance(kind, type) and isinstance(data, kind):
         return data
-    raise PlanError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {data!r}")
+    raise PlanError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {short(data)}")
+
+
+def _number(data: Any, where: str) -> float:
+    """A float; what is not finite is written as {"float": "inf"}, which is JSON."""
+    if isinstance(data, dict) and data.get("float") in ("nan", "inf", "-inf"):
+        return float(data["float"])
+    if isinstance(data, (int, float)) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:
+        return float(data)
+    raise PlanError(f"{where}: expected a number, found {short(data)}")
+
+
+def _text(data: Any, where: str) -> str:
+    if isinstance(data, str) and whole(data):
+        return data
+    raise PlanError(f"{where}: expected text, found {short(data)}")
 
 
 def _argument(data: Any, where: str) -> Argument:
@@ -92,17 +118,16 @@ def _argument(data: Any, where: str) -> Argument:
         return tuple(_argument(item, where) for item in data)
     if isinstance(data, dict):
         if "ref" in data:
-            return Ref(data["ref"])
+            return Ref(_text(data["ref"], where))
         if "const" in data:
-            return Const(data["const"])
+            return Const(_text(data["const"], where))
         if "float" in data:
-            return float(data["float"])
-        if "complex" in data:
-            real, imaginary = (_decode(float, part, where) for part in data["complex"])
-            return complex(real, imaginary)
+            return _number(data, where)
+        if "complex" in data and isinstance(data["complex"], list) and len(data["complex"]) == 2:
+            return complex(*(_number(part, where) for part in data["complex"]))
     if data is None or isinstance(data, (bool, int, float, str)):
         return cast(Argument, data)
-    raise PlanError(f"{where}: {data!r} is no argument of a task")
+    raise PlanError(f"{where}: {short(data)} is no argument of a task")
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 from ..errors import PlanError
+from ..jsonfile import short, whole
 
 LARGEST = 1e30
 """What no number of a file may exceed, so that sums of them stay finite."""
@@ -24,7 +25,7 @@ def row(data: Any, what: str, *of: Any, such: str = "{…}") -> Mapping[str, Any
     """An object of the file, which looks as `such`."""
     if type(data) is dict or isinstance(data, Mapping):
         return cast(Mapping[str, Any], data)
-    raise PlanError(f"{what.format(*of)} is {_short(data)}; it must be an object such as {such}")
+    raise PlanError(f"{what.format(*of)} is {short(data)}; it must be an object such as {such}")
 
 
 def rows(data: Mapping[str, Any], key: str, lists: Sequence[str]) -> Sequence[Any]:
@@ -38,7 +39,7 @@ def rows(data: Mapping[str, Any], key: str, lists: Sequence[str]) -> Sequence[An
 def items(value: Any, what: str, *of: Any) -> Sequence[Any]:
     """A list."""
     if not isinstance(value, (list, tuple)):
-        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a list")
+        raise PlanError(f"{what.format(*of)} is {short(value)}; it must be a list")
     return value
 
 
@@ -46,7 +47,7 @@ def need(data: Mapping[str, Any], key: str, where: str, *of: Any) -> Any:
     """What an object has under `key`, or PlanError."""
     if key in data:
         return data[key]
-    near = get_close_matches(key, data, 1, 0.8)
+    near = get_close_matches(key, [other for other in data if isinstance(other, str)], 1, 0.8)
     meant = f"is {near[0]!r} meant to be it?" if near else f"add {key!r} to it"
     raise PlanError(f"{where.format(*of)} has no {key!r}; {meant}")
 
@@ -75,7 +76,12 @@ def _meant(key: object, words: Set[str]) -> str | None:
 def text(value: Any, what: str, *of: Any) -> str:
     """A name."""
     if not isinstance(value, str) or not value:
-        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a name in quotes")
+        raise PlanError(f"{what.format(*of)} is {short(value)}; it must be a name in quotes")
+    if not whole(value):
+        raise PlanError(
+            f"{what.format(*of)} is {short(value)}, which has half of a character (a lone surrogate) and so cannot be "
+            "written; give another name"
+        )
     return value
 
 
@@ -99,7 +105,7 @@ def count(value: Any, what: str, *of: Any, least: int = 1) -> int:
     found = number(value, "how many", what, *of)
     if not least <= found <= MANY or found != int(found):
         raise PlanError(
-            f"{what.format(*of)} is {_short(value)}; it must be a whole number from {least} to {MANY:,}"
+            f"{what.format(*of)} is {short(value)}; it must be a whole number from {least} to {MANY:,}"
         )
     return int(found)
 
@@ -107,15 +113,18 @@ def count(value: Any, what: str, *of: Any, least: int = 1) -> int:
 def number(value: Any, unit: str, what: str, *of: Any) -> float:
     """A finite number from 0 on; that of another library, such as numpy, as one of Python."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must be a number ({unit})")
-    value = int(value) if isinstance(value, Integral) else float(value)
+        raise PlanError(f"{what.format(*of)} is {short(value)}; it must be a number ({unit})")
+    try:
+        value = int(value) if isinstance(value, Integral) else float(value)
+    except OverflowError:
+        value = int(value)
     if value != value or value in (math.inf, -math.inf):
         raise PlanError(f"{what.format(*of)} is {value}; it must be a finite number ({unit})")
     if value < 0:
-        raise PlanError(f"{what.format(*of)} is {_short(value)}; it must not be negative")
+        raise PlanError(f"{what.format(*of)} is {short(value)}; it must not be negative")
     if value > LARGEST:
         raise PlanError(
-            f"{what.format(*of)} is {_short(value)}; {LARGEST:g} is the most there may be ({unit})"
+            f"{what.format(*of)} is {short(value)}; {LARGEST:g} is the most there may be ({unit})"
         )
     return value
 
@@ -128,9 +137,4 @@ def known(name: Any, names: Mapping[str, int], kind: str, what: str, *of: Any) -
     near = get_close_matches(name, names, 1)
     listed = ", ".join(map(repr, [*names][:8])) + (", …" if len(names) > 8 else "")
     meant = f"did you mean {near[0]!r}?" if near else f"there are {listed or 'none'}"
-    raise PlanError(f"{what.format(*of)} is {name!r}, which is no {kind} of this graph; {meant}")
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "…"
+    raise PlanError(f"{what.format(*of)} is {short(name)}, which is no {kind} of this graph; {meant}")

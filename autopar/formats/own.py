@@ -60,6 +60,8 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     PlanError with one sentence for the first thing that is wrong. Near linear in tasks, values and their consumers.
     """
     data = fields.row(data, "the graph")
+    # A file may be called what no text can hold.
+    name = name.encode(errors="replace").decode()
     listed = fields.rows(data, "tasks", LISTS)
     on = machine.check() if machine else read_machine(data)
     position = {device.name: index for index, device in enumerate(on.devices)}
@@ -183,7 +185,7 @@ def _values(
         # What is as it should be is seen at once: a large graph has several values for each task.
         entry = item if type(item) is dict else fields.row(item, "values[{}]", index)
         name = entry.get("id")
-        if type(name) is not str or not name:
+        if type(name) is not str or not name or not name.isascii():
             name = fields.text(fields.need(entry, "id", "values[{}]", index), "the id of values[{}]", index)
         fields.spelt(entry, VALUE, "value {!r}", name)
         if name in found:

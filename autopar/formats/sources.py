@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,13 +10,16 @@ from typing import Any, TypeAlias, Union
 
 import networkx
 
+from .. import jsonfile
 from ..cost import CostedGraph
-from ..errors import DeviceError, PlanError
+from ..errors import DeviceError
 from ..machine import Machine
 from . import msr, networks, own, stg
 
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
 """What a task graph is read from."""
+WAY = "write a graph as a JSON object of four lists"
+"""How a file comes to be one."""
 
 
 def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
@@ -44,11 +46,11 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
         path = Path(source)
         name = path.stem
         if path.suffix.lower() == ".stg":
-            return name, stg.described(_text(path), _processors(machine, path))
+            return name, stg.described(jsonfile.text(path, WAY), _processors(machine, path))
         data = load(path)
     on = _machine(machine)
     if isinstance(data, networkx.Graph):
-        return data.name or name, networks.described(data, on)
+        return str(data.name or name), networks.described(data, on)
     if msr.is_partitioning(data):
         data = msr.described(msr.partitioning(data))
     return name, data
@@ -99,18 +101,4 @@ def _processors(machine: Machine | int | None, path: Path) -> int:
 
 def load(path: Path) -> Any:
     """The JSON in a file; PlanError when it is none."""
-    try:
-        return json.loads(_text(path))
-    except RecursionError:
-        raise PlanError(f"{path} is nested too deeply to be a graph; it has four lists of objects") from None
-    except ValueError as error:
-        raise PlanError(f"{path} is not JSON ({error}); write a graph as a JSON object") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise PlanError(f"{path} cannot be read ({error.strerror}); give the path of a graph file") from None
-    except UnicodeDecodeError:
-        raise PlanError(f"{path} is not text; write a graph as a JSON object") from None
+    return jsonfile.load(path, WAY)

@@ -38,7 +38,8 @@ _WIDTHS = {
 _OTHER = 1000
 _PART = re.compile(r"(, part \d+| #\d+)$")
 _PHASE = re.compile(r" (forward|backward)$")
-_PATH = re.compile(r"(…\w+|\w*[A-Za-z_]\w*)(\.\w+)+")
+# From the beginning of a word on: a name may be long, and from each of its letters on it would be read again.
+_PATH = re.compile(r"(?<!\w)(…\w+|(?=\w*[A-Za-z_])\w+)(\.\w+)+")
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
@@ -69,8 +70,11 @@ def fit_words(text: str, room: float, size: float, bold: bool = False) -> str:
         if width(short, size, bold) <= room:
             return short
     text = short
-    while text and width(f"{text}…", size, bold) > room:
-        text = text[:-1]
+    low, high = 0, len(text)
+    while low < high:
+        keep = (low + high + 1) // 2
+        low, high = (keep, high) if width(f"{text[:keep]}…", size, bold) <= room else (low, keep - 1)
+    text = text[:low]
     return f"{text.rstrip(' …,.')}…" if len(text) >= 3 else ""
 
 

@@ -88,7 +88,9 @@ def load(problem: Problem, ways: Ways) -> Load:
         prices /= prices @ shares
         if capped.any():
             taken = np.bincount(at, weights=held[every, at], minlength=devices)
-            over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
+            with np.errstate(over="ignore"):
+                # What is clipped below may be as much too large as there are numbers.
+                over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
             rent = np.maximum(
                 0.0, rent + rate * best.seconds / np.maximum(room, 1.0) * np.clip(over, -1.0, 1.0)
             )

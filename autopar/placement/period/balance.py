@@ -21,6 +21,8 @@ TOUCHES = 120_000
 WIDEST = 480
 """Positions of an order that splits are weighed for; longer orders are cut into pieces of equal work."""
 POWER = 16
+STEEPEST = 1e18
+"""Times the largest load at first that counts as no more than this: its power is still a number."""
 """Power of the mean of loads that annealing lowers: near the largest load, but with a slope on all others too."""
 CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))
 """Of each chain of annealing: the start it goes on from (-1: the best so far), the share of itself that the mean may
@@ -197,7 +199,7 @@ def _anneal(
     def height() -> float:
         total = 0.0
         for load in stand.load:
-            total += (load / scale) ** POWER
+            total += min(load / scale, STEEPEST) ** POWER
         return total ** (1 / POWER) + 10 * stand.over / room + 10 * stand.lost
 
     current = height()

@@ -1,0 +1,125 @@
+"""Whether a plan that was read is one: that all it names is there, and that its numbers are numbers.
+
+Nothing is said of whether it can be carried out: its orders may be edited, and `placement.replan` gives it new times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from .cost import CostedGraph
+from .errors import PlanError
+from .plans import Plan
+from .sound import ROUNDING
+
+
+def check(plan: Plan, where: str) -> Plan:
+    """Return the plan, or raise PlanError or DeviceError naming the first thing in the file `where` that makes it none.
+
+    Linear in its runs, values and steps.
+    """
+    _Check(plan.costed, where).plan(plan)
+    return plan
+
+
+class _Check:
+    def __init__(self, costed: CostedGraph, where: str) -> None:
+        self.costed, self.where = costed, where
+        costed.machine.check()
+        costed.graph.check()
+        self.devices = {device.name for device in costed.machine.devices}
+        self.names = {run.name for run in costed.runs}
+        self._costs()
+
+    def plan(self, plan: Plan) -> None:
+        """Check the steps and figures of the plan."""
+        machine, values = self.costed.machine, self.costed.graph.value
+        lanes = {device.name: device.compute_lanes for device in machine.devices}
+        self._each([step.run for step in plan.placed], self.names, "placed", "run")
+        for step in plan.placed:
+            self._known([step.device], self.devices, f"the place of {step.run!r}", "device")
+            self._known(
+                step.lanes, lanes[step.device], f"the place of {step.run!r}", f"lane of {step.device}"
+            )
+            self._times(f"run {step.run!r}", step.start, step.end)
+        for sent in plan.transfers:
+            what = f"the transfer of {sent.value!r}"
+            self._known([sent.value], values, what, "value")
+            self._known([sent.src, sent.dst], self.devices, what, "device")
+            self._known([sent.lane], machine.lanes, what, "lane")
+            self._times(what, sent.start, sent.end)
+            self._numbers(what, [sent.ready, sent.bytes])
+        self._known([state for state, _ in plan.resident], self.costed.graph.state, "resident", "state")
+        self._known([device for _, device in plan.resident], self.devices, "resident", "device")
+        self._known([used.device for used in plan.memory], self.devices, "memory", "device")
+        for used in plan.memory:
+            self._numbers(f"memory of {used.device}", [number for step in used.steps for number in step])
+        self._known([device for device, _ in plan.singles], self.devices, "singles", "device")
+        self._known([reason.run for reason in plan.reasons], self.names, "reasons", "run")
+        ends = [step.end for step in (*plan.placed, *plan.transfers)]
+        ends += [time for used in plan.memory for time, _ in used.steps]
+        if max(ends, default=0.0) > plan.makespan * (1 + ROUNDING):
+            self._wrong(f"its makespan is {plan.makespan} s, and something in it is at {max(ends)} s")
+        figures = [plan.makespan, plan.period, *(one for _, one in plan.singles)]
+        self._numbers("the plan", [*figures, *(candidate.makespan for candidate in plan.candidates)])
+
+    def _costs(self) -> None:
+        costed, graph, count = self.costed, self.costed.graph, len(self.costed.machine.devices)
+        tasks = [task for run in costed.runs for task in run.tasks]
+        self._each([run.name for run in costed.runs], self.names, "runs", "run")
+        self._each(tasks, graph.task, "the tasks of its runs", "task")
+        self._known([cost.task for cost in costed.costs], graph.task, "costs", "task")
+        for what, own in (
+            *((f"run {run.name!r}", run.seconds) for run in costed.runs),
+            *((f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs),
+        ):
+            if len(own) != count:
+                self._wrong(f"{what} has seconds for {len(own)} devices, and there are {count}")
+            self._numbers(what, own)
+        for run in costed.runs:
+            what = f"run {run.name!r}"
+            if not run.tasks:
+                self._wrong(f"{what} has no task")
+            self._known([*run.reads, *run.makes], graph.value, what, "value")
+            self._known(run.after, self.names, what, "run")
+            self._known([d for d, _, _ in run.modes], range(count), what, "position of a device")
+            self._numbers(what, [run.dispatch_s, run.workspace_bytes, *(s for _, _, s in run.modes)])
+        self._known(
+            [name for name, _ in costed.homes], [*graph.inputs, *graph.state], "homes", "input or state"
+        )
+        self._known([name for name, _ in costed.deliver], graph.value, "deliver", "value")
+        ends = [device for _, device in (*costed.homes, *costed.deliver)]
+        self._known(ends, {*self.devices, ""}, "homes or deliver", "device")
+        named = {*self.names, *graph.task, *graph.value}
+        self._known([name for pair in costed.again for name in pair], named, "again", "run, task or value")
+
+    def _each(self, names: Iterable[str], all_of: Collection[str], what: str, kind: str) -> None:
+        """Every name once."""
+        seen: set[str] = set()
+        for name in names:
+            self._known([name], all_of, what, kind)
+            if name in seen:
+                self._wrong(f"{what} has {kind} {name!r} twice")
+            seen.add(name)
+        left = next((name for name in all_of if name not in seen), None)
+        if left is not None:
+            self._wrong(f"{what} lacks {kind} {left!r}")
+
+    def _known(self, names: Iterable[object], known: Collection[object], what: str, kind: str) -> None:
+        for name in names:
+            if name not in known:
+                self._wrong(f"{what} names {name!r}, which is no {kind}")
+
+    def _times(self, what: str, start: float, end: float) -> None:
+        self._numbers(what, [start, end])
+        if start > end:
+            self._wrong(f"{what} is said to last from {start} to {end} s")
+
+    def _numbers(self, what: str, numbers: Iterable[float | None]) -> None:
+        for number in numbers:
+            if number is not None and not 0 <= number < math.inf:
+                self._wrong(f"{what} has the number {number}; it must be finite, and from 0 on")
+
+    def _wrong(self, text: str) -> None:
+        raise PlanError(f"{self.where} is no plan: {text}; take the edit back, or plan again")

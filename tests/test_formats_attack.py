@@ -1,0 +1,224 @@
+"""Graph files and saved plans that somebody broke: a plan that holds, or one sentence, and never a traceback."""
+
+import json
+import random
+import warnings
+
+import networkx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutated import mutated, nested
+from taskfiles import randomly, small
+from test_formats import broken
+from tiny import tiny
+
+from autopar import Machine
+from autopar.__main__ import main
+from autopar.errors import AutoparError, BoundWarning, DeviceError, PlanError
+from autopar.formats import read, text
+from autopar.placement import replan
+from autopar.plans import Plan
+from autopar.scheduling import schedule
+from autopar.verify import infeasibilities
+
+HALF = "a\ud800b"
+GRAPHS = st.builds(
+    lambda seed, kind: (small(), tiny(seed), randomly(random.Random(seed), 6))[kind],
+    st.integers(0, 10**6),
+    st.integers(0, 2),
+)
+PICTURES = ("svg", "html", "txt", "dot")
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        broken(tasks__0__id=HALF),
+        broken(values__0__id=HALF),
+        broken(devices__0__name=HALF),
+        broken(links__0__wire=HALF),
+        broken(tasks__0__colocate=HALF),
+        broken(tasks__0__pin=HALF),
+        broken(values__1__consumers=[HALF]),
+        broken(tasks__0__seconds={HALF: 1.0}),
+    ],
+    ids=["task", "value", "device", "wire", "group", "pin", "consumer", "seconds"],
+)
+def test_half_of_a_character_is_no_name(graph, tmp_path):
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph))
+    for source in (graph, path):
+        with pytest.raises(PlanError, match="half of a character") as caught:
+            schedule(source)
+        assert str(caught.value).encode()
+
+
+def test_half_of_a_character_in_a_node_of_another_library_and_in_the_name_of_a_file(tmp_path):
+    nodes = networkx.DiGraph(name=HALF, devices=[{"name": "cpu"}])
+    nodes.add_node("a", seconds=1.0)
+    for name in PICTURES:
+        schedule(nodes).draw(tmp_path / f"plan.{name}")
+    nodes.add_node(HALF, seconds=1.0)
+    with pytest.raises(PlanError, match="half of a character"):
+        schedule(nodes)
+
+
+def test_whole_characters_of_every_kind_go_all_the_way(tmp_path):
+    graph = broken(
+        tasks__0__id="a\u0000\u001b[31m\n", values__1__producer="a\u0000\u001b[31m\n", values__0__consumers=[]
+    )
+    graph["values"][0]["id"] = "\U0001f600\ufffe]]>\"'<&\u202e"
+    plan = schedule(graph)
+    assert infeasibilities(graph, json.loads(text(plan))) == []
+    for name in PICTURES:
+        plan.draw(tmp_path / f"plan.{name}")
+        assert (tmp_path / f"plan.{name}").read_text(encoding="utf-8")
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").placed == plan.placed
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (json.dumps(small()).replace('"id": "c"', '"id": "c", "id": "d"'), r"'id' twice in tasks\[2\]"),
+        (
+            json.dumps(small()).replace('"gpu": 0.2', '"gpu": 0.2, "gpu": 1'),
+            r"'gpu' twice in tasks\[0\]\.seconds",
+        ),
+        ('{"tasks": [], ' + json.dumps(small())[1:], r"'tasks' twice in its object"),
+        (json.dumps(small()).replace("4096", "9" * 5000), "too many digits"),
+        (json.dumps(small()).replace("4096", "9" * 400), "is 9{57}….*1e.30 is the most"),
+        (
+            json.dumps(small()).replace("4096", "NaN"),
+            "'bytes' of value 'v' is nan; it must be a finite number",
+        ),
+        (
+            json.dumps(small()).replace("4096", "1e999"),
+            "'bytes' of value 'v' is inf; it must be a finite number",
+        ),
+        (json.dumps(small()).replace("4096", "-Infinity"), "'bytes' of value 'v' is -inf"),
+        ('{"tasks": ' + "[" * 100_000, "nested too deeply"),
+        (
+            json.dumps(small()).replace("4096", "[" * 900 + "]" * 900),
+            r"'bytes' of value 'v' is (\[|a value of)",
+        ),
+        (json.dumps(small()).encode("utf-16"), "is not text"),
+    ],
+    ids=["id", "device", "list", "digits", "large", "nan", "inf", "-inf", "deep", "deep inside", "utf-16"],
+)
+def test_what_json_allows_and_a_graph_does_not(content, says, tmp_path, capsys):
+    path = tmp_path / "graph.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PlanError, match=says) as caught:
+        schedule(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert main(["plan", "--graph", str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_byte_order_mark_is_none_of_the_graph(tmp_path):
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(small()), encoding="utf-8-sig")
+    assert text(schedule(path)) == text(schedule(small()))
+
+
+def test_a_path_that_is_none():
+    with pytest.raises(PlanError, match="is no path"):
+        schedule("a\0b.json")
+
+
+def test_data_that_no_file_could_hold():
+    for graph, says in (
+        (broken(tasks__0__id=nested(100_000)), "too large to show"),
+        (broken(values__1__bytes=10**6000), "too large to show"),
+        (broken(tasks__0={1: "a"}), "has no 'id'"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            read(graph)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(GRAPHS, st.integers(0, 10**9), st.sampled_from(("latency", "throughput")))
+def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, seed, objective):
+    graph = mutated(graph, seed)
+    try:
+        plan = schedule(graph, objective=objective)
+    except AutoparError as error:
+        assert len(str(error)) < 10_000
+        return
+    assert infeasibilities(graph, json.loads(text(plan))) == []
+    assert str(plan) and (seed % 5 or plan.explain())
+    plan.draw(tmp_path / "plan.svg")
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").placed == plan.placed
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 40), st.integers(0, 10**9), st.booleans())
+def test_a_saved_plan_with_something_changed_is_read_or_refused(tmp_path, number, seed, deep):
+    path = tmp_path / "plan.json"
+    try:
+        schedule(small() if number == 0 else tiny(number)).save(path)
+    except PlanError:
+        return
+    data = json.loads(path.read_text())
+    inside = data["plan"] if deep else data
+    for key in inside if deep else ():
+        if isinstance(inside[key], (list, dict)) and hash((key, seed)) % 3 == 0:
+            inside[key] = mutated(inside[key], seed)
+    path.write_text(json.dumps(data if deep else mutated(data, seed)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BoundWarning)
+        try:
+            plan = Plan.load(path)
+            assert str(plan) and plan.timeline() and (seed % 5 or plan.explain())
+            plan.draw(tmp_path / "plan.svg")
+            replan(plan.costed, plan)
+        except AutoparError as error:
+            assert len(str(error)) < 10_000
+
+
+@pytest.mark.parametrize("kind", ["plan", "machine"])
+def test_saved_nouns_are_read_as_strictly(kind, tmp_path):
+    path = tmp_path / "saved.json"
+    noun = schedule(small()) if kind == "plan" else Machine.declare("cpu", "t4")
+    load, wrong = (Plan.load, PlanError) if kind == "plan" else (Machine.load, DeviceError)
+    noun.save(path)
+    saved = path.read_text()
+    path.write_text("\ufeff" + saved, encoding="utf-8")
+    assert load(path) == noun or kind == "plan"
+    for content, says in (
+        (saved.replace('"format"', '"format": 1, "format"'), "'format' twice in its object"),
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 5000, "too many digits"),
+        ("{", "is not JSON"),
+        ("{}", "is not an"),
+    ):
+        path.write_text(content)
+        with pytest.raises(wrong, match=says):
+            load(path)
+    with pytest.raises(wrong, match="cannot be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"placed": [{"run": "a"}]}, r"missing .* required"),
+        ({"makespan": 0.1, "lower_bound": 0.0}, "its makespan is 0.1 s, and something in it is at"),
+        ({"makespan": {"float": "inf"}}, "the number inf; it must be finite"),
+        ({"makespan": {"float": "many"}}, "expected a number"),
+        ({"policy": HALF}, "expected text"),
+        ({"singles": [["tpu", 1.0]]}, "singles names 'tpu', which is no device"),
+        ({"placed": []}, "placed lacks run"),
+    ],
+)
+def test_an_edit_that_makes_it_no_plan_is_named(change, says, tmp_path):
+    path = tmp_path / "plan.json"
+    schedule(small()).save(path)
+    data = json.loads(path.read_text())
+    data["plan"] |= change
+    path.write_text(json.dumps(data))
+    with pytest.raises(PlanError, match=says):
+        Plan.load(path)
