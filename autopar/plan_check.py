@@ -57,9 +57,9 @@ class _Check:
             self._numbers(f"memory of {used.device}", [number for step in used.steps for number in step])
         self._known([device for device, _ in plan.singles], self.devices, "singles", "device")
         self._known([reason.run for reason in plan.reasons], self.names, "reasons", "run")
-        ends = [*(step.end for step in plan.placed), *(sent.end for sent in plan.transfers)]
+        ends = [step.end for step in plan.steps] + [0.0]
         ends += [time for used in plan.memory for time, _ in used.steps]
-        if max(ends, default=0.0) > plan.makespan * (1 + ROUNDING):
+        if max(ends) > plan.makespan * (1 + ROUNDING):
             self._wrong(f"its makespan is {plan.makespan} s, and something in it is at {max(ends)} s")
         figures = [plan.makespan, plan.period, *(one for _, one in plan.singles)]
         self._numbers("the plan", [*figures, *(candidate.makespan for candidate in plan.candidates)])

@@ -18,6 +18,7 @@ from autopar.placement.bounds.ways import ways
 from autopar.placement.exact import exact
 from autopar.placement.exact.joins import joined
 from autopar.problem import Problem
+from autopar.scheduling import schedule
 from autopar.simulate import Play, Schedule
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
@@ -73,6 +74,14 @@ def test_every_schedule_that_fits_is_a_solution_of_the_model(seed, tasks, tight)
         for play in plays[:3]:
             for best in (play, longest) if play.makespan > 0 else ():
                 assert solution(problem, best, play) in ("OPTIMAL", "FEASIBLE")
+
+
+@pytest.mark.parametrize("scale", [1, 10**12, 10**25])
+def test_sizes_may_be_as_large_as_a_file_can_have_them(scale):
+    tasks = [{"id": f"t{n}", "seconds": {"a": 1.0, "b": 3.0}, "state_bytes": 6 * scale} for n in range(4)]
+    devices = [{"name": name, "memory_bytes": 12 * scale} for name in "ab"]
+    graph = {"tasks": tasks, "values": [], "devices": devices, "links": []}
+    assert schedule(graph).makespan == pytest.approx(6.0)
 
 
 def test_a_transfer_that_is_not_made_takes_no_time():

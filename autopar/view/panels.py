@@ -72,7 +72,7 @@ def header(svg: Svg, layout: Layout, timeline: Timeline | None) -> None:
     what = f"moved, {count} transfer{'' if count == 1 else 's'}"
     x = figure(svg, x, *split_unit(size(plan.moved)), what)
     end = svg.width - MARGIN - 20
-    if single and plan.makespan and plan.period is None:
+    if single and single[1] and plan.makespan and plan.period is None:
         gain = single[1] / plan.makespan
         shares = f"critical path: {percent(layout.found.compute_s / plan.makespan)} compute, "
         shares += f"{percent(layout.found.transfer_s / plan.makespan)} transfer"

@@ -14,6 +14,9 @@ from .literals import Literal
 from .model import Model
 from .transfers import Transfers
 
+MOST = 2**52
+"""What all sizes together may come to for the solver, so that sums of them stay whole numbers."""
+
 
 def cap(model: Model, transfers: Transfers) -> None:
     """Keep every device that could hold more than its cap to it."""
@@ -28,7 +31,10 @@ def cap(model: Model, transfers: Transfers) -> None:
             held.value(v)
         free = limit - (0 if problem.costed.consumed else sum(problem.given[d].values()))
         if sum(held.sizes) > free:
-            model.cp.add_cumulative(held.intervals, held.sizes, max(0, math.ceil(free)))
+            # The solver counts in 64 bits. Sizes rounded down and room rounded up rule nothing out.
+            unit = max(1.0, sum(held.sizes) / MOST)
+            sizes = [math.floor(size / unit) for size in held.sizes]
+            model.cp.add_cumulative(held.intervals, sizes, max(0, math.ceil(free / unit)))
 
 
 class _Held:

@@ -21,9 +21,9 @@ TOUCHES = 120_000
 WIDEST = 480
 """Positions of an order that splits are weighed for; longer orders are cut into pieces of equal work."""
 POWER = 16
-STEEPEST = 1e18
-"""Times the largest load at first that counts as no more than this: its power is still a number."""
 """Power of the mean of loads that annealing lowers: near the largest load, but with a slope on all others too."""
+STEEPEST = 1e18
+"""Times the largest load at first above which a load counts as this: its power is still a number."""
 CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))
 """Of each chain of annealing: the start it goes on from (-1: the best so far), the share of itself that the mean may
 rise by at the beginning, falling to nothing, and its share of the steps. Of many groups, in which there are too many
