@@ -3,7 +3,7 @@
 A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on
 the CPU, the thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a
 buffer is the one that allocated it, and its stream has waited for the events of all readers before the last
-reference goes.
+reference goes, also where a view turns out to be a copy (`programs.Free`).
 """
 
 from __future__ import annotations
