@@ -70,6 +70,13 @@ at::Tensor by_value(const at::Tensor& tensor) {
   return made;
 }
 
+// torch 2.11 drops the arguments of an operator with two `out=` before it returns references to them.
+void call(const c10::OperatorHandle& op, Stack& values) {
+  const Stack kept = values;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.callBoxed(&values);
+}
+
 bool low_precision(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
 }
@@ -162,8 +169,7 @@ class Call {
       forms_.push_back(mapped(value, [](const at::Tensor& t) { return ours(t) || t.dim() ? form(t) : t; }));
     }
     try {
-      at::AutoDispatchBelowADInplaceOrView below_autograd;
-      op_.callBoxed(&forms_);
+      call(op_, forms_);
     } catch (const std::exception&) {
       return false;  // a mistake of the caller is one for the CPU as well, whose message is the better one
     }
@@ -195,10 +201,7 @@ class Call {
     note_blocking(c10::toString(op_.operator_name()));
     host_waits(device_);
     Stack values = work();
-    {
-      at::AutoDispatchBelowADInplaceOrView below_autograd;
-      op_.callBoxed(&values);
-    }
+    call(op_, values);
     for (size_t i = 0; i < returned.size(); ++i) {
       if (origins_[i].argument < 0) {
         returned[i] =
@@ -245,7 +248,7 @@ class Call {
     const bool wide = WIDENED.count(c10::toString(op_.operator_name()));
     current_queue(device_).launch([op = op_, values, targets, wide] {
       try {
-        wide ? compute_wide(op, *values) : op.callBoxed(values.get());
+        wide ? compute_wide(op, *values) : call(op, *values);
         for (size_t i = 0; i < targets.size(); ++i) deliver(targets[i], (*values)[i]);
       } catch (const std::exception& error) {
         throw std::runtime_error(c10::toString(op.operator_name()) + ": " + message(error));
@@ -263,7 +266,7 @@ class Call {
         if (op.schema().arguments()[i].name().rfind("running_", 0) == 0) back.emplace_back(tensor, made);
         return made;
       });
-    op.callBoxed(&values);
+    call(op, values);
     for (auto& [tensor, made] : back) tensor.copy_(made);
   }
 
