@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerators import count, error, in_turn, machine, name
+from rig import FIRST, KIND, error, in_turn, machine
 
 import autopar
 from autopar import detect, doctor, probe
 from autopar.capture import generators
 from autopar.errors import RunError
 from autopar.runtime import accelerator, flat
+
+SECOND = f"{KIND}:1"
 
 
 def test_a_module_that_tells_nothing(monkeypatch):
@@ -73,26 +75,26 @@ def test_a_dtype_that_a_device_has_not_is_left_out(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(count() < 2, reason="needs two accelerators")
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators")
 @torch.no_grad()
 def test_detected_by_name_with_the_least_that_a_backend_has(monkeypatch, tmp_path):
     """By name, measured, without properties, memory and pinned host memory."""
-    module = torch.get_device_module(torch.device(name(0)).type)
+    module = torch.get_device_module(torch.device(FIRST).type)
     for method in ("get_device_properties", "get_device_name", "mem_get_info", "memory_allocated", "_sleep"):
         monkeypatch.delattr(module, method, raising=False)
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
     for where in (probe, accelerator, flat):
         monkeypatch.setattr(where, "pins_memory", lambda: False)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
-    fast = autopar.compile(model, ["cpu", name(0), name(1)], policy=in_turn, split=None, check="always")
+    fast = autopar.compile(model, ["cpu", FIRST, SECOND], policy=in_turn, split=None, check="always")
     xs = [torch.randn(4, 8) for _ in range(4)]
     assert error([fast(x) for x in xs], [model(x) for x in xs]) < 1e-5
-    assert fast.plan.costed.machine.device[name(0)].memory_bytes is None
+    assert fast.plan.costed.machine.device[FIRST].memory_bytes is None
     fast.close()
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(count() < 2, reason="needs two accelerators")
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators")
 @torch.no_grad()
 def test_an_error_that_comes_late_is_not_blamed_on_the_step_that_met_it():
     """An index out of range on a device is found by a kernel, which reports it to whoever looks next."""
@@ -101,14 +103,14 @@ def test_an_error_that_comes_late_is_not_blamed_on_the_step_that_met_it():
         return torch.relu(torch.index_select(torch.sin(x), 0, index)) * 2
 
     fast = autopar.compile(
-        model, machine(), policy=lambda costed: {run.name: name(1) for run in costed.runs}, check="never"
+        model, machine(), policy=lambda costed: {run.name: SECOND for run in costed.runs}, check="never"
     )
     x = torch.randn(64, 4)
     assert error(fast(x, torch.tensor([1, 2])), model(x, torch.tensor([1, 2]))) < 1e-5
-    if torch.device(name(0)).type == "cuda":
+    if torch.device(FIRST).type == "cuda":
         pytest.skip("an assertion on the device ends the process's use of it")
     with pytest.raises(RunError, match="report errors late") as told:
         fast(x, torch.tensor([1, 1000]))
-    assert "index_select" in str(told.value) and name(1) in str(told.value)
+    assert "index_select" in str(told.value) and SECOND in str(told.value)
     assert error(fast(x, torch.tensor([1, 2])), model(x, torch.tensor([1, 2]))) < 1e-5
     fast.close()

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from accelerators import at, count, error, machine
+from rig import KIND, error, machine
 from torch import library, nn
 
 import autopar
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(count() < 2, reason="needs two accelerators")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators"),
+]
 
 CALLS = 6
+
+
+def at_second(costed) -> dict[str, str]:
+    """Everything on the second accelerator but products, which are on the first."""
+    return {run.name: f"{KIND}:{0 if run.name.startswith('mul') else 1}" for run in costed.runs}
 
 
 def said_fresh(name, made):
@@ -58,7 +66,7 @@ def test_views_and_copies_alike(call) -> None:
     def model(x):
         return call(x) * 2
 
-    fast = autopar.compile(model, machine(), policy=at(1, "mul"), split=None, check="never")
+    fast = autopar.compile(model, machine(), policy=at_second, split=None, check="never")
     xs = [torch.randn(256, 64) for _ in range(CALLS)]
     found = [fast(x) for x in xs]
     assert error(found, [model(x) for x in xs]) < 1e-5
@@ -83,7 +91,7 @@ class Beside(nn.Module):
 @torch.no_grad()
 def test_memory_is_not_taken_while_it_is_read(call) -> None:
     model = Beside(call).eval()
-    fast = autopar.compile(model, machine(), policy=at(1, "mul"), split=None, check="never")
+    fast = autopar.compile(model, machine(), policy=at_second, split=None, check="never")
     xs = [torch.randn(256, 64) for _ in range(12)]
     found = [fast(x) for x in xs]
     assert error([y for ys in found for y in ys], [y for x in xs for y in model(x)]) < 1e-5
@@ -95,10 +103,41 @@ def test_what_is_returned_is_not_the_copy_of_a_weight() -> None:
     """A result that an operator lent from a weight may be written to: the copy that later calls read is another."""
     model = nn.Linear(8, 8, bias=False)
     model.forward = lambda x: (same(model.weight), x @ model.weight)
-    fast = autopar.compile(model, machine(), policy=at(1), split=None, check="never", outputs="as_placed")
+    fast = autopar.compile(model, machine(), policy=at_second, split=None, check="never", outputs="as_placed")
     x = torch.randn(4, 8)
     for _ in range(2):
         lent, made = fast(x)
         assert error(made, x @ model.weight) < 1e-5 and lent.device.type != "cpu"
         lent.zero_()
+    fast.close()
+
+
+class View(nn.Module):
+    def forward(self, x):
+        return x.unsqueeze(0)
+
+
+class Viewed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.view, self.linear = View(), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.relu(self.linear(self.view(x)))
+
+
+@torch.no_grad()
+def test_a_pinned_input_that_the_cpu_views_may_be_overwritten_after_the_call() -> None:
+    """What is copied is a view that the call made, of memory that the caller has again once it returns."""
+
+    model = Viewed().eval()
+    pins = {"view": "cpu", "linear": f"{KIND}:0"}
+    fast = autopar.compile(model, machine(), pins=pins, split=None, check="never", outputs="as_placed")
+    found, expected = [], []
+    for _ in range(8):
+        x = torch.randn(16, 16).pin_memory()
+        expected.append(model(x))
+        found.append(fast(x))
+        x.fill_(7.0)
+    assert error(found, expected) < 1e-5
     fast.close()

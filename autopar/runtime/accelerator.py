@@ -3,7 +3,7 @@
 A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on
 the CPU, the thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a
 buffer is the one that allocated it, and its stream has waited for the events of all readers before the last
-reference goes.
+reference goes, also where a view turns out to be a copy (`programs.Free`).
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ class AcceleratorLane(HostLane):
         # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call
         # returns.
         host_ends = any(place(step.dst).type == "cpu" and step.dst in results for step in copies)
+        roots = {step: program.buffer[program.buffer[step.src].storage] for step in copies}
         host_starts = any(
-            place(step.src).type == "cpu" and program.buffer[step.src].kind == "given" for step in copies
+            place(step.src).type == "cpu" and root.kind == "given" for step, root in roots.items()
         )
         self._peers: tuple[torch.Stream, ...] = ()
         self._stream = None if direct else stream(lane.name, device)
         self.names.update(to_host=to_host, to_device=to_device, device=device)
         if direct:
             return
-        # torch copies between accelerators on the source's current stream: it must not be the one that
-        # computes there.
+        # torch copies between accelerators on the source's current stream, with a barrier of both ends' before and
+        # after. For the sake of speed alone it is not one that has something else to do.
         peers = {place(step.src) for step in copies if place(step.src).type != "cpu"} - {device}
         self._peers = tuple(stream(lane.name, peer) for peer in sorted(peers, key=str))
         assert self._stream is not None

@@ -50,7 +50,7 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
             else:
                 _together([tensors[index] for index in members], members, device, found, staged)
         if device.type != "cpu":
-            # What is staged may go only then, and a later call may come from a stream that does not wait for this.
+            # The next call may come from another stream, and be one lane on it, which waits for nothing of this one.
             torch.accelerator.current_stream(device).synchronize()
     return found, len(sets)
 
@@ -74,6 +74,7 @@ def _together(
     whole = flat
     if home != device:
         if len(staged) == STAGED:
+            # For the sake of memory alone: torch keeps what a copy reads until it is done.
             torch.accelerator.current_stream(device if device.type != "cpu" else home).synchronize()
             staged.clear()
         staged.append(flat)

@@ -5,12 +5,13 @@ queue.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ..programs import Copy, Lane, Program
+from ..programs import Copy, Free, Lane, Program, Wait
 from .handoff import Gates
 from .record import LaneRecorder, Recording
 
@@ -25,11 +26,15 @@ class HostLane:
         self.names: dict[str, Any] = {"clone": clone, "move": move}
         self.first: tuple[str, ...] = ()
         self.last: tuple[str, ...] = ()
+        # What is freed at the end streams may still be copying. They copy from pinned memory, which its allocator keeps
+        # until they are done.
+        end = itertools.takewhile(lambda step: isinstance(step, Wait | Free), reversed(lane.steps))
+        self._frees = frozenset(step.event for step in end if isinstance(step, Wait))
 
     def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
         """Lines of a Wait; `signals` are the torch events of those that accelerators record."""
         lines = [gates.wait(event)]
-        if event in signals:
+        if event in signals and event not in self._frees:
             self.names[f"e{gates.number[event]}"] = signals[event]
             lines.append(f"e{gates.number[event]}.synchronize()")
         return lines
