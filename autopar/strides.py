@@ -19,6 +19,12 @@ def strides_of(item: Any) -> Strides | None:
     return tuple(item.stride()) if strided else None
 
 
+def fitting(strides: Sequence[Strides | None], shapes: Sequence[Sequence[int]]) -> list[Strides | None]:
+    """The strides that have as many axes as the shapes, None for others: torch 2.11 traces the last states of an LSTM
+    with an axis too many."""
+    return [own if own and len(own) == len(shape) else None for own, shape in zip(strides, shapes)]
+
+
 def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a tensor has these strides wherever strides say anything: along axes of more than one element."""
     found = tensor.stride()

@@ -111,7 +111,7 @@ RETURNS: dict[str, Callable[[Tensor], Any]] = {
     "windows": lambda x: x.sin().unfold(3, 3, 1),
     "changed in place": in_place,
     "filled": lambda x: (x * 2).transpose(1, 2)[:, ::2].fill_(3),
-    "several": lambda x: (torch.fft.fft(x, dim=1), torch.einsum("bchw,bcHw->hHbc", x, x), x.sort(1)),
+    "several": lambda x: (torch.einsum("bchw,bcHw->hHbc", x, x), x.sort(1)),
     "a number and nothing": lambda x: {"n": x.shape[0], "none": None, "sum": x.sum(), "x": x.mT * 2},
 }
 GIVEN: dict[str, Callable[[], Tensor]] = {
@@ -265,3 +265,15 @@ def test_training_steps_in_channels_last_are_eagers(which: str) -> None:
         assert found == pytest.approx(wanted.item(), abs=1e-5)
     for one, other in zip(model.parameters(), plain.parameters()):
         assert torch.allclose(one, other, atol=1e-5) and one.stride() == other.stride()
+
+
+def test_strides_that_are_traced_wrong_are_those_of_the_first_check() -> None:
+    """Fake tensors of torch 2.11 say that a Fourier transform along an inner axis leaves rows as they were."""
+
+    def transformed(x: Tensor) -> Tensor:
+        return torch.fft.fft(x, dim=1)
+
+    x = torch.randn(4, 4, 6, 8)
+    fast = autopar.compile(transformed, ["cpu"])
+    assert [fast(x).stride() for _ in range(2)] == [transformed(x).stride()] * 2
+    fast.close()

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..composites.draws import IN_PLACE, in_place
 from ..errors import CaptureError
 from ..graph import Graph
-from ..strides import strides_of
+from ..strides import fitting, strides_of
 from .captured import Captured
 from .convert import Conversion, effect, live
 from .functions import Call, Returned, reachable
@@ -130,7 +130,7 @@ def assemble(
         call.home,
         call.grads(len(outputs)) if calls else returned.grads,
         same,
-        list(returned.strides),
+        fitting(returned.strides, [graph.value[name].shape for name in outputs]),
         tuple(strides_of(conversion.fakes[n]) == s for n, s in zip(outputs, returned.strides)),
     )
 

@@ -20,7 +20,7 @@ from ..errors import CaptureError
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
 from ..rewrites.views import folded, own
-from ..strides import strides_of
+from ..strides import fitting, strides_of
 from .around import refuse_kept, refuse_levels, refuse_module_hooks
 from .captured import Captured
 from .convert import Conversion, live
@@ -220,7 +220,7 @@ def assemble(recorded: Recorded, call: Call, name: str, paths: tuple[str, ...]) 
             for index, place in enumerate(places)
         ),
         tuple(same.items()),
-        list(returned.strides),
+        fitting(returned.strides, [graph.value[name].shape for name in outputs]),
         tuple(strides_of(conversion.fakes.get(n)) == s for n, s in zip(outputs, returned.strides)),
         tangents=tuple(tangents),
         gradients=gradients,

@@ -129,8 +129,11 @@ def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def exporting() -> bool:
-    """Whether this thread is tracing a model for torch.export, whose own flag is one for all threads."""
-    return torch.compiler.is_exporting() and (
+    """Whether this thread is tracing a model for torch.export, whose own flag is one for all threads.
+
+    The flag itself is read: torch.compile of 2.11 takes `torch.compiler.is_exporting()` to be true.
+    """
+    return torch.compiler._is_exporting_flag and (
         torch.compiler.is_dynamo_compiling()
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     )
