@@ -50,10 +50,13 @@ def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return made.copy_(own).expand(tensor.shape)
 
 
-def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> None:
-    """Give each value on a device of this kind its strides, in place of the list; None says nothing of a value, and
-    kernels of another kind lay out their results as they do."""
+def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> bool:
+    """Give each value on a device of this kind its strides, in place of the list; whether any had others. None says
+    nothing of a value, and kernels of another kind lay out their results as they do."""
+    changed = False
     for index, wanted in enumerate(strides):
         value = values[index]
         if wanted is not None and value.stride() != wanted and value.device.type == kind:
             values[index] = laid(value, wanted)
+            changed = changed or values[index] is not value
+    return changed

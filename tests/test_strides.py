@@ -133,7 +133,9 @@ def tensors(output: Any) -> Iterator[Tensor]:
 @pytest.mark.parametrize("layout", GIVEN)
 def test_outputs_have_eagers_strides(layout: str, how: str, training: bool) -> None:
     def everything(x: Tensor) -> dict[str, Any]:
-        return {name: returned(x) for name, returned in RETURNS.items()}
+        # Autograd forbids that change of what a backward reads, in eager too.
+        names = [name for name in RETURNS if not (training and name == "changed in place")]
+        return {name: RETURNS[name](x) for name in names}
 
     torch.manual_seed(0)
     x = GIVEN[layout]().requires_grad_(training)
@@ -144,7 +146,9 @@ def test_outputs_have_eagers_strides(layout: str, how: str, training: bool) -> N
     }
     fast = autopar.compile(everything, check="never", **options[how])
     wanted = everything(x)
-    for name, output in fast(x).items():
+    found = fast(x)
+    assert fast.plan
+    for name, output in found.items():
         for one, other in zip(tensors(output), tensors(wanted[name]), strict=True):
             assert torch.allclose(one, other, atol=1e-5), name
             assert one.stride() == other.stride() and one.requires_grad == other.requires_grad, name

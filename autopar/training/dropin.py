@@ -127,9 +127,11 @@ class Training:
         saved = results[count:]
         # A view of a weight must not be the way to overwrite it behind autograd's back.
         given = (*inputs, *(owner[key] for owner, key in state.values()))
-        made = [values[name] for name in self.apart.names]
-        settle(made, [self._strides(name) for name in self.apart.names], self.captured.home.type)
-        outputs = own(made, given, saved)
+        outputs = own([values[name] for name in self.apart.names], given, saved)
+        strides = [self._strides(name) for name in self.apart.names]
+        if settle(outputs, strides, self.captured.home.type):
+            # A tensor with gaps between its elements is made as a view.
+            outputs = own(outputs, given, saved)
         return outputs, saved, watched
 
     def _strides(self, name: str) -> Strides | None:
