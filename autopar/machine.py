@@ -60,6 +60,8 @@ class Device:
         return tuple(f"{self.name}/{index}" for index in range(self.lanes))
 
 
+MOST_LANES = 1_000_000
+"""Compute queues of one device: more than any has, and few enough to be written down."""
 HANDOFF_S = 1e-5
 """What it takes to wake the thread of another lane (`bench --suite overhead`: 8 to 12 µs). A copy's queue waits for who
 made the value, and who reads it for the queue, so that the latency of a link holds two of these."""
@@ -216,8 +218,10 @@ class Machine:
                     "for a second accelerator give its own index"
                 )
             seen.add(device.name)
-            if device.lanes < 1 or device.lanes != int(device.lanes):
-                raise DeviceError(f"device {device.name!r} has {device.lanes} lanes; it needs one or more")
+            if not 1 <= device.lanes <= MOST_LANES or device.lanes != int(device.lanes):
+                raise DeviceError(
+                    f"device {device.name!r} has {device.lanes} lanes; it needs from one to {MOST_LANES:,}"
+                )
         for link in self.links:
             for end in (link.src, link.dst):
                 if end not in seen:

@@ -57,6 +57,8 @@ class _Check:
             self._numbers(f"memory of {used.device}", [number for step in used.steps for number in step])
         self._known([device for device, _ in plan.singles], self.devices, "singles", "device")
         self._known([reason.run for reason in plan.reasons], self.names, "reasons", "run")
+        weighed = [choice.device for reason in plan.reasons for choice in reason.choices]
+        self._known(weighed, self.devices, "the choices of reasons", "device")
         ends = [step.end for step in plan.steps] + [0.0]
         ends += [time for used in plan.memory for time, _ in used.steps]
         if max(ends) > plan.makespan * (1 + ROUNDING):

@@ -17,8 +17,8 @@ from .jsonfile import short, whole
 
 T = TypeVar("T")
 
-LARGEST = 10**30
-"""What no whole number of a noun may exceed, so that it can be reckoned with."""
+LARGEST = 10**36
+"""What no whole number of a noun may exceed, so that it can be reckoned with: sums of what a graph file may have, too."""
 
 
 def encode(value: Any) -> Any:

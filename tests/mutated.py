@@ -35,7 +35,7 @@ def mutated(data: Any, seed: int) -> Any:
         inside, key = draw.choice(spots)
         how = draw.random()
         if how < 0.6:
-            inside[key] = draw.choice(JUNK)
+            inside[key] = copy.deepcopy(draw.choice(JUNK))
         elif how < 0.75:
             del inside[key]
         elif how < 0.85:
