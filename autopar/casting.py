@@ -1,4 +1,4 @@
-"""Whether autocast is on for a type of device; some types know none."""
+"""True if autocast is on for a type of device; some types know none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def enabled(kind: str) -> bool:
-    """Whether autocast is on in this thread for devices of type `kind`."""
+    """True if autocast is on in this thread for devices of type `kind`."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 

@@ -84,7 +84,7 @@ def widen(value: Any) -> Any:
 
 
 def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
-    """Whether `found` is of eager's dtype, and no farther from the float64 answer than twice eager's own error."""
+    """True if `found` is of eager's dtype, and no farther from the float64 answer than twice eager's own error."""
     if not all(isinstance(item, torch.Tensor) for item in (found, eager, wide)) or found.dtype != eager.dtype:
         return False
     return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12

@@ -11,7 +11,7 @@ from .errors import AutoparError, PlanError
 
 
 def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> Any:
-    """What is in a file, which may begin with a byte order mark; `way` says in `error` how such a file is made.
+    """The data of a JSON file, which may begin with a byte order mark; `way` says in `error` how such a file is made.
 
     Raises `error` for what cannot be read, is no text or no JSON, is nested too deeply, has a number of thousands of
     digits, or an object in which a key is there twice, of which one would go unheard.
@@ -65,7 +65,7 @@ def short(value: Any) -> str:
 
 
 def whole(value: str) -> bool:
-    """Whether text can be written to a file or screen: without halves of characters (lone surrogates)."""
+    """True if text can be written to a file or screen: without halves of characters (lone surrogates)."""
     if value.isascii():
         return True
     try:

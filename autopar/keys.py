@@ -60,7 +60,7 @@ def _strides(item: torch.Tensor) -> tuple[int, ...] | None:
 
 
 class Lent:
-    """Which arguments of a call lie in the memory of the model's own tensors. Where their memory is, is read anew once
+    """Arguments of a call that lie in the memory of the model's own tensors. Where their memory is, is read anew once
     another tensor is in the place of one, and before any argument is said to lie in it.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a plan that was read is one: that all it names is there, and that its numbers are numbers.
+"""Validity of a plan that was read: all it names is there, and its numbers are numbers.
 
 Nothing is said of whether it can be carried out: its orders may be edited, and `placement.replan` gives it new times.
 """

@@ -146,9 +146,9 @@ class Plan:
     bound_once: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.reached))
+        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.reached, self.makespan))
         if not self.costed.again:
-            object.__setattr__(self, "bound_once", sound(self.bound_once, self.reached))
+            object.__setattr__(self, "bound_once", sound(self.bound_once, self.reached, self.makespan))
 
     @property
     def reached(self) -> float:

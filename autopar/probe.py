@@ -106,7 +106,7 @@ def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | N
 
 @cache
 def pins_memory() -> bool:
-    """Whether host memory can be pinned for the accelerator that is here."""
+    """True if host memory can be pinned for the accelerator that is here."""
     try:
         return torch.empty(1, pin_memory=True).is_pinned()
     except RuntimeError:  # its backend has no allocator of such memory

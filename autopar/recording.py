@@ -71,7 +71,8 @@ class Clocked(Protocol):
 
 
 class Recorded:
-    """What can be recorded: while `recording` is there, each call adds its timeline to it; `timeline` is the last.
+    """Base of everything that can be recorded: while `recording` is there, each call adds its timeline to it;
+    `timeline` is the last.
 
     Where a recorded call finds that this machine could not keep the declared clock of a `machine` that leaves its
     slow-down open, the clock is slowed down for the calls after it.

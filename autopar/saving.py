@@ -18,7 +18,7 @@ from .jsonfile import short, whole
 T = TypeVar("T")
 
 LARGEST = 10**36
-"""What no whole number of a noun may exceed, so that it can be reckoned with: more than any sum of a graph file's."""
+"""Largest whole number of a noun, so that it can be reckoned with: more than any sum of a graph file's."""
 
 
 def encode(value: Any) -> Any:

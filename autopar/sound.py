@@ -7,15 +7,15 @@ import warnings
 from .errors import BoundWarning
 
 ROUNDING = 1e-9
-"""Share of what a plan reaches by which sums of floats may put a bound above it."""
+"""Share of the times of a plan by which sums of floats may put a bound above what it reaches."""
 
 
-def sound(bound: float, reached: float) -> float:
-    """The bound, from 0 to what a plan reached, both in seconds.
+def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
+    """The bound, from 0 to what a plan reached, both in seconds: its makespan, or a difference of times up to that.
 
     A bound that the plan refutes by more than rounding proves nothing: then it is 0, with a BoundWarning.
     """
-    if bound <= reached * (1 + ROUNDING):
+    if bound <= reached + max(reached, makespan) * ROUNDING:
         return max(0.0, min(bound, reached))
     warnings.warn(
         f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "

@@ -99,7 +99,7 @@ def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepar
 
 
 def copies(plan: Plan) -> bool:
-    """Whether values are copied or rejoined on their way, where memory is laid out anew."""
+    """True if values are copied or rejoined on their way, where memory is laid out anew."""
     return bool(plan.transfers or plan.costed.graph.split)
 
 

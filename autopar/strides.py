@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie in memory: the same values with other strides."""
+"""Strides of tensors: the same values laid out otherwise in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fitting(strides: Sequence[Strides | None], shapes: Sequence[Sequence[int]]) 
 
 
 def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides wherever strides say anything: along axes of more than one element."""
+    """True if a tensor has these strides wherever strides say anything: along axes of more than one element."""
     found = tensor.stride()
     if found == strides or tensor.numel() == 0:
         return True

@@ -12,6 +12,6 @@ TO_TYPE = "pip install 'torch>={}.{},<{}.{}'".format(*FIRST, LAST[0], LAST[1] + 
 
 
 def supported(version: str) -> bool:
-    """Whether this release of torch, such as `2.13.0+cpu`, is one that the tests are run with."""
+    """True if this release of torch, such as `2.13.0+cpu`, is one that the tests are run with."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return found is not None and FIRST <= (int(found[1]), int(found[2])) <= LAST

@@ -118,7 +118,7 @@ class _Tried:
             self._go_on({**start, step: began}, {**end, step: ended}, {**free, self.wire[step]: ended})
 
     def _fits(self, start: Mapping[Step, float], end: Mapping[Step, float]) -> bool:
-        """Whether every device has the memory for its state, its workspace and its values, to their last use there."""
+        """True if every device has the memory for its state, its workspace and its values, to their last use there."""
         caps = {
             d["name"]: d["memory_bytes"] for d in self.graph["devices"] if d.get("memory_bytes") is not None
         }

@@ -21,7 +21,7 @@ JUNK: tuple[Any, ...] = (
     "\u00e9", "\ufeff", "]]>", '"', "1.5.2", [], {}, [1], {"1": 1.0}, {"0": 1}, {"\u00b2": 1}, {"1": {}},
     {"float": "x"}, {"ref": []}, {"complex": [1]}, nested(50), nested(200),
 )  # fmt: skip
-"""What takes the place of something."""
+"""Values put in the place of others."""
 
 
 def mutated(data: Any, seed: int) -> Any:

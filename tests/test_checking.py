@@ -93,7 +93,7 @@ def test_a_wrong_answer_is_named_and_the_signature_forgotten(monkeypatch):
 
 
 STATED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
-"""What docs/limits.md allows a sum of parts to be off by; half precision by a few of its last bits."""
+"""Tolerance that docs/limits.md allows a sum of parts; half precision by a few of its last bits."""
 
 
 @pytest.mark.parametrize("dtype", STATED, ids=str)

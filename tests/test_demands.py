@@ -1,4 +1,4 @@
-"""What has to follow what, around changes in place where no edge of the graph says it, and far down a lane."""
+"""Order of tasks around changes in place where no edge of the graph says it, and far down a lane."""
 
 from __future__ import annotations
 

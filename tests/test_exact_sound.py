@@ -38,7 +38,7 @@ def fits(problem, play):
 
 
 def solution(problem, best, play):
-    """What the solver says of a simulated schedule, all of which is given, where no more than `best` is asked for."""
+    """The solver's verdict on a simulated schedule, all of which is given, where no more than `best` is asked for."""
     units, around = Units(best.makespan, UNITS), joined(problem, ways(problem, once=True))
     model = Model(problem, units, best, around, units.floor(best.makespan))
     transfers = Transfers(model)

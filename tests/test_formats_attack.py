@@ -15,7 +15,7 @@ from tiny import tiny
 
 from autopar import Machine
 from autopar.__main__ import main
-from autopar.errors import AutoparError, BoundWarning, DeviceError, PlanError
+from autopar.errors import AutoparError, BoundWarning, DeviceError, MemoryCapError, PlanError
 from autopar.formats import read, text
 from autopar.placement import replan
 from autopar.plans import Plan
@@ -136,6 +136,39 @@ def test_data_that_no_file_could_hold():
     ):
         with pytest.raises(PlanError, match=says):
             read(graph)
+
+
+def test_a_memory_far_below_a_byte_is_too_small(recwarn):
+    refused = 0
+    for seed in range(100):
+        graph = randomly(random.Random(seed), 6)
+        device = graph["devices"][0]
+        device["memory_bytes"] = 1e-30
+        task = next((task for task in graph["tasks"] if device["name"] in task["seconds"]), {})
+        task.update(seconds={device["name"]: 1.0}, state_bytes=100)
+        try:
+            schedule(graph)
+        except MemoryCapError:
+            refused += 1
+        except PlanError as error:
+            assert "pinned" in str(error) or "must share" in str(error)
+    assert refused > 80
+    assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
+
+
+def test_a_transfer_longer_than_any_plan_is_avoided():
+    planned = 0
+    for seed in range(40):
+        graph = tiny(seed)
+        for value in graph["values"][:1]:
+            value["bytes"] = 10**30
+        try:
+            plan = schedule(graph)
+        except MemoryCapError:
+            continue
+        planned += 1
+        assert infeasibilities(graph, json.loads(text(plan))) == []
+    assert planned > 20
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -61,7 +61,7 @@ MAYBE = {
 @pytest.mark.parametrize("call", MAYBE.values(), ids=MAYBE)
 @torch.no_grad()
 def test_views_and_copies_alike(call) -> None:
-    """What comes to a device in one lane, is viewed or copied in another and read by a third."""
+    """A value that comes to a device in one lane, is viewed or copied in another and read by a third."""
 
     def model(x):
         return call(x) * 2
@@ -128,7 +128,7 @@ class Viewed(nn.Module):
 
 @torch.no_grad()
 def test_a_pinned_input_that_the_cpu_views_may_be_overwritten_after_the_call() -> None:
-    """What is copied is a view that the call made, of memory that the caller has again once it returns."""
+    """A copy of a view that the call made, of memory that the caller has again once it returns."""
 
     model = Viewed().eval()
     pins = {"view": "cpu", "linear": f"{KIND}:0"}

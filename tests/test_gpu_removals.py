@@ -98,7 +98,7 @@ NEEDED: dict[str, tuple[Callable[[], list[Removal]], Callable[[], float]]] = {
     "callers wait for copies that another's call has made": (
         lambda: [(memory.Replicas, "enter", lambda self, devices: None)], removals.copies_of_a_forward),
 }  # fmt: skip
-"""What each synchronisation is for: how to take it out, and the calls that notice."""
+"""Each synchronisation: how to take it out, and the calls that notice."""
 
 SPARED: dict[str, Callable[[], list[Removal]]] = {
     # torch copies between accelerators on the source's current stream, with a barrier on both sides of it. On the
@@ -109,13 +109,13 @@ SPARED: dict[str, Callable[[], list[Removal]]] = {
     "staging waits for what was staged before": (
         lambda: [(flat, "_together", rewritten(flat._together, STAGING, "pass"))]),
 }  # fmt: skip
-"""What is about speed or memory alone."""
+"""Synchronisations that are about speed or memory alone."""
 CASES = [removals.in_a_row, removals.on_the_device, removals.pinned, removals.copies_of_another_caller,
          removals.copies_that_are_read_still, removals.copies_of_a_forward, removals.trained]  # fmt: skip
 
 
 def goes_wrong(case: Callable[[], float], seed: int) -> bool:
-    """Whether a case gives something else than eager, or fails."""
+    """True if a case gives something else than eager, or fails."""
     torch.manual_seed(seed)
     module = torch.get_device_module(KIND)
     module.set_seed(seed)

@@ -1,4 +1,4 @@
-"""What tells the calls of a model apart: all that a captured graph takes for fixed."""
+"""Keys that tell the calls of a model apart: all that a captured graph takes for fixed."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ INFERENCE, TRAINING = (
 
 
 def calls(run, model, give, grad):
-    """What calls give, an ordinary one before and after those with the model's own, and the gradients they leave."""
+    """The results of calls, an ordinary one before and after those with own tensors, and the gradients they leave."""
     found = []
     for own in (False, True, True):
         x = give(model) if own else torch.full((4,), 2.0).expand_as(give(model)).clone()

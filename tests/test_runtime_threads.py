@@ -34,7 +34,7 @@ def threads() -> list[threading.Thread]:
 
 
 def within(seconds: float, call):
-    """What a call gives or raises, which must not take longer."""
+    """The result or error of a call, which must not take longer."""
     found: list = []
 
     def run() -> None:
@@ -53,7 +53,7 @@ def within(seconds: float, call):
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """What ends a thread is told as ever: here nobody wants to hear it."""
+    """Silence the report of the exception that ends a thread."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
 

@@ -1,4 +1,4 @@
-"""What the strict accelerator enforces, each rule broken and kept."""
+"""Rules of the strict accelerator, each broken and kept."""
 
 import subprocess
 import sys

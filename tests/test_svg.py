@@ -1,4 +1,4 @@
-"""What names become in pictures: text of the picture, never markup of it."""
+"""Names in pictures: text of the picture, never markup of it."""
 
 import html.parser
 import itertools

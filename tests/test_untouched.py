@@ -1,4 +1,4 @@
-"""What a capture puts back of a model: every attribute, and what is in its lists, dicts and sets."""
+"""A model after a capture: every attribute, and the items of its lists, dicts and sets, are as before."""
 
 from __future__ import annotations
 

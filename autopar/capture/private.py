@@ -98,12 +98,12 @@ def quiet() -> Iterator[None]:
 
 
 def mapping() -> bool:
-    """Whether a torch.func transform is active in this thread."""
+    """True if a torch.func transform is active in this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def has_context(function: Any) -> bool:
-    """Whether an `autograd.Function` has a `setup_context`, so that its `forward` is given no context."""
+    """True if an `autograd.Function` has a `setup_context`, so that its `forward` is given no context."""
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
@@ -129,7 +129,7 @@ def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def exporting() -> bool:
-    """Whether this thread is tracing a model for torch.export, whose own flag is one for all threads.
+    """True if this thread is tracing a model for torch.export, whose own flag is one for all threads.
 
     The flag itself is read: torch.compile of 2.11 takes `torch.compiler.is_exporting()` to be true.
     """

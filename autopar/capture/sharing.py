@@ -17,7 +17,7 @@ def memory(tensor: torch.Tensor) -> int:
 
 
 def lent(call: Call) -> bool:
-    """Whether an argument shares its memory with another one, or with the model's own tensors."""
+    """True if an argument shares its memory with another one, or with the model's own tensors."""
     own = {memory(tensor) for tensor in tensors_of(call.model)}
     given = [memory(tensor) for tensor in call.arguments.tensors]
     return len(set(given)) < len(given) or not own.isdisjoint(given)

@@ -58,7 +58,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli.p: _plain_bernoulli,
     _aten.normal_functional.default: _plain_normal,
 }
-"""What a trace writes for draws in place, by what torch writes, as a table of decompositions."""
+"""Decompositions of draws in place: the operator torch writes, and the one a trace is to write instead."""
 
 
 _ROW_MAJOR = frozenset({

@@ -19,7 +19,7 @@ from . import msr, networks, own, stg
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
 """What a task graph is read from."""
 WAY = "write a graph as a JSON object of four lists"
-"""How a file comes to be one."""
+"""The command that writes a graph file, for error messages."""
 
 
 def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:

@@ -1,4 +1,4 @@
-"""What to raise for a lane that failed: which step, on which device, and whose fault it may be."""
+"""Errors of a lane that failed: which step, on which device, and whose fault it may be."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ended(Exception):
 
 
 def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
-    """What the caller is to see of an error in lane `name`, which is in the caller's `own` thread or not.
+    """The exception that the caller sees for an error in lane `name`, which is in the caller's `own` thread or not.
 
     An interrupt of the caller, and what user code raises to end the process, are that themselves; all else is a
     RunError.

@@ -62,7 +62,7 @@ class HostLane:
 
 
 def apart(made: Any, *others: Any) -> Any:
-    """What a task made, cloned where it is in the memory of one of these others, though the graph says it is not."""
+    """The value that a task made, cloned if it lies in the memory of one of these others though the graph says not."""
     if isinstance(made, torch.Tensor) and made.layout is torch.strided and made.numel():
         memory = made.untyped_storage().data_ptr()
         for other in others:

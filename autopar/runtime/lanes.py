@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def gone(self) -> bool:
-        """Whether its thread has ended: by an exception that was raised in it, since nobody has stopped it."""
+        """True if its thread has ended: by an exception that was raised in it, since nobody has stopped it."""
         return self._box.gone
 
     def submit(self, job: Job) -> None:

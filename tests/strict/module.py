@@ -24,13 +24,13 @@ DEFAULTS = {
     "STRICT_DELAY_US": lambda: 1000,
     "STRICT_DELAY_SHARE": lambda: 0.3,
 }
-"""What the environment need not say."""
+"""Defaults of the settings that the environment may give."""
 CHIP = "strict asynchronous CPU"
 MODES = {"default": 0, "warn": 1, "error": 2}
 
 
 class Properties(NamedTuple):
-    """What `get_device_properties` gives; bytes."""
+    """The result of `get_device_properties`; memory in bytes."""
 
     name: str
     total_memory: int
@@ -136,7 +136,7 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
 
     @contextlib.contextmanager
     def held(stream: torch.Stream) -> Iterator[None]:
-        """What the stream is given in this context is done after it. The host must not wait for it meanwhile."""
+        """Work given to the stream in this context is done after it. The host must not wait for it meanwhile."""
         handle = hold(stream.device_index, stream.stream_id)
         try:
             yield

@@ -28,7 +28,7 @@ REFUSED = "-"
 
 
 def shown(entry: Entry) -> tuple[str, str]:
-    """How an entry went, its batch whole and in two: exact, a number, what went wrong; REFUSED where it is not
+    """The result of an entry, its batch whole and in two: exact, a number, what went wrong; REFUSED where it is not
     captured or cannot be cut."""
     reference = routes.eager(entry)
     try:
@@ -48,7 +48,7 @@ def shown(entry: Entry) -> tuple[str, str]:
 
 
 def verdicts(names: Iterable[str]) -> dict[str, str]:
-    """How each of these went whole, by another process. Raises RuntimeError with what it wrote where it fails."""
+    """The results of these entries run whole by another process. Raises RuntimeError with its output if it fails."""
     tests = Path(__file__).parents[1]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tests), str(tests.parent)]))
     command = [sys.executable, "-m", "zoo.strict_route", *names]

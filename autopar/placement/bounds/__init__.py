@@ -26,7 +26,8 @@ _LOADS: weakref.WeakKeyDictionary[Problem, tuple[Load, float]] = weakref.WeakKey
 
 
 def lower_bound(problem: Problem) -> float:
-    """The largest of what is known of `problem`, in seconds, even if runs are repeated on several devices.
+    """The largest of what is known of `problem`, in seconds, even if runs are repeated on several devices; inf where
+    nothing fits.
 
     The longest way through the graph if queues and wires were never busy (`ways`), on graphs of up to 2,000 runs with
     what each run must have on its own device to start early (`local`); the load of devices, wires and memories when it
@@ -41,6 +42,8 @@ def lower_bound(problem: Problem) -> float:
         return way.length
     shared = load(problem, way)
     _LOADS[problem] = shared, way.length
+    if shared.seconds == math.inf:
+        return math.inf
     if way.length * MORE > shared.seconds:
         way = local(problem, way)
     unit = _unit(problem)

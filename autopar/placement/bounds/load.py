@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,15 @@ ROUNDS = 200
 """Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
 STEPS = 20_000_000
 """Costs of a run on a device weighed in all, which is what makes the rounds fewer."""
+HOPELESS = 1_000.0
+"""Times all work and all transfers one after another above which a bound says that nothing fits: the price of memory
+then grows until it overflows."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A bound in seconds, and the price of a second on each device that proves it: with the lanes of each device, and
-    with those of the wires, they add up to 1."""
+    """A bound in seconds, inf where nothing fits the memories, and the price of a second on each device that proves it:
+    with the lanes of each device, and with those of the wires, they add up to 1."""
 
     seconds: float
     price: Floats
@@ -49,6 +53,7 @@ def load(problem: Problem, ways: Ways) -> Load:
     capped = np.isfinite(room) if held.any() else np.zeros(devices, dtype=bool)
     used = np.isfinite(work).any(axis=0)
     every = np.arange(runs)
+    most = _one_by_one(problem, work, idle)
     best = Load(0.0, np.zeros(devices))
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
@@ -75,6 +80,8 @@ def load(problem: Problem, ways: Ways) -> Load:
         total, at = weigh(prices[:devices], prices[devices:], rent)
         if total > best.seconds:
             best = Load(total, prices[:devices])
+        if total > HOPELESS * most:
+            return Load(math.inf, prices[:devices])
         busy = np.bincount(at, weights=work[every, at], minlength=devices)
         finish = np.concatenate([np.where(used, idle + busy / lanes, 0.0), wires.fixed + wires.carried(at)])
         longest = float(finish.max())
@@ -111,6 +118,13 @@ def areas(problem: Problem, ways: Ways) -> Floats:
             if found[r, d] < np.inf:
                 found[r, d] = min(lanes * seconds for lanes, seconds in modes)
     return found
+
+
+def _one_by_one(problem: Problem, work: Floats, idle: Floats) -> float:
+    """At least the seconds of any plan that keeps one device busy at a time and sends each value over each wire."""
+    hops = {hop for row in problem.route for hops in row for hop in hops or ()}
+    sent = sum(hop.latency_s * len(problem.bytes) + hop.s_per_byte * sum(problem.bytes) for hop in hops)
+    return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
 
 
 def _state(problem: Problem) -> Floats:

@@ -15,7 +15,7 @@ from .model import Model
 from .transfers import Transfers
 
 MOST = 2**52
-"""What all sizes together may come to for the solver, so that sums of them stay whole numbers."""
+"""Largest sum of sizes given to the solver, so that sums of them stay whole numbers."""
 
 
 def cap(model: Model, transfers: Transfers) -> None:

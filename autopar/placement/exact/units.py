@@ -17,8 +17,9 @@ class Units:
         self.horizon = self.ceil(horizon)
 
     def floor(self, seconds: float) -> int:
-        """Whole units in some seconds, a hair's breadth below them counting as them."""
-        return math.floor(seconds / self.unit * (1 + 1e-12))
+        """Whole units in some seconds, a hair's breadth below them counting as them. What is longer than the horizon
+        counts as one more than that, as the solver takes no larger numbers."""
+        return math.floor(min(seconds / self.unit * (1 + 1e-12), self.horizon + 1))
 
     def ceil(self, seconds: float) -> int:
         """Units that cover some seconds."""
