@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from .errors import BoundWarning
@@ -15,7 +16,7 @@ def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
 
     A bound that the plan refutes by more than rounding proves nothing: then it is 0, with a BoundWarning.
     """
-    if bound <= reached + max(reached, makespan) * ROUNDING:
+    if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
         return max(0.0, min(bound, reached))
     warnings.warn(
         f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "
