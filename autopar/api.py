@@ -15,7 +15,7 @@ from .capture import Captured, Untraceable, capture
 from .capture.functions import Function
 from .capture.joint import joint
 from .capture.signature import take_apart
-from .compiled import Compiled, CompiledModule
+from .compiled import Compiled, CompiledModule, Placement, placed
 from .detect import detect
 from .errors import CaptureError, DeviceError, PlanError
 from .machine import Device, Machine
@@ -25,7 +25,6 @@ from .placement import Policy
 from .planning import Split
 from .plans import Plan
 from .runtime.ambient import alone
-from .session import Session
 from .stages import plan_captured
 from .training.capping import plan_training
 from .training.losses import Loss
@@ -52,6 +51,8 @@ def compile(
     recompute: Literal["auto"] | float | None = None,
     reassociate: bool = False,
     verify_replicas: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
 ) -> Compiled:
     """A callable that gives what `model` gives, computed on all of `devices` at once.
 
@@ -70,6 +71,8 @@ def compile(
     the saved bytes says how many may stay saved.
     reassociate: turn chains of additions into trees, which rounds differently.
     verify_replicas: compare checksums of the copies of weights on other devices at each call.
+    fullgraph, dynamic: as in `torch.compile`: refuse a model that is not one graph; leave sizes open from the start
+    (True), never (False), or once they have varied (None).
 
     The result trains as the model does: call it with grad mode on, `loss.backward()`, any torch optimizer.
 
@@ -97,8 +100,7 @@ def compile(
         raise PlanError(
             f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
         )
-    session = Session(model, machine, options, given)
-    compiled = CompiledModule(session) if isinstance(model, nn.Module) else Compiled(session)
+    compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*args, **kwargs)
     return compiled

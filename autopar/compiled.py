@@ -3,68 +3,132 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import logging
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
 
+from .dynamo.backend import Backend
+from .dynamo.private import compiled
 from .errors import DeviceError
 from .machine import Machine
+from .options import Options
 from .plans import Plan
 from .programs import Program
 from .recording import Recording
-from .session import Session
+
+log = logging.getLogger("autopar")
+
+
+Shared = TypeVar("Shared", bound="CompiledModule")
+
+
+class Placement:
+    """One model or function on a machine, its backend, and what `torch.compile` made of the two."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        machine: Machine,
+        options: Options,
+        given: Plan | None,
+        fullgraph: bool,
+        dynamic: bool | None,
+    ) -> None:
+        self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
+        root = model if isinstance(model, nn.Module) else None
+        self.backend = Backend(machine, options, root, given, _positional(model))
+        self.run = compiled(model, self.backend, fullgraph, dynamic)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's answer."""
+        backend = self.backend
+        before = backend.calls
+        output = self.run(*args, **kwargs)
+        if backend.calls == before:
+            self._unplaced()
+        return output
+
+    def _unplaced(self) -> None:
+        self.backend.unplaced += 1
+        if self.backend.unplaced == 1:
+            log.warning("a call ran as written, not placed: torch.compile captured no graph of it")
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Capture and plan for these arguments without running."""
+        with self.backend.planning():
+            self.run(*args, **kwargs)
+
+    def again(self, model: Callable[..., Any]) -> Placement:
+        """Another model placed in the same way."""
+        had = self.backend
+        return Placement(model, had.machine, had.options, had.given, self.fullgraph, self.dynamic)
+
+
+def _positional(model: Callable[..., Any]) -> list[str]:
+    """What a model calls its positional arguments."""
+    try:
+        parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
 
 
 class Compiled:
     """A function of tensors that runs on every device of a machine. Call it as the function it was made from.
 
-    A plan is made for each signature (structure, constants, shapes, dtypes and devices of the arguments, and the
-    train or eval mode of each module); the last eight are kept. Raises what the stages raise: CaptureError,
-    PlanError, MemoryCapError, ProgramError before the run, RunError and DifferenceError from it.
+    It stands on `torch.compile`, which captures and guards: what the function reads is seen to change, sizes that vary
+    become open. Raises what the stages raise: PlanError, MemoryCapError, ProgramError before the run, RunError and
+    DifferenceError from it.
     """
 
-    _session: Session
+    _placement: Placement
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._session.call(args, kwargs)
+        return self._placement.call(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Capture, plan and lower for the signature of these arguments without running."""
-        self._session.prepared(args, kwargs)
+        """Capture, plan and lower for these arguments without running."""
+        self._placement.prepare(*args, **kwargs)
 
     @property
     def machine(self) -> Machine:
         """What it runs on."""
-        return self._session.machine
+        return self._placement.backend.machine
 
     @property
     def plan(self) -> Plan:
-        """The plan of the signature used last."""
-        return self._session.ready().plan
+        """The plan that served the last call; of several graphs, the last of them."""
+        return self._placement.backend.ready()[1].plan
 
     @property
     def program(self) -> Program:
-        """The program of the signature used last."""
-        return self._session.ready().program
+        """The program that served the last call."""
+        return self._placement.backend.ready()[1].program
 
     def record(self) -> AbstractContextManager[Recording]:
         """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""
-        return self._session.record()
+        return self._placement.backend.record()
 
     def explain(self) -> str:
         """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons."""
         from .view import explain
 
-        ready, timeline = self._session.ready(), self._session.timeline
+        backend = self._placement.backend
+        _, ready = backend.ready()
+        timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        return explain(ready.plan, measured, ready.single_s, ready.captured.notes)
+        return explain(ready.plan, measured, ready.single_s, (*ready.captured.notes, *backend.notes()))
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the placed graph as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
@@ -74,17 +138,16 @@ class Compiled:
 
     def refresh(self) -> None:
         """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
-        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen.
-        Parameters whose `.data` has another shape are planned for anew."""
-        self._session.refresh()
+        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen."""
+        self._placement.backend.pool.forget()
 
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""
-        self._session.kept.close()
+        self._placement.backend.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        had = self._session
-        return type(self)(Session(copy.deepcopy(had.model, memo), had.machine, had.options, had.given))
+        had = self._placement
+        return placed(had.again(copy.deepcopy(had.model, memo)))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -96,57 +159,24 @@ class Compiled:
     def __repr__(self) -> str:
         machine = self.machine
         label = f" [{machine.label}]" if machine.label else ""
-        return f"autopar.compile({self._session.model!r}, [{', '.join(machine.device)}]){label}"
+        return f"autopar.compile({self._placement.model!r}, [{', '.join(machine.device)}]){label}"
 
 
-class CompiledModule(Compiled, nn.Module):
-    """A compiled `nn.Module`. It shares the module's own parameters, buffers and children, so that `state_dict()`
-    has the user's keys, optimizers see the user's parameters, and `fast.module` is always the plain model."""
-
-    def __init__(self, session: Session) -> None:
-        nn.Module.__init__(self)
-        own = self.__dict__
-        own["_session"] = session
-        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            own[shared] = session.model.__dict__[shared]
-        # Looked up in the plain model from now on, as every attribute that is not here.
-        del own["training"]
-
-    # With the hooks that are registered on it.
-    __call__ = nn.Module.__call__
-    __repr__ = Compiled.__repr__
+class CompiledModule(Compiled):
+    """A compiled `nn.Module`, of the module's own class besides: it shares the module's attributes, so that
+    `state_dict()` has the user's keys, optimizers see the user's parameters, and `generate` or `save_pretrained` are
+    the model's own. `fast.module` is always the plain model."""
 
     @property
     def module(self) -> nn.Module:
         """The plain model."""
-        model = self.__dict__["_session"].model
+        model = self._placement.model
         assert isinstance(model, nn.Module)
         return model
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "_session" in self.__dict__:
-            setattr(self.module, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.module, name)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as calling it."""
-        return self._session.call(args, kwargs)
-
-    def train(self, mode: bool = True) -> CompiledModule:
-        """Set the plain model's mode; the next call captures again for it."""
-        self.module.train(mode)
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The plain model's own."""
-        return self.module.state_dict(*args, **kwargs)
+        return self(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The plain model's own; copies on other devices are refreshed at the next call."""
@@ -173,6 +203,26 @@ class CompiledModule(Compiled, nn.Module):
                 'autopar.compile(model, ["cpu", "cuda:0", …]), or pin parts of it with pins='
             )
         self.module._apply(fn, recurse)
-        self._session.kept.close()
-        self._session.kept.clear()
         return self
+
+
+def placed(placement: Placement) -> Compiled:
+    """The compiled form of a function, or of a module."""
+    model = placement.model
+    if not isinstance(model, nn.Module):
+        return Compiled(placement)
+    fast = sharing(CompiledModule, model)
+    type(fast)._placement = placement
+    return fast
+
+
+def sharing(form: type[Shared], model: nn.Module) -> Shared:
+    """An object of `form` and of the model's own class that has all attributes of the model, and what is set in its
+    class besides."""
+    kind = type(model)
+    shown = kind if form is CompiledModule else form
+    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    made = types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
+    fast: Shared = object.__new__(made)
+    object.__setattr__(fast, "__dict__", model.__dict__)
+    return fast

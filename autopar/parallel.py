@@ -12,7 +12,7 @@ from torch import nn
 
 from .api import compile
 from .capture.private import pytree
-from .compiled import CompiledModule
+from .compiled import CompiledModule, sharing
 from .detect import accelerators
 from .errors import CaptureError, DeviceError, PlanError
 from .graph import PART
@@ -37,6 +37,20 @@ class DataParallel(CompiledModule):
     what is no module, PlanError when the batch cannot be cut or is along another axis than `dim`.
     """
 
+    device_ids: list[Any]
+    output_device: Any
+    dim: int
+    _deliver: torch.device
+    _asked: tuple[tuple[Any, ...], dict[str, Any]]
+    _held: Plan | None
+
+    def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
+        if not isinstance(module, nn.Module):
+            raise CaptureError(
+                f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
+            )
+        return sharing(cls, module)
+
     def __init__(
         self,
         module: nn.Module,
@@ -45,10 +59,6 @@ class DataParallel(CompiledModule):
         dim: int = 0,
         **options: Any,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise CaptureError(
-                f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
-            )
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise PlanError(f"dim={dim!r} is no axis; give the number of the batch's axis in the inputs")
         ids = _all(device_ids)
@@ -65,23 +75,21 @@ class DataParallel(CompiledModule):
             usual["split"] = dict.fromkeys(names, 1.0)
         else:
             usual |= {"split": None, "policy": f"single {names[0]}"}
-        super().__init__(compile(module, machine, **{**usual, **options})._session)
-        # Set in the plain model otherwise, as every attribute.
-        self.__dict__.update(
-            device_ids=list(ids),
-            output_device=ids[0] if output_device is None else output_device,
-            dim=dim,
-            _asked=((device_ids, output_device, dim), options),
-            _deliver=torch.device("cpu" if deliver.startswith("emulated") else deliver),
-            _plan=None,
-        )
+        # In the class, as every attribute of the object itself is one of the plain model.
+        own = type(self)
+        own._placement = compile(module, machine, **{**usual, **options})._placement
+        own.device_ids, own.dim = list(ids), dim
+        own.output_device = ids[0] if output_device is None else output_device
+        own._asked = (device_ids, output_device, dim), options
+        own._deliver = torch.device("cpu" if deliver.startswith("emulated") else deliver)
+        own._held = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling it."""
-        output = super().forward(*args, **kwargs)
-        if self._session.ready().plan is not self._plan:
-            self.__dict__["_plan"] = self._session.ready().plan
-            _require_axis(self._plan, self.dim)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(*args, **kwargs)
+        placed = self._placement.backend.latest
+        if placed is not None and placed[1].plan is not self._held:
+            type(self)._held = placed[1].plan
+            _require_axis(placed[1].plan, self.dim)
         to = self._deliver
         return pytree.tree_map_only(torch.Tensor, lambda t: t if t.device == to else t.to(to), output)
 

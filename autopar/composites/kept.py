@@ -16,7 +16,7 @@ _RESIZES = """
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
 """
-_LOW = (torch.bfloat16, torch.float16)
+LOW = (torch.bfloat16, torch.float16)
 
 
 def _wide(kind: str, args: tuple[Any, ...]) -> torch.dtype:
@@ -28,11 +28,11 @@ def _wide_on_accelerators(kind: str, args: tuple[Any, ...]) -> torch.dtype | Non
 
 
 _WIDE_ON_ACCELERATORS = (*(getattr(_aten, name).vec for name in _RESIZES.split()), _aten.rms_norm.default)
-_KEPT: dict[Any, Composite] = {
+KEPT: dict[Any, Composite] = {
     _aten.cdist.default: whole(_aten.cdist.default, cast=_wide),
     **{plain: whole(plain, cast=_wide_on_accelerators) for plain in _WIDE_ON_ACCELERATORS},
 }
-_NORMS: dict[Any, Composite] = {
+NORMS: dict[Any, Composite] = {
     plain: whole(plain, cast=_wide_on_accelerators)
     for plain in (_aten.layer_norm.default, _aten.group_norm.default)
 }
@@ -40,25 +40,25 @@ _NORMS: dict[Any, Composite] = {
 
 def swap_kept(node: torch.fx.Node) -> None:
     """One task each way."""
-    become(node, _KEPT[node.target].forward, arguments(node).values())
+    become(node, KEPT[node.target].forward, arguments(node).values())
 
 
 def swap_norm(node: torch.fx.Node) -> None:
     """One task each way in low precision, where a CPU and an accelerator save statistics of different dtypes."""
     given = arguments(node)
-    if given["input"].meta["val"].dtype in _LOW:
-        become(node, _NORMS[node.target].forward, given.values())
+    if given["input"].meta["val"].dtype in LOW:
+        become(node, NORMS[node.target].forward, given.values())
 
 
 def swap_pool(node: torch.fx.Node) -> None:
     """Pooling to one number is a mean, as torch has it, but for a view by strides that fit no other memory."""
     given = arguments(node)
     if set(given["output_size"]) == {1}:
-        become(node, _aten.mean.dim, (given["self"], _POOLS[node.target], True))
+        become(node, _aten.mean.dim, (given["self"], POOLS[node.target], True))
 
 
-_POOLS: dict[Any, list[int]] = {
+POOLS: dict[Any, list[int]] = {
     _aten.adaptive_avg_pool2d.default: [-1, -2],
     _aten.adaptive_avg_pool3d.default: [-1, -2, -3],
 }
-SWAPS = dict.fromkeys(_KEPT, swap_kept) | dict.fromkeys(_NORMS, swap_norm) | dict.fromkeys(_POOLS, swap_pool)
+SWAPS = dict.fromkeys(KEPT, swap_kept) | dict.fromkeys(NORMS, swap_norm) | dict.fromkeys(POOLS, swap_pool)

@@ -64,13 +64,13 @@ rnn_tanh = whole(_aten.rnn_tanh.input, _like, _cast, _TAPE)
 rnn_relu = whole(_aten.rnn_relu.input, _like, _cast, _TAPE)
 
 
-_LAYERS: dict[Any, Composite] = {
+LAYERS: dict[Any, Composite] = {
     _aten.lstm.input: lstm,
     _aten.gru.input: gru,
     _aten.rnn_tanh.input: rnn_tanh,
     _aten.rnn_relu.input: rnn_relu,
 }
-_CELLS: dict[Any, Composite] = {
+CELLS: dict[Any, Composite] = {
     _aten.lstm_cell.default: whole(_aten.lstm_cell.default, cast=_cast_gru),
     _aten.gru_cell.default: whole(_aten.gru_cell.default, cast=_cast_gru),
     _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=_cast),
@@ -78,7 +78,7 @@ _CELLS: dict[Any, Composite] = {
 }
 
 
-def _layered(layer: torch._ops.OpOverload, *args: Any) -> tuple[Tensor, ...]:
+def layered(layer: torch._ops.OpOverload, *args: Any) -> tuple[Tensor, ...]:
     """A stack of recurrent layers with dropout between them: one call for each layer, `dropout` outside, so that
     its masks are drawn once, and in eager's order."""
     sequence, hx, params, biases, layers, dropout, train, bidirectional, batch_first = args
@@ -104,16 +104,16 @@ def _layered(layer: torch._ops.OpOverload, *args: Any) -> tuple[Tensor, ...]:
 def swap_layers(node: torch.fx.Node) -> None:
     """One task each way; with dropout between layers, one for each layer."""
     given = arguments(node)
-    layer = _LAYERS[node.target].forward
+    layer = LAYERS[node.target].forward
     if given["train"] and given["dropout"] and given["num_layers"] > 1:
-        become(node, _layered, (layer, *given.values()))
+        become(node, layered, (layer, *given.values()))
     else:
         become(node, layer, (given | {"dropout": 0.0}).values())
 
 
 def swap_cell(node: torch.fx.Node) -> None:
     """One task each way."""
-    become(node, _CELLS[node.target].forward, arguments(node).values())
+    become(node, CELLS[node.target].forward, arguments(node).values())
 
 
 def refuse_packed(node: torch.fx.Node) -> None:
@@ -125,7 +125,7 @@ def refuse_packed(node: torch.fx.Node) -> None:
 
 
 SWAPS = (
-    dict.fromkeys(_LAYERS, swap_layers)
-    | dict.fromkeys(_CELLS, swap_cell)
-    | {layer.overloadpacket.data: refuse_packed for layer in _LAYERS}
+    dict.fromkeys(LAYERS, swap_layers)
+    | dict.fromkeys(CELLS, swap_cell)
+    | {layer.overloadpacket.data: refuse_packed for layer in LAYERS}
 )

@@ -151,10 +151,18 @@ class Eager(Snapshot):
                 'Pass check="never" to run anyway, or report the model with this message'
             )
 
+    @property
+    def _given(self) -> bool:
+        """True if the weights are arguments of the model, which has none of its own."""
+        ids = {id(leaf) for leaf in pytree.tree_leaves(self.arguments)}
+        return all(id(leaf) in ids for leaf in self.leaves.values())
+
     def in_double(self) -> dict[str, Any]:
         """The same outputs and gradients by a copy of the model in float64; empty when there can be none."""
         if any(task.random for task in self.captured.graph.tasks):
             return {}
+        if self._given:
+            return self._retold("in float64", lambda path, leaf: widen(apart(leaf)))
         return self._twin("in float64", lambda twin: twin.double(), _leaf)
 
     def shaken(self) -> dict[str, Any]:
@@ -166,11 +174,47 @@ class Eager(Snapshot):
             with torch.no_grad():
                 for weight in twin.parameters():
                     if weight.is_floating_point():
-                        noise = torch.rand(weight.shape, generator=draw).to(weight) * 2 - 1
-                        weight.addcmul_(weight, noise, value=4 * torch.finfo(weight.dtype).eps)
+                        _shaken(weight, draw)
             return twin
 
+        draw = torch.Generator().manual_seed(0)
+
+        def shaken(path: str, leaf: Any) -> Any:
+            made = apart(leaf)
+            if path and made.is_floating_point():
+                _shaken(made, draw)
+            return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
+
+        if self._given:
+            return self._retold("of its rounding", shaken)
         return self._twin("of its rounding", shake, apart)
+
+    def _retold(self, what: str, leaf: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """The same by the model with other arguments: `leaf(path, argument)`, the path "" for what has no gradient."""
+        graph, now = self.captured.graph, generators()
+        live = self.live()
+        saved = {id(live[name]): tensor for name, tensor in self.before.items()}
+        paths = {id(tensor): path for path, tensor in self.leaves.items()}
+        made: dict[int, Any] = {}
+
+        def told(item: Any) -> Any:
+            if id(item) not in made:
+                made[id(item)] = leaf(paths.get(id(item), ""), saved.get(id(item), item))
+            return made[id(item)]
+
+        restore(self.random)
+        try:
+            args, kwargs = pytree.tree_map(told, self.arguments)
+            leaves = {path: made[id(tensor)] for path, tensor in self.leaves.items()}
+            outputs, gradients = self._run(self.model, args, kwargs, leaves)
+        except Exception as failure:
+            log.info("no second opinion %s: %s", what, failure)
+            return {}
+        finally:
+            restore(now)
+        found = {f"output {index}": result.detach() for index, result in enumerate(outputs)}
+        updates = {graph.value[name].path: made[id(live[name])].detach() for name in self.updates}
+        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def _twin(
         self, what: str, make: Callable[[nn.Module], nn.Module], leaf: Callable[[Any], Any]
@@ -197,6 +241,13 @@ class Eager(Snapshot):
         found = {f"output {index}": result.detach() for index, result in enumerate(outputs)}
         updates = {path: state[path] for path in (graph.value[n].path for n in self.updates) if path in state}
         return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
+
+
+def _shaken(weight: torch.Tensor, draw: torch.Generator) -> None:
+    """Change the last bits of a weight."""
+    noise = torch.rand(weight.shape, generator=draw).to(weight) * 2 - 1
+    with torch.no_grad():
+        weight.addcmul_(weight, noise, value=4 * torch.finfo(weight.dtype).eps)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The way in through `torch.compile`: Dynamo captures, guards and calls; autopar places what it hands over."""

@@ -1,0 +1,133 @@
+"""A backend of `torch.compile`: what Dynamo captures, placed on a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from ..errors import AutoparError
+from ..machine import Machine
+from ..options import Options
+from ..plans import Plan
+from ..recording import Recorded
+from ..runtime.memory import Replicas
+from ..timeline import Timeline
+from ..training.dropin import Training
+from .served import Done, Planned, Served
+
+log = logging.getLogger("autopar")
+
+
+class Backend(Recorded):
+    """Takes each graph that Dynamo captures of `root` (None: of whatever is compiled) and serves its calls.
+
+    `parameters` are the names of its positional ones. `served` are the graphs, in the order of their capture, and `latest` the one that was called last with its program.
+    Copies of weights on devices are shared by all of them.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        options: Options,
+        root: nn.Module | None = None,
+        given: Plan | None = None,
+        parameters: Sequence[str] = (),
+    ) -> None:
+        self.machine, self.options, self.given, self.parameters = machine, options, given, parameters
+        self._root = weakref.ref(root) if root is not None else None
+        self.pool = Replicas()
+        self.served: list[Served] = []
+        self.latest: tuple[Served, Planned] | None = None
+        self.preparing = False
+        """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
+        self.calls = self.unplaced = 0
+        self._lock = threading.Lock()
+        own = weakref.ref(self)
+
+        def recorder() -> list[Timeline] | None:
+            backend = own()
+            return backend.recording.calls if backend is not None and backend.recording is not None else None
+
+        self.recorder = recorder
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The compiled module."""
+        return self._root() if self._root is not None else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
+        # It stands for threads and devices, of which there is one set.
+        return self
+
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Served:
+        served = Served(self, module, examples)
+        with self._lock:
+            self.served.append(served)
+        return served
+
+    def trained(self, prepared: Training, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of one call in training, which is measured while there is a recording."""
+        recording = self.recording
+        if recording and recording.calls:
+            # The backward of the call before has ended since.
+            self.keep_up(prepared, recording.calls[-1])
+        outputs = prepared.outputs(inputs)
+        if recording and recording.calls:
+            self.timeline = recording.calls[-1]
+        return outputs
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Calls that are not measured."""
+        outer, self.recording = self.recording, None
+        try:
+            yield
+        finally:
+            self.recording = outer
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """Calls that end where the first graph is planned."""
+        self.preparing = True
+        try:
+            yield
+        except Done:
+            pass
+        finally:
+            self.preparing = False
+
+    def ready(self) -> tuple[Served, Planned]:
+        """What served the last call that was placed. Raises AutoparError where there was none."""
+        if self.latest is not None:
+            return self.latest
+        written = next((served for served in self.served if served.written), None)
+        if written is not None:
+            raise AutoparError(f"nothing was placed: {written.name} runs as written: {written.written}")
+        raise AutoparError(
+            "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
+        )
+
+    def notes(self) -> list[str]:
+        """What a reader of a plan has to know of the other graphs and of calls that were not placed."""
+        found = [
+            f"{served.name} runs as written, not placed: {served.written}"
+            for served in self.served
+            if served.written
+        ]
+        if len(self.served) > 1:
+            found.append(f"torch.compile captured {len(self.served)} graphs; this is the one that ran last")
+        if self.unplaced:
+            found.append(f"{self.unplaced} calls ran as written: torch.compile captured no graph of them")
+        return found
+
+    def close(self) -> None:
+        """Stop the worker threads of every program; the next call starts them again."""
+        for served in self.served:
+            for prepared in list(served.programs.values()):
+                prepared.close()

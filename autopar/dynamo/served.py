@@ -1,0 +1,255 @@
+"""One region of a model as Dynamo calls it: a program for each set of sizes, and the calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import fx
+
+from ..capture import Captured, Untraceable
+from ..capture.refusals import explain
+from ..capture.sharing import memory
+from ..checking import Reference, by_parts, unwanted
+from ..cost import CostedGraph
+from ..errors import AutoparError
+from ..options import Options
+from ..plans import Plan
+from ..runtime.ambient import alone, unseen
+from ..stages import Prepared, prepare, rewritten, rows_of
+from ..strides import settle
+from ..training.capping import plan_training
+from ..training.dropin import Training
+from ..training.gradcheck import Eager
+from .assembly import Assembly
+from .region import Region
+from .tracing import trace
+
+if TYPE_CHECKING:
+    from .backend import Backend
+
+log = logging.getLogger("autopar")
+
+Planned: TypeAlias = Prepared | Training
+
+SIZES = 64
+"""Sets of sizes of a region for which programs are kept."""
+
+
+class Done(Exception):
+    """A graph is planned, and nothing has run: raised where planning was all that was asked for."""
+
+
+class Served:
+    """What Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, "" where it is placed.
+
+    Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
+    """
+
+    def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
+        self.backend, self.module = backend, module
+        self.name = type(backend.root).__name__ if backend.root is not None else "graph"
+        self.written, self.calls, self.dropped = "", 0, 0
+        self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
+        self.placed: Plan | None = None
+        # Planned ahead; the first call is still to be checked.
+        self._unchecked: set[Hashable] = set()
+        self._lock = threading.RLock()
+        try:
+            self.region = Region(module, examples, backend.root, backend.parameters)
+            self.name = self.region.name
+            self.assembly = self._assembly()
+        except Exception as error:
+            # What Dynamo captured is a right answer whatever becomes of it here.
+            self.as_written(explain(self.name, error))
+            return
+        places = self.region.places
+        self._sizes = [at for at, place in enumerate(places) if place.kind == "size"]
+        self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
+        self._state = [(at, p.owner, p.key) for at, p in enumerate(places) if p.kind == "state"]
+        self._changed = [at for at, _ in self.assembly.traced.updates]
+
+    def _assembly(self) -> Assembly:
+        region = self.region
+        if region.empty:
+            raise Untraceable("nothing is computed")
+        training = torch.is_grad_enabled() and bool(region.differentiable)
+        names = [place.path for place in region.places]
+        traced = trace(self.module, region.fakes, names, region.wanted, training)
+        if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
+            raise Untraceable("its backward as traced is not that of all outputs which require grad")
+        return Assembly(region, traced)
+
+    def as_written(self, why: str) -> None:
+        """From now on do as the user wrote, on the device that it is on."""
+        self.written = why
+        log.warning("%s runs as written, not placed: %s", self.name, why)
+
+    def __call__(self, *args: Any) -> Any:
+        self.backend.calls += 1
+        if self.written:
+            return self._plain(args)
+        if self._changed and self._lent(args):
+            return self._plain(args)
+        self.rebind(args)
+        key = tuple([args[at] for at in self._sizes])
+        prepared = self.programs.get(key)
+        checked = self.backend.options.check == "always"
+        if prepared is None:
+            made = self._first(key, args)
+            if made is None:
+                return self._plain(args)
+            prepared, checked = made
+        elif self._sizes:
+            self.programs.move_to_end(key)
+        self.calls += 1
+        self.backend.latest = self, prepared
+        if self.backend.preparing:
+            self._unchecked.add(key)
+            raise Done
+        if self._unchecked and key in self._unchecked:
+            self._unchecked.discard(key)
+            checked = checked or self._wants_check(prepared)
+        if self.backend.options.verify_replicas:
+            self.backend.pool.require_verified("refresh() of the compiled model")
+        if checked:
+            return self._checked(key, prepared, args)
+        if prepared.captured.stateful:
+            with self._lock:
+                return self.run(prepared, args)
+        return self.run(prepared, args)
+
+    def _plain(self, args: Sequence[Any]) -> Any:
+        if self.backend.preparing:
+            raise Done
+        return self.module(*args)
+
+    def _lent(self, args: Sequence[Any]) -> bool:
+        """True if something that is changed in place lies in the memory of an argument that the graph takes for another
+        value."""
+        changed = {memory(args[at]): at for at in self._changed}
+        if len(changed) < len(self._changed):
+            return True
+        return any(changed.get(memory(args[at]), at) != at for at in self._inputs)
+
+    def rebind(self, args: Sequence[Any]) -> None:
+        """Take the state of this call for that of the region."""
+        for at, owner, key in self._state:
+            if owner.get(key) is not args[at]:
+                with self._lock:
+                    owner[key] = args[at]
+
+    def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
+        """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
+        with alone(), self._lock, unseen():
+            if key in self.programs:
+                return self.programs[key], self.backend.options.check == "always"
+            try:
+                prepared = self._planned(args)
+            except Untraceable as error:
+                self.as_written(str(error))
+                return None
+            self.keep(key, prepared)
+            return prepared, self._wants_check(prepared)
+
+    def _wants_check(self, prepared: Planned) -> bool:
+        options = self.backend.options
+        if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
+            return False
+        return options.check == "always" or not unwanted(prepared.plan, prepared.captured)
+
+    def keep(self, key: Hashable, prepared: Planned) -> None:
+        """Keep a program, and drop the one that was not used for longest where there are too many."""
+        self.programs[key] = prepared
+        while len(self.programs) > SIZES:
+            _, old = self.programs.popitem(last=False)
+            old.close()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.warning(
+                    "%s is called with more than %d sets of sizes: programs are dropped and made again",
+                    self.name, SIZES,
+                )  # fmt: skip
+
+    def _planned(self, args: Sequence[Any]) -> Planned:
+        options = self.backend.options
+        captured = rewritten(self.assembly.at(args), options)
+        if self.placed is not None:
+            options = dataclasses.replace(options, **again(self.placed))
+        prepared = self._prepared(captured, options, args)
+        self.placed = self.placed or prepared.plan
+        return prepared
+
+    def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
+        backend = self.backend
+        given = backend.given if not captured.tangents else None
+        if not captured.tangents:
+            return prepare(None, backend.machine, options, tuple(args), {}, given, captured, backend.pool)
+        tensors = captured.flatten(tuple(args), {})
+        joint, apart = plan_training(captured, backend.machine, options, tensors, given)
+        return Training(joint, apart, backend.pool, backend.recorder)
+
+    def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
+        """The results of one call."""
+        captured = prepared.captured
+        inputs = [args[at] for at in self._inputs]
+        if isinstance(prepared, Training):
+            outputs = self.backend.trained(prepared, inputs)
+        else:
+            outputs = self.backend.executed(prepared, inputs)
+            settle(outputs, captured.strides, captured.home.type)
+        for index, name in captured.same:
+            # Where eager returns an argument or a parameter itself, so do we: the very object.
+            outputs[index] = self._own(captured, name, inputs)
+        return captured.rebuild(outputs)
+
+    @staticmethod
+    def _own(captured: Captured, name: str, inputs: Sequence[Any]) -> Any:
+        if name in captured.state:
+            owner, key = captured.state[name]
+            return owner[key]
+        return inputs[captured.graph.inputs.index(name)]
+
+    def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
+        try:
+            with alone(), self._lock:
+                if isinstance(prepared, Training):
+                    self._differentiated(prepared, args)
+                    return self.run(prepared, args)
+                reference = Reference(prepared.captured, self.module, tuple(args), {})
+                output = self.run(prepared, args)
+                reference.judge(output)
+                return reference.settled(output)
+        except AutoparError:
+            # What failed its first check must be checked again.
+            self.programs.pop(key, None)
+            raise
+
+    def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
+        """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
+        with self.backend.unrecorded(), unseen():
+            eager = Eager(prepared.captured, self.module, tuple(args), {}, self._weights(args))
+            with eager.restored():
+                eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+
+    def _weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        places = self.region.places
+        return {places[at].path: args[at] for at, _, _ in self._state if args[at].requires_grad}
+
+
+def again(plan: Plan) -> dict[str, Any]:
+    """Options that place a graph of other sizes as `plan` places its own, without a search."""
+    devices = {placed.run: placed.device for placed in plan.placed}
+    homes = {task: devices[run.name] for run in plan.costed.runs if run.name in devices for task in run.tasks}
+    label = plan.costed.graph.split
+    parts = len(rows_of(label)) if label else None
+
+    def placed(costed: CostedGraph) -> dict[str, str]:
+        return {run.name: homes[run.tasks[0]] for run in costed.runs if run.tasks[0] in homes}
+
+    return {"split": parts, "policy": placed}
