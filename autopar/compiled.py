@@ -44,7 +44,7 @@ class Placement:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
         self.backend = Backend(machine, options, root, given, _positional(model))
-        self.run = compiled(model, self.backend, fullgraph, dynamic)
+        self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer."""
@@ -58,7 +58,7 @@ class Placement:
     def _unplaced(self) -> None:
         self.backend.unplaced += 1
         if self.backend.unplaced == 1:
-            log.warning("a call ran as written, not placed: torch.compile captured no graph of it")
+            log.warning("a call ran as written, not placed: %s", "; ".join(self.backend.notes()))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture and plan for these arguments without running."""

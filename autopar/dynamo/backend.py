@@ -19,6 +19,7 @@ from ..recording import Recorded
 from ..runtime.memory import Replicas
 from ..timeline import Timeline
 from ..training.dropin import Training
+from .private import broken
 from .served import Done, Planned, Served
 
 log = logging.getLogger("autopar")
@@ -47,6 +48,8 @@ class Backend(Recorded):
         self.preparing = False
         """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
         self.calls = self.unplaced = 0
+        self.breaks: dict[str, None] = {}
+        """Where and why a call is not one graph, a sentence each."""
         self._lock = threading.Lock()
         own = weakref.ref(self)
 
@@ -67,9 +70,18 @@ class Backend(Recorded):
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Served:
         served = Served(self, module, examples)
+        why, place = broken(module)
         with self._lock:
             self.served.append(served)
+            if why:
+                self.breaks[f"graph break at {place}: {why}"] = None
         return served
+
+    def skipped(self, why: str, place: str) -> None:
+        """Note a function of which there is no graph."""
+        with self._lock:
+            if not any(why in known for known in self.breaks):
+                self.breaks[f"no graph of the function at {place}: {why}"] = None
 
     def trained(self, prepared: Training, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of one call in training, which is measured while there is a recording."""
@@ -106,25 +118,29 @@ class Backend(Recorded):
         """What served the last call that was placed. Raises AutoparError where there was none."""
         if self.latest is not None:
             return self.latest
-        written = next((served for served in self.served if served.written), None)
-        if written is not None:
-            raise AutoparError(f"nothing was placed: {written.name} runs as written: {written.written}")
+        if self.calls or self.unplaced:
+            raise AutoparError("nothing was placed, the model runs as written: " + "; ".join(self.notes()))
         raise AutoparError(
             "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
         )
 
     def notes(self) -> list[str]:
-        """What a reader of a plan has to know of the other graphs and of calls that were not placed."""
-        found = [
-            f"{served.name} runs as written, not placed: {served.written}"
-            for served in self.served
-            if served.written
-        ]
+        """What a reader of one plan has to know of the other graphs, and of calls that were not placed."""
+        found = [f"{served.name} runs as written, not placed: {served.written}" for served in self.served if served.written]
         if len(self.served) > 1:
-            found.append(f"torch.compile captured {len(self.served)} graphs; this is the one that ran last")
+            tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
+            found.append(
+                f"torch.compile captured {len(self.served)} graphs, {len(tasks)} of them placed, with "
+                f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
+            )
         if self.unplaced:
             found.append(f"{self.unplaced} calls ran as written: torch.compile captured no graph of them")
-        return found
+        return [*found, *self.breaks]
+
+    def plans(self) -> list[Plan]:
+        """The latest plan of each graph that is placed, in the order of their capture."""
+        kept = [list(served.programs.values()) for served in self.served]
+        return [programs[-1].plan for programs in kept if programs]
 
     def close(self) -> None:
         """Stop the worker threads of every program; the next call starts them again."""

@@ -73,6 +73,9 @@ class Served:
         self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(places) if p.kind == "state"]
         self._changed = [at for at, _ in self.assembly.traced.updates]
+        # Two places of the model share memory from the start or never.
+        foreign = not set(self._changed).isdisjoint(self._inputs)
+        self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
 
     def _assembly(self) -> Assembly:
         region = self.region
@@ -135,7 +138,7 @@ class Served:
         changed = {memory(args[at]): at for at in self._changed}
         if len(changed) < len(self._changed):
             return True
-        return any(changed.get(memory(args[at]), at) != at for at in self._inputs)
+        return any(changed.get(memory(args[at]), at) != at for at in self._beside)
 
     def rebind(self, args: Sequence[Any]) -> None:
         """Take the state of this call for that of the region."""
