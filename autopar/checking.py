@@ -87,22 +87,32 @@ class Reference(Snapshot):
 
         The captured graph would not do: what is wrong with it would be wrong in float64 too.
         """
-        graph = self.captured.graph
+        graph, live = self.captured.graph, self.live()
         if not isinstance(self.model, nn.Module) or any(task.random for task in graph.tasks):
             return []
+        saved = {id(live[name]): tensor for name, tensor in self.before.items()}
+        made: dict[int, Any] = {}
+
+        def wide(item: Any) -> Any:
+            if id(item) not in made:
+                made[id(item)] = widen(apart(saved.get(id(item), item)))
+            return made[id(item)]
+
         try:
             twin = copy.deepcopy(self.model).double()
             tensors = dict(twin.state_dict(keep_vars=True))
-            for name, saved in self.before.items():
+            for name, before in self.before.items():
                 if graph.value[name].path in tensors:
-                    tensors[graph.value[name].path].data.copy_(saved)
-            args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))
+                    tensors[graph.value[name].path].data.copy_(before)
+            args, kwargs = pytree.tree_map(wide, (self.args, self.kwargs))
             with torch.no_grad():
                 flat = pytree.tree_leaves(twin(*args, **kwargs))
         except Exception as error:
             log.info("no second opinion in float64: %s", error)
             return []
-        return flat + [tensors.get(graph.value[target].path) for _, target in graph.updates]
+        return flat + [
+            made.get(id(live[target]), tensors.get(graph.value[target].path)) for _, target in graph.updates
+        ]
 
     def culprit(self) -> str:
         """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""

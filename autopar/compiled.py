@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import types
@@ -48,6 +49,9 @@ class Placement:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer."""
+        if torch.compiler.is_dynamo_compiling():
+            # A model around this one is captured, and placed as a whole.
+            return self.model(*args, **kwargs)
         backend = self.backend
         before = backend.calls
         output = self.run(*args, **kwargs)
@@ -89,6 +93,7 @@ class Compiled:
     DifferenceError from it.
     """
 
+    __slots__ = ("__weakref__", "_placement")
     _placement: Placement
 
     def __init__(self, placement: Placement) -> None:
@@ -167,6 +172,8 @@ class CompiledModule(Compiled):
     `state_dict()` has the user's keys, optimizers see the user's parameters, and `generate` or `save_pretrained` are
     the model's own. `fast.module` is always the plain model."""
 
+    __slots__ = ()
+
     @property
     def module(self) -> nn.Module:
         """The plain model."""
@@ -212,17 +219,19 @@ def placed(placement: Placement) -> Compiled:
     if not isinstance(model, nn.Module):
         return Compiled(placement)
     fast = sharing(CompiledModule, model)
-    type(fast)._placement = placement
+    object.__setattr__(fast, "_placement", placement)
     return fast
 
 
 def sharing(form: type[Shared], model: nn.Module) -> Shared:
-    """An object of `form` and of the model's own class that has all attributes of the model, and what is set in its
-    class besides."""
-    kind = type(model)
-    shown = kind if form is CompiledModule else form
-    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
-    made = types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
-    fast: Shared = object.__new__(made)
+    """An object of `form` and of the model's own class that has all attributes of the model, besides its slots."""
+    fast: Shared = object.__new__(_mixed(form, type(model)))
     object.__setattr__(fast, "__dict__", model.__dict__)
     return fast
+
+
+@functools.lru_cache(maxsize=256)
+def _mixed(form: type[Shared], kind: type[nn.Module]) -> type[Shared]:
+    shown = kind if form is CompiledModule else form
+    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -50,7 +51,9 @@ class Backend(Recorded):
         self.calls = self.unplaced = 0
         self.breaks: dict[str, None] = {}
         """Where and why a call is not one graph, a sentence each."""
-        self._lock = threading.Lock()
+        # One capture, one check and one call that changes state at a time.
+        self.lock = threading.RLock()
+        _alive.add(self)
         own = weakref.ref(self)
 
         def recorder() -> list[Timeline] | None:
@@ -68,18 +71,35 @@ class Backend(Recorded):
         # It stands for threads and devices, of which there is one set.
         return self
 
-    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Served:
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         served = Served(self, module, examples)
         why, place = broken(module)
-        with self._lock:
+        with self.lock:
             self.served.append(served)
             if why:
                 self.breaks[f"graph break at {place}: {why}"] = None
-        return served
+        # Dynamo may keep what it is given for as long as the process lives.
+        own = weakref.ref(served)
+
+        def call(*args: Any) -> Any:
+            return own()(*args)  # type: ignore[misc]
+
+        return call
+
+    def given_for(self, name: str, *, training: bool) -> Plan | None:
+        """The user's plan where it is for calls of this kind; a plan of forward and backward is for training."""
+        given = self.given
+        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
+            return given
+        mine, other = ("with", "without") if training else ("without", "with")
+        log.warning(
+            "plan= is a plan %s a backward, this call of %s is one %s: it is planned anew", other, name, mine
+        )
+        return None
 
     def skipped(self, why: str, place: str) -> None:
         """Note a function of which there is no graph."""
-        with self._lock:
+        with self.lock:
             if not any(why in known for known in self.breaks):
                 self.breaks[f"no graph of the function at {place}: {why}"] = None
 
@@ -147,3 +167,15 @@ class Backend(Recorded):
         for served in self.served:
             for prepared in list(served.programs.values()):
                 prepared.close()
+
+
+_alive: weakref.WeakSet[Backend] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # The thread that may have held a lock is not in this process.
+    for backend in list(_alive):
+        backend.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

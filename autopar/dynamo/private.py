@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,7 +129,13 @@ def compiled(
         return function(*args, **kwargs)
 
     call.__code__ = call.__code__.replace()
-    context = torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)
+    own = weakref.ref(backend)
+
+    def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
+        # Dynamo holds its backends for ever.
+        return own()(module, examples, **options)  # type: ignore[misc]
+
+    context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
     # There is none where torch.compile is switched off.
     if getattr(context, "callback", None) is not None:
         context.callback = _Entry(context.callback, skipped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -52,14 +52,14 @@ class Served:
     """
 
     def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
-        self.backend, self.module = backend, module
+        self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
         self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
         self._unchecked: set[Hashable] = set()
-        self._lock = threading.RLock()
+        self._moved = False
         try:
             self.region = Region(module, examples, backend.root, backend.parameters)
             self.name = self.region.name
@@ -76,6 +76,13 @@ class Served:
         # Two places of the model share memory from the start or never.
         foreign = not set(self._changed).isdisjoint(self._inputs)
         self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
+
+    @property
+    def backend(self) -> Backend:
+        """What it was captured for, which its calls come through."""
+        backend = self._backend()
+        assert backend is not None
+        return backend
 
     def _assembly(self) -> Assembly:
         region = self.region
@@ -94,15 +101,18 @@ class Served:
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
-        self.backend.calls += 1
-        if self.written:
+        backend = self.backend
+        backend.calls += 1
+        if self.written or (self._changed and self._lent(args)):
             return self._plain(args)
-        if self._changed and self._lent(args):
-            return self._plain(args)
-        self.rebind(args)
+        if self._moved or self._elsewhere(args):
+            return self._rebound(args)
+        return self._placed(backend, args)
+
+    def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
         key = tuple([args[at] for at in self._sizes])
         prepared = self.programs.get(key)
-        checked = self.backend.options.check == "always"
+        checked = backend.options.check == "always"
         if prepared is None:
             made = self._first(key, args)
             if made is None:
@@ -111,19 +121,19 @@ class Served:
         elif self._sizes:
             self.programs.move_to_end(key)
         self.calls += 1
-        self.backend.latest = self, prepared
-        if self.backend.preparing:
+        backend.latest = self, prepared
+        if backend.preparing:
             self._unchecked.add(key)
             raise Done
         if self._unchecked and key in self._unchecked:
             self._unchecked.discard(key)
             checked = checked or self._wants_check(prepared)
-        if self.backend.options.verify_replicas:
-            self.backend.pool.require_verified("refresh() of the compiled model")
+        if backend.options.verify_replicas:
+            backend.pool.require_verified("refresh() of the compiled model")
         if checked:
             return self._checked(key, prepared, args)
         if prepared.captured.stateful:
-            with self._lock:
+            with self.backend.lock:
                 return self.run(prepared, args)
         return self.run(prepared, args)
 
@@ -140,16 +150,25 @@ class Served:
             return True
         return any(changed.get(memory(args[at]), at) != at for at in self._beside)
 
-    def rebind(self, args: Sequence[Any]) -> None:
-        """Take the state of this call for that of the region."""
-        for at, owner, key in self._state:
-            if owner.get(key) is not args[at]:
-                with self._lock:
-                    owner[key] = args[at]
+    def _elsewhere(self, args: Sequence[Any]) -> bool:
+        """True if the state of this call is not where it was: Dynamo calls one graph for all modules that are alike."""
+        return any([owner.get(key) is not args[at] for at, owner, key in self._state])
+
+    def _rebound(self, args: Sequence[Any]) -> Any:
+        """A call, one at a time, after its state was put where the graph reads it."""
+        with alone(), self.backend.lock:
+            moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
+            if any(owner is not self.region.held for _, owner, _ in moved):
+                # It belongs to the model, where nobody but the user writes.
+                return self._plain(args)
+            self._moved = True
+            for at, owner, key in moved:
+                owner[key] = args[at]
+            return self._placed(self.backend, args)
 
     def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
-        with alone(), self._lock, unseen():
+        with alone(), self.backend.lock, unseen():
             if key in self.programs:
                 return self.programs[key], self.backend.options.check == "always"
             try:
@@ -190,7 +209,7 @@ class Served:
 
     def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
         backend = self.backend
-        given = backend.given if not captured.tangents else None
+        given = backend.given_for(self.name, training=bool(captured.tangents))
         if not captured.tangents:
             return prepare(None, backend.machine, options, tuple(args), {}, given, captured, backend.pool)
         tensors = captured.flatten(tuple(args), {})
@@ -220,7 +239,7 @@ class Served:
 
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
-            with alone(), self._lock:
+            with alone(), self.backend.lock:
                 if isinstance(prepared, Training):
                     self._differentiated(prepared, args)
                     return self.run(prepared, args)
