@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from . import casting
@@ -99,7 +99,7 @@ class Reference(Snapshot):
             return made[id(item)]
 
         try:
-            twin = copy.deepcopy(self.model).double()
+            twin = widened(self.model)
             tensors = dict(twin.state_dict(keep_vars=True))
             for name, before in self.before.items():
                 if graph.value[name].path in tensors:
@@ -136,6 +136,23 @@ class Reference(Snapshot):
                 at = f" (made by {graph.task[maker].where})" if maker else ""
                 return f"The captured graph itself differs{at}: the model does something that capture does not see."
         return "The captured graph is right task by task, so its placed execution is at fault."
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """A copy of a model in float64; of one that Dynamo captured the dtypes that it names are widened too."""
+    twin = copy.deepcopy(model).double()
+    for part in twin.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _wide)
+                if node.op == "call_method" and node.target in ("float", "half", "bfloat16"):
+                    node.target = "double"
+            part.recompile()
+    return twin
+
+
+def _wide(item: Any) -> Any:
+    return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
 
 
 def tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:

@@ -15,9 +15,11 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
+from .capture.private import transformed
 from .dynamo.backend import Backend
+from .dynamo.model_check import Asked, judge
 from .dynamo.private import compiled
-from .errors import DeviceError
+from .errors import DeviceError, DifferenceError
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -45,6 +47,7 @@ class Placement:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
         self.backend = Backend(machine, options, root, given, _positional(model))
+        self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,17 +55,30 @@ class Placement:
         if torch.compiler.is_dynamo_compiling():
             # A model around this one is captured, and placed as a whole.
             return self.model(*args, **kwargs)
+        model = self.model
+        expected: list[Any] = []
         backend = self.backend
+        if transformed():
+            self._unplaced("a torch.func transform or forward-mode AD is active")
+            return model(*args, **kwargs)
         before = backend.calls
         output = self.run(*args, **kwargs)
+        if expected:
+            try:
+                judge(Asked(model, args, kwargs, expected), output)
+            except DifferenceError:
+                # What failed its first check must be checked again.
+                backend.forget()
+                raise
         if backend.calls == before:
-            self._unplaced()
+            self._unplaced("torch.compile captured no graph")
         return output
 
-    def _unplaced(self) -> None:
-        self.backend.unplaced += 1
-        if self.backend.unplaced == 1:
-            log.warning("a call ran as written, not placed: %s", "; ".join(self.backend.notes()))
+    def _unplaced(self, why: str) -> None:
+        unplaced = self.backend.unplaced
+        unplaced[why] = unplaced.get(why, 0) + 1
+        if unplaced[why] == 1:
+            log.warning("a call ran as written, not placed: %s", "; ".join((why, *self.backend.breaks)))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture and plan for these arguments without running."""

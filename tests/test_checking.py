@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from graphs import served
+from dynamo_graphs import served
 from torch import nn
 
 import autopar

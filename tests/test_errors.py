@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.dynamo.served import Served
 from autopar import (
     CaptureError,
     DeviceError,
@@ -21,6 +20,7 @@ from autopar import (
 )
 from autopar.__main__ import main
 from autopar.detect import detect
+from autopar.dynamo.served import Served
 from autopar.stages import Prepared, race
 from autopar.tables import seconds
 from autopar.view import explain

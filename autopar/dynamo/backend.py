@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 from torch import fx, nn
@@ -29,8 +30,8 @@ log = logging.getLogger("autopar")
 class Backend(Recorded):
     """Takes each graph that Dynamo captures of `root` (None: of whatever is compiled) and serves its calls.
 
-    `parameters` are the names of its positional ones. `served` are the graphs, in the order of their capture, and `latest` the one that was called last with its program.
-    Copies of weights on devices are shared by all of them.
+    `parameters` are the names of its positional ones. `served` are the graphs, in the order of their capture, and
+    `latest` the one that was called last with its program. Copies of weights on devices are shared by all of them.
     """
 
     def __init__(
@@ -46,9 +47,13 @@ class Backend(Recorded):
         self.pool = Replicas()
         self.served: list[Served] = []
         self.latest: tuple[Served, Planned] | None = None
+        self.entry: CodeType | None = None
+        """The code that calls of the user's come through, which has them as `model`, `args`, `kwargs`, `expected`."""
         self.preparing = False
         """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
-        self.calls = self.unplaced = 0
+        self.calls = 0
+        self.unplaced: dict[str, int] = {}
+        """Calls that ran as the user wrote them, by the reason."""
         self.breaks: dict[str, None] = {}
         """Where and why a call is not one graph, a sentence each."""
         # One capture, one check and one call that changes state at a time.
@@ -146,21 +151,31 @@ class Backend(Recorded):
 
     def notes(self) -> list[str]:
         """What a reader of one plan has to know of the other graphs, and of calls that were not placed."""
-        found = [f"{served.name} runs as written, not placed: {served.written}" for served in self.served if served.written]
+        found = [
+            f"{served.name} runs as written, not placed: {served.written}"
+            for served in self.served
+            if served.written
+        ]
         if len(self.served) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
             found.append(
                 f"torch.compile captured {len(self.served)} graphs, {len(tasks)} of them placed, with "
                 f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
             )
-        if self.unplaced:
-            found.append(f"{self.unplaced} calls ran as written: torch.compile captured no graph of them")
+        found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
         return [*found, *self.breaks]
 
     def plans(self) -> list[Plan]:
         """The latest plan of each graph that is placed, in the order of their capture."""
         kept = [list(served.programs.values()) for served in self.served]
         return [programs[-1].plan for programs in kept if programs]
+
+    def forget(self) -> None:
+        """Drop the programs of the graph that was called last."""
+        if self.latest is not None:
+            served, prepared = self.latest
+            prepared.close()
+            served.programs.clear()
 
     def close(self) -> None:
         """Stop the worker threads of every program; the next call starts them again."""

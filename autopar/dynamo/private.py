@@ -18,9 +18,10 @@ from ..errors import CaptureError
 
 try:
     import torch._dynamo
-    from torch._dynamo.utils import counters
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.utils import counters
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
@@ -38,7 +39,6 @@ __all__ = [
     "compiled",
     "differentiated",
     "flattened",
-    "settings",
     "source_of",
 ]
 
@@ -74,7 +74,9 @@ class _Entry:
             found = self.entry(frame, *args, **kwargs)
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
-                self.skipped(first_line(text), f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}")
+                self.skipped(
+                    first_line(text), f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
+                )
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -95,6 +97,14 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def effects() -> bool:
+    """True if the call that Dynamo captures in this thread leaves something behind in Python, as a list that grows."""
+    translator = InstructionTranslator.current_tx()
+    found = translator.output.side_effects
+    changed = (item for item in found.id_to_variable.values() if found.is_modified(item))
+    return bool(found.tensor_hooks) or any(getattr(item, "source", None) is not None for item in changed)
+
+
 def first_line(text: str) -> str:
     """The sentence that Dynamo's explanations begin with."""
     return text.strip().split("\n", 1)[0].rstrip(".")
@@ -106,7 +116,9 @@ def broken(module: fx.GraphModule) -> tuple[str, str]:
     if reason is None or not reason.graph_break:
         return "", ""
     why = "what runs depends on the values in a tensor" if reason.reason.startswith("generic_jump") else ""
-    frames = [frame for frame in reason.user_stack or () if foreign(frame.filename)] or list(reason.user_stack or ())
+    frames = [frame for frame in reason.user_stack or () if foreign(frame.filename)] or list(
+        reason.user_stack or ()
+    )
     last = frames[-1] if frames else None
     place = f"{short(last.filename)}:{last.lineno}: `{last.line}`" if last else ""
     return why or first_line(reason.reason), place
@@ -151,7 +163,7 @@ def source_of(node: fx.Node) -> str:
     return str(name() if callable(name) else name)
 
 
-def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
+def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     """The graph of a module without parameters, without autograd, functional, operators kept whole that torch could
     compose of others, such as `linear`.
 
@@ -164,16 +176,18 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
         return _exported(module, tensors, decompositions)
 
 
-def differentiated(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
+def differentiated(
+    module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
     """The same of forward and backward, in torch's own kernels."""
     with torch.enable_grad():
         return _exported(module, tensors, decompositions)
 
 
-def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
+def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     with contextlib.ExitStack() as stack, _undropped(), enable_python_dispatcher(), preserve_node_meta():
         made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
-        return made.graph_module.graph
+        return made.graph_module
 
 
 @contextlib.contextmanager

@@ -37,8 +37,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Result:
-    """An output: the `index`-th of the tensors that are computed, the very object that placeholder `same` stands for, or
-    a `number`, constant or symbolic."""
+    """An output: the `index`-th of the tensors that are computed, the very object that placeholder `same` stands for,
+    or a `number`, constant or symbolic."""
 
     fake: Any
     index: int = -1

@@ -21,12 +21,15 @@ from ..errors import AutoparError
 from ..options import Options
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
-from ..stages import Prepared, prepare, rewritten, rows_of
+from ..snapshot import Snapshot
+from ..stages import Prepared, prepare, rewritten, rows_of, timed
 from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
 from ..training.gradcheck import Eager
 from .assembly import Assembly
+from .model_check import answer, asked
+from .private import broken, effects
 from .region import Region
 from .tracing import trace
 
@@ -46,7 +49,8 @@ class Done(Exception):
 
 
 class Served:
-    """What Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, "" where it is placed.
+    """What Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, "" where it is
+    placed.
 
     Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
     """
@@ -55,6 +59,8 @@ class Served:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
+        # Where nothing is left behind in Python the model itself may be asked too.
+        self.whole = not broken(module)[0] and not effects()
         self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
@@ -63,7 +69,7 @@ class Served:
         try:
             self.region = Region(module, examples, backend.root, backend.parameters)
             self.name = self.region.name
-            self.assembly = self._assembly()
+            self.assembly = timed("capture", self._assembly)
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here.
             self.as_written(explain(self.name, error))
@@ -152,7 +158,12 @@ class Served:
 
     def _elsewhere(self, args: Sequence[Any]) -> bool:
         """True if the state of this call is not where it was: Dynamo calls one graph for all modules that are alike."""
-        return any([owner.get(key) is not args[at] for at, owner, key in self._state])
+        for at, owner, key in self._state:
+            if owner.get(key) is not args[at]:
+                break
+        else:
+            return False
+        return True
 
     def _rebound(self, args: Sequence[Any]) -> Any:
         """A call, one at a time, after its state was put where the graph reads it."""
@@ -240,6 +251,7 @@ class Served:
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
             with alone(), self.backend.lock:
+                self._ask(prepared, args)
                 if isinstance(prepared, Training):
                     self._differentiated(prepared, args)
                     return self.run(prepared, args)
@@ -251,6 +263,13 @@ class Served:
             # What failed its first check must be checked again.
             self.programs.pop(key, None)
             raise
+
+    def _ask(self, prepared: Planned, args: Sequence[Any]) -> None:
+        """Let the model itself answer the user's call, which what comes of this one is held against."""
+        call = asked(self.backend.entry) if self.whole and self.backend.entry else None
+        if call is not None and not call.expected:
+            with self.backend.unrecorded(), unseen():
+                answer(call, Snapshot(prepared.captured, tuple(args), {}))
 
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
         """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
