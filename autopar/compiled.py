@@ -241,7 +241,8 @@ def placed(placement: Placement) -> Compiled:
 
 def sharing(form: type[Shared], model: nn.Module) -> Shared:
     """An object of `form` and of the model's own class that has all attributes of the model, besides its slots."""
-    fast: Shared = object.__new__(_mixed(form, type(model)))
+    mixed: Any = _mixed
+    fast: Shared = object.__new__(mixed(form, type(model)))
     object.__setattr__(fast, "__dict__", model.__dict__)
     return fast
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,6 +38,14 @@ class DataParallel(CompiledModule):
     """
 
     __slots__ = ("_asked", "_deliver", "_held", "device_ids", "dim", "output_device")
+
+    if TYPE_CHECKING:
+        device_ids: list[Any]
+        output_device: Any
+        dim: int
+        _deliver: torch.device
+        _asked: tuple[tuple[Any, ...], dict[str, Any]]
+        _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
         if not isinstance(module, nn.Module):

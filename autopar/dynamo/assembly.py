@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class Assembly:
         conversion = _Conversion(region.name, self.locations)
         values: list[str] = []
         inputs: list[int] = []
-        state: dict[str, tuple[dict[str, Any], str]] = {}
+        state: dict[str, tuple[Mapping[str, Any], str]] = {}
         for number, (place, node) in enumerate(zip(region.places, traced.inputs)):
             if place.kind == "size":
                 conversion.made[node] = sizes.number(place.fake)
@@ -90,7 +90,7 @@ class Assembly:
             name = conversion.give(node, node.name, "state", node.name)
             state[name] = self.constants, node.name
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
-        tangents = []
+        tangents: list[tuple[str, int]] = []
         for index, node in traced.tangents:
             name = f"tangent_{len(tangents)}"
             tangents.append((conversion.give(node, name, "input", name), index))

@@ -42,7 +42,7 @@ __all__ = [
     "source_of",
 ]
 
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     # A recurrent layer is otherwise a graph break.
     "allow_rnn": True,
     # Hooks that are added later are otherwise not seen.
@@ -149,8 +149,9 @@ def compiled(
 
     context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
     # There is none where torch.compile is switched off.
-    if getattr(context, "callback", None) is not None:
-        context.callback = _Entry(context.callback, skipped)
+    callback: Any = getattr(context, "callback", None)
+    if callback is not None:
+        vars(context)["callback"] = _Entry(callback, skipped)
     made: Callable[..., Any] = context(call)
     return made
 
