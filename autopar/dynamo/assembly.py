@@ -55,6 +55,7 @@ class Assembly:
         done = set(self.forward)
         every = live(traced.graph, [*self.forward, *(node for _, node in traced.gradients)])
         self.backward = [node for node in every if node not in done] if traced.tangents else []
+        self.constants = {node.name: tensor for node, tensor in traced.constants}
 
     def at(self, given: Sequence[Any]) -> Captured:
         """The graph for the arguments of one call. Raises Untraceable where a size depends on values."""
@@ -79,6 +80,9 @@ class Assembly:
                 inputs.append(number)
             else:
                 state[values[-1]] = place.owner, place.key
+        for node, _ in traced.constants:
+            name = conversion.give(node, "constant", "state", "a constant of forward")
+            state[name] = self.constants, node.name
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents = []
         for index, node in traced.tangents:
