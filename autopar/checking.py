@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from . import casting
@@ -87,22 +87,32 @@ class Reference(Snapshot):
 
         The captured graph would not do: what is wrong with it would be wrong in float64 too.
         """
-        graph = self.captured.graph
+        graph, live = self.captured.graph, self.live()
         if not isinstance(self.model, nn.Module) or any(task.random for task in graph.tasks):
             return []
+        saved = {id(live[name]): tensor for name, tensor in self.before.items()}
+        made: dict[int, Any] = {}
+
+        def wide(item: Any) -> Any:
+            if id(item) not in made:
+                made[id(item)] = widen(apart(saved.get(id(item), item)))
+            return made[id(item)]
+
         try:
-            twin = copy.deepcopy(self.model).double()
+            twin = widened(self.model)
             tensors = dict(twin.state_dict(keep_vars=True))
-            for name, saved in self.before.items():
+            for name, before in self.before.items():
                 if graph.value[name].path in tensors:
-                    tensors[graph.value[name].path].data.copy_(saved)
-            args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))
+                    tensors[graph.value[name].path].data.copy_(before)
+            args, kwargs = pytree.tree_map(wide, (self.args, self.kwargs))
             with torch.no_grad():
                 flat = pytree.tree_leaves(twin(*args, **kwargs))
         except Exception as error:
             log.info("no second opinion in float64: %s", error)
             return []
-        return flat + [tensors.get(graph.value[target].path) for _, target in graph.updates]
+        return flat + [
+            made.get(id(live[target]), tensors.get(graph.value[target].path)) for _, target in graph.updates
+        ]
 
     def culprit(self) -> str:
         """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""
@@ -126,6 +136,23 @@ class Reference(Snapshot):
                 at = f" (made by {graph.task[maker].where})" if maker else ""
                 return f"The captured graph itself differs{at}: the model does something that capture does not see."
         return "The captured graph is right task by task, so its placed execution is at fault."
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """A copy of a model in float64; of one that Dynamo captured the dtypes that it names are widened too."""
+    twin = copy.deepcopy(model).double()
+    for part in twin.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _wide)
+                if node.op == "call_method" and node.target in ("float", "half", "bfloat16"):
+                    node.target = "double"
+            part.recompile()
+    return twin
+
+
+def _wide(item: Any) -> Any:
+    return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
 
 
 def tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:

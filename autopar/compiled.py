@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import types
@@ -14,9 +15,11 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
+from .capture.private import transformed
 from .dynamo.backend import Backend
+from .dynamo.model_check import Asked, judge
 from .dynamo.private import compiled
-from .errors import DeviceError
+from .errors import DeviceError, DifferenceError
 from .machine import Machine
 from .options import Options
 from .plans import Plan
@@ -44,21 +47,38 @@ class Placement:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
         self.backend = Backend(machine, options, root, given, _positional(model))
-        self.run = compiled(model, self.backend, fullgraph, dynamic)
+        self.backend.entry = Placement.call.__code__
+        self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer."""
+        if torch.compiler.is_dynamo_compiling():
+            # A model around this one is captured, and placed as a whole.
+            return self.model(*args, **kwargs)
+        model = self.model
+        expected: list[Any] = []
         backend = self.backend
+        if transformed():
+            self._unplaced("a torch.func transform or forward-mode AD is active")
+            return model(*args, **kwargs)
         before = backend.calls
         output = self.run(*args, **kwargs)
+        if expected:
+            try:
+                judge(Asked(model, args, kwargs, expected), output)
+            except DifferenceError:
+                # What failed its first check must be checked again.
+                backend.forget()
+                raise
         if backend.calls == before:
-            self._unplaced()
+            self._unplaced("torch.compile captured no graph")
         return output
 
-    def _unplaced(self) -> None:
-        self.backend.unplaced += 1
-        if self.backend.unplaced == 1:
-            log.warning("a call ran as written, not placed: torch.compile captured no graph of it")
+    def _unplaced(self, why: str) -> None:
+        unplaced = self.backend.unplaced
+        unplaced[why] = unplaced.get(why, 0) + 1
+        if unplaced[why] == 1:
+            log.warning("a call ran as written, not placed: %s", "; ".join((why, *self.backend.breaks)))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture and plan for these arguments without running."""
@@ -89,6 +109,7 @@ class Compiled:
     DifferenceError from it.
     """
 
+    __slots__ = ("__weakref__", "_placement")
     _placement: Placement
 
     def __init__(self, placement: Placement) -> None:
@@ -167,6 +188,8 @@ class CompiledModule(Compiled):
     `state_dict()` has the user's keys, optimizers see the user's parameters, and `generate` or `save_pretrained` are
     the model's own. `fast.module` is always the plain model."""
 
+    __slots__ = ()
+
     @property
     def module(self) -> nn.Module:
         """The plain model."""
@@ -212,17 +235,20 @@ def placed(placement: Placement) -> Compiled:
     if not isinstance(model, nn.Module):
         return Compiled(placement)
     fast = sharing(CompiledModule, model)
-    type(fast)._placement = placement
+    object.__setattr__(fast, "_placement", placement)
     return fast
 
 
 def sharing(form: type[Shared], model: nn.Module) -> Shared:
-    """An object of `form` and of the model's own class that has all attributes of the model, and what is set in its
-    class besides."""
-    kind = type(model)
-    shown = kind if form is CompiledModule else form
-    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
-    made = types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
-    fast: Shared = object.__new__(made)
+    """An object of `form` and of the model's own class that has all attributes of the model, besides its slots."""
+    mixed: Any = _mixed
+    fast: Shared = object.__new__(mixed(form, type(model)))
     object.__setattr__(fast, "__dict__", model.__dict__)
     return fast
+
+
+@functools.lru_cache(maxsize=256)
+def _mixed(form: type[Shared], kind: type[nn.Module]) -> type[Shared]:
+    shown = kind if form is CompiledModule else form
+    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))

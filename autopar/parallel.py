@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -37,12 +37,15 @@ class DataParallel(CompiledModule):
     what is no module, PlanError when the batch cannot be cut or is along another axis than `dim`.
     """
 
-    device_ids: list[Any]
-    output_device: Any
-    dim: int
-    _deliver: torch.device
-    _asked: tuple[tuple[Any, ...], dict[str, Any]]
-    _held: Plan | None
+    __slots__ = ("_asked", "_deliver", "_held", "device_ids", "dim", "output_device")
+
+    if TYPE_CHECKING:
+        device_ids: list[Any]
+        output_device: Any
+        dim: int
+        _deliver: torch.device
+        _asked: tuple[tuple[Any, ...], dict[str, Any]]
+        _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
         if not isinstance(module, nn.Module):
@@ -75,20 +78,23 @@ class DataParallel(CompiledModule):
             usual["split"] = dict.fromkeys(names, 1.0)
         else:
             usual |= {"split": None, "policy": f"single {names[0]}"}
-        # In the class, as every attribute of the object itself is one of the plain model.
-        own = type(self)
-        own._placement = compile(module, machine, **{**usual, **options})._placement
-        own.device_ids, own.dim = list(ids), dim
-        own.output_device = ids[0] if output_device is None else output_device
-        own._asked = (device_ids, output_device, dim), options
-        own._deliver = torch.device("cpu" if deliver.startswith("emulated") else deliver)
-        own._held = None
+        own: dict[str, Any] = {
+            "_placement": compile(module, machine, **{**usual, **options})._placement,
+            "device_ids": list(ids),
+            "dim": dim,
+            "output_device": ids[0] if output_device is None else output_device,
+            "_asked": ((device_ids, output_device, dim), options),
+            "_deliver": torch.device("cpu" if deliver.startswith("emulated") else deliver),
+            "_held": None,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = super().__call__(*args, **kwargs)
         placed = self._placement.backend.latest
         if placed is not None and placed[1].plan is not self._held:
-            type(self)._held = placed[1].plan
+            object.__setattr__(self, "_held", placed[1].plan)
             _require_axis(placed[1].plan, self.dim)
         to = self._deliver
         return pytree.tree_map_only(torch.Tensor, lambda t: t if t.device == to else t.to(to), output)
@@ -103,7 +109,7 @@ class DataParallel(CompiledModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
         asked, options = self._asked
-        return type(self)(copy.deepcopy(self.module, memo), *asked, **options)
+        return DataParallel(copy.deepcopy(self.module, memo), *asked, **options)
 
     def __repr__(self) -> str:
         return f"autopar.DataParallel({self.module!r}, device_ids={self.device_ids})"

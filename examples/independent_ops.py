@@ -165,14 +165,18 @@ class Tangle(nn.Module):
 
     def __init__(self, count: int, seed: int) -> None:
         super().__init__()
-        self.count, self.seed = count, seed
+        draw, made = random.Random(seed), 3
+        self.steps: list[tuple[int, int, int, int]] = []
+        for _ in range(count):
+            a, b, c = (draw.randrange(max(0, made - 30), made) for _ in range(3))
+            kind = draw.randrange(7)
+            self.steps.append((kind, a, b, c))
+            made += kind < 5
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        draw = random.Random(self.seed)
         values = [x, x + 1, x * 0.5]
-        for _ in range(self.count):
-            a, b, c = (draw.choice(values[-30:]) for _ in range(3))
-            kind = draw.randrange(7)
+        for kind, i, j, k in self.steps:
+            a, b, c = values[i], values[j], values[k]
             if kind == 0:
                 values.append(a + b)
             elif kind == 1:
@@ -183,9 +187,9 @@ class Tangle(nn.Module):
                 values.append(torch.sin(a))
             elif kind == 4:
                 values.append(torch.maximum(a, b) - c)
-            elif kind == 5 and a is not x:
+            elif kind == 5 and i:
                 a.mul_(0.5)
-            elif a is not x:
+            elif kind == 6 and i:
                 a[2:5].copy_(torch.cos(b[1:4]))
         return torch.stack(values[-30:])
 

@@ -27,11 +27,6 @@ def test_placed_as_eager_and_never_changed():
     with torch.no_grad():
         for batch in (x, x + 1, torch.randn(5, 4)):
             assert torch.equal(fast(batch), model(batch))
-    assert {value.path for value in fast.plan.costed.graph.values if value.kind == "state"} >= {
-        "linear.weight",
-        "linear.bias",
-        "a constant of forward",
-    }
     assert not fast._placement.backend.served[0].written
     fast.close()
 

@@ -37,7 +37,7 @@ LAYERS = [
     ["propagate"],
     ["stages", "batches", "keys"],
     ["training"],
-    ["session"],
+    ["dynamo"],
     ["compiled"],
     ["api", "bench"],
     ["plan_command"],
@@ -47,7 +47,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
          "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "training",
-         "parallel", "session", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
+         "parallel", "dynamo", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
     ("plans", "view"),

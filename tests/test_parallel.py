@@ -83,7 +83,7 @@ def test_outputs_go_to_the_output_device():
     y = fast(torch.randn(4, 10))
     assert y.device.type == "cpu"
     meta = DataParallel(net(), ["cpu"], output_device="cpu")
-    meta.__dict__["_deliver"] = torch.device("meta")
+    object.__setattr__(meta, "_deliver", torch.device("meta"))
     assert meta(torch.randn(4, 10)).device.type == "meta"
     fast.close(), meta.close()
 
@@ -135,7 +135,7 @@ def test_it_is_built_and_used_as_torchs_is():
     positional.load_state_dict(net().state_dict())
     assert torch.equal(plain[0].weight, net()[0].weight)
     twin = copy.deepcopy(positional)
-    assert type(twin) is DataParallel and twin.device_ids == TWO and twin.module is not plain
+    assert isinstance(twin, DataParallel) and twin.device_ids == TWO and twin.module is not plain
     assert "DataParallel" in repr(twin) and "emulated:1" in repr(twin)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import fx
 from ..capture.captured import Captured
 from ..capture.convert import Conversion, live
 from ..capture.locations import Locations, Origins
+from ..capture.refusals import Untraceable
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
 from ..rewrites.views import folded, own
@@ -47,6 +48,7 @@ class Assembly:
 
     def __init__(self, region: Region, traced: Traced) -> None:
         self.region, self.traced = region, traced
+        self.constants = {node.name: tensor for node, tensor in traced.constants.items()}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
         self.locations = Origins(traced.graph) if traced.tangents else Locations()
@@ -55,7 +57,6 @@ class Assembly:
         done = set(self.forward)
         every = live(traced.graph, [*self.forward, *(node for _, node in traced.gradients)])
         self.backward = [node for node in every if node not in done] if traced.tangents else []
-        self.constants = {node.name: tensor for node, tensor in traced.constants}
 
     def at(self, given: Sequence[Any]) -> Captured:
         """The graph for the arguments of one call. Raises Untraceable where a size depends on values."""
@@ -69,7 +70,7 @@ class Assembly:
         conversion = _Conversion(region.name, self.locations)
         values: list[str] = []
         inputs: list[int] = []
-        state: dict[str, tuple[dict[str, Any], str]] = {}
+        state: dict[str, tuple[Mapping[str, Any], str]] = {}
         for number, (place, node) in enumerate(zip(region.places, traced.inputs)):
             if place.kind == "size":
                 conversion.made[node] = sizes.number(place.fake)
@@ -80,11 +81,16 @@ class Assembly:
                 inputs.append(number)
             else:
                 state[values[-1]] = place.owner, place.key
-        for node, _ in traced.constants:
-            name = conversion.give(node, "constant", "state", "a constant of forward")
+        for node, tensor in traced.constants.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise Untraceable(
+                    f"{node.name} is a {type(tensor).__name__}, which no graph of tensors holds"
+                )
+            node.meta.setdefault("val", tensor)
+            name = conversion.give(node, node.name, "state", node.name)
             state[name] = self.constants, node.name
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
-        tangents = []
+        tangents: list[tuple[str, int]] = []
         for index, node in traced.tangents:
             name = f"tangent_{len(tangents)}"
             tangents.append((conversion.give(node, name, "input", name), index))

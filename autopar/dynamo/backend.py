@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 from torch import fx, nn
@@ -19,6 +21,7 @@ from ..recording import Recorded
 from ..runtime.memory import Replicas
 from ..timeline import Timeline
 from ..training.dropin import Training
+from .private import broken
 from .served import Done, Planned, Served
 
 log = logging.getLogger("autopar")
@@ -27,8 +30,8 @@ log = logging.getLogger("autopar")
 class Backend(Recorded):
     """Takes each graph that Dynamo captures of `root` (None: of whatever is compiled) and serves its calls.
 
-    `parameters` are the names of its positional ones. `served` are the graphs, in the order of their capture, and `latest` the one that was called last with its program.
-    Copies of weights on devices are shared by all of them.
+    `parameters` are the names of its positional ones. `served` are the graphs, in the order of their capture, and
+    `latest` the one that was called last with its program. Copies of weights on devices are shared by all of them.
     """
 
     def __init__(
@@ -44,10 +47,18 @@ class Backend(Recorded):
         self.pool = Replicas()
         self.served: list[Served] = []
         self.latest: tuple[Served, Planned] | None = None
+        self.entry: CodeType | None = None
+        """The code that calls of the user's come through, which has them as `model`, `args`, `kwargs`, `expected`."""
         self.preparing = False
         """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
-        self.calls = self.unplaced = 0
-        self._lock = threading.Lock()
+        self.calls = 0
+        self.unplaced: dict[str, int] = {}
+        """Calls that ran as the user wrote them, by the reason."""
+        self.breaks: dict[str, None] = {}
+        """Where and why a call is not one graph, a sentence each."""
+        # One capture, one check and one call that changes state at a time.
+        self.lock = threading.RLock()
+        _alive.add(self)
         own = weakref.ref(self)
 
         def recorder() -> list[Timeline] | None:
@@ -65,11 +76,37 @@ class Backend(Recorded):
         # It stands for threads and devices, of which there is one set.
         return self
 
-    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Served:
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         served = Served(self, module, examples)
-        with self._lock:
+        why, place = broken(module)
+        with self.lock:
             self.served.append(served)
-        return served
+            if why:
+                self.breaks[f"graph break at {place}: {why}"] = None
+        # Dynamo may keep what it is given for as long as the process lives.
+        own = weakref.ref(served)
+
+        def call(*args: Any) -> Any:
+            return own()(*args)  # type: ignore[misc]
+
+        return call
+
+    def given_for(self, name: str, *, training: bool) -> Plan | None:
+        """The user's plan where it is for calls of this kind; a plan of forward and backward is for training."""
+        given = self.given
+        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
+            return given
+        mine, other = ("with", "without") if training else ("without", "with")
+        log.warning(
+            "plan= is a plan %s a backward, this call of %s is one %s: it is planned anew", other, name, mine
+        )
+        return None
+
+    def skipped(self, why: str, place: str) -> None:
+        """Note a function of which there is no graph."""
+        with self.lock:
+            if not any(why in known for known in self.breaks):
+                self.breaks[f"no graph of the function at {place}: {why}"] = None
 
     def trained(self, prepared: Training, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of one call in training, which is measured while there is a recording."""
@@ -106,28 +143,54 @@ class Backend(Recorded):
         """What served the last call that was placed. Raises AutoparError where there was none."""
         if self.latest is not None:
             return self.latest
-        written = next((served for served in self.served if served.written), None)
-        if written is not None:
-            raise AutoparError(f"nothing was placed: {written.name} runs as written: {written.written}")
+        if self.calls or self.unplaced:
+            raise AutoparError("nothing was placed, the model runs as written: " + "; ".join(self.notes()))
         raise AutoparError(
             "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
         )
 
     def notes(self) -> list[str]:
-        """What a reader of a plan has to know of the other graphs and of calls that were not placed."""
+        """What a reader of one plan has to know of the other graphs, and of calls that were not placed."""
         found = [
             f"{served.name} runs as written, not placed: {served.written}"
             for served in self.served
             if served.written
         ]
         if len(self.served) > 1:
-            found.append(f"torch.compile captured {len(self.served)} graphs; this is the one that ran last")
-        if self.unplaced:
-            found.append(f"{self.unplaced} calls ran as written: torch.compile captured no graph of them")
-        return found
+            tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
+            found.append(
+                f"torch.compile captured {len(self.served)} graphs, {len(tasks)} of them placed, with "
+                f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
+            )
+        found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
+        return [*found, *self.breaks]
+
+    def plans(self) -> list[Plan]:
+        """The latest plan of each graph that is placed, in the order of their capture."""
+        kept = [list(served.programs.values()) for served in self.served]
+        return [programs[-1].plan for programs in kept if programs]
+
+    def forget(self) -> None:
+        """Drop the programs of the graph that was called last."""
+        if self.latest is not None:
+            served, prepared = self.latest
+            prepared.close()
+            served.programs.clear()
 
     def close(self) -> None:
         """Stop the worker threads of every program; the next call starts them again."""
         for served in self.served:
             for prepared in list(served.programs.values()):
                 prepared.close()
+
+
+_alive: weakref.WeakSet[Backend] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # The thread that may have held a lock is not in this process.
+    for backend in list(_alive):
+        backend.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

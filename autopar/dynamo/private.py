@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,12 +13,15 @@ import torch
 from torch import fx, nn
 
 from .. import versions
+from ..capture.locations import foreign, short
 from ..errors import CaptureError
 
 try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.utils import counters
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
@@ -33,11 +39,10 @@ __all__ = [
     "compiled",
     "differentiated",
     "flattened",
-    "settings",
     "source_of",
 ]
 
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     # A recurrent layer is otherwise a graph break.
     "allow_rnn": True,
     # Hooks that are added later are otherwise not seen.
@@ -49,41 +54,104 @@ _SETTINGS = {
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
     "recompile_limit": 64,
 }
+_LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch", "torch.__trace")
 _COMPOSITES: dict[Any, Any] = {}
 
 
-class _Set:
-    """Dynamo's entry to a frame that it has no code for yet, under `_SETTINGS`: they are read while it captures."""
+class _Entry:
+    """Dynamo's entry to a frame that it has no code for yet, under `_SETTINGS`: they are read while it captures.
 
-    def __init__(self, entry: Callable[..., Any]) -> None:
-        self.entry = entry
+    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph.
+    """
+
+    def __init__(self, entry: Callable[..., Any], skipped: Callable[[str, str], None]) -> None:
+        self.entry, self.skipped = entry, skipped
         self._torchdynamo_orig_backend = entry
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(**_SETTINGS):
-            return self.entry(*args, **kwargs)
+    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        known = dict(counters["graph_break"])
+        with torch._dynamo.config.patch(**_SETTINGS), _quiet():
+            found = self.entry(frame, *args, **kwargs)
+        for text, count in counters["graph_break"].items():
+            if count > known.get(text, 0):
+                self.skipped(
+                    first_line(text), f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
+                )
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.entry, name)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs of captures that fail, unless it was asked for: the call goes on all the same."""
+    loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def effects() -> bool:
+    """True if the call that Dynamo captures in this thread leaves something behind in Python, as a list that grows."""
+    translator = InstructionTranslator.current_tx()
+    found = translator.output.side_effects
+    changed = (item for item in found.id_to_variable.values() if found.is_modified(item))
+    return bool(found.tensor_hooks) or any(getattr(item, "source", None) is not None for item in changed)
+
+
+def first_line(text: str) -> str:
+    """The sentence that Dynamo's explanations begin with."""
+    return text.strip().split("\n", 1)[0].rstrip(".")
+
+
+def broken(module: fx.GraphModule) -> tuple[str, str]:
+    """Why a graph ends before the function does, and at which line of the user's; two empty texts where it does not."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return "", ""
+    why = "what runs depends on the values in a tensor" if reason.reason.startswith("generic_jump") else ""
+    frames = [frame for frame in reason.user_stack or () if foreign(frame.filename)] or list(
+        reason.user_stack or ()
+    )
+    last = frames[-1] if frames else None
+    place = f"{short(last.filename)}:{last.lineno}: `{last.line}`" if last else ""
+    return why or first_line(reason.reason), place
+
+
 def compiled(
-    function: Callable[..., Any], backend: Callable[..., Any], fullgraph: bool, dynamic: bool | None
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    fullgraph: bool,
+    dynamic: bool | None,
+    skipped: Callable[[str, str], None],
 ) -> Callable[..., Any]:
     """What `torch.compile` makes of a module or a function, captured under `_SETTINGS`.
 
     What Dynamo learns and keeps is by code object, those of `forward` being shared by all models of a class: each has
-    an entry of its own.
+    an entry of its own. `skipped` is told the reason and the place of each frame without a graph.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
     call.__code__ = call.__code__.replace()
-    context = torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)
+    own = weakref.ref(backend)
+
+    def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
+        # Dynamo holds its backends for ever.
+        return own()(module, examples, **options)  # type: ignore[misc]
+
+    context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
     # There is none where torch.compile is switched off.
-    if getattr(context, "callback", None) is not None:
-        context.callback = _Set(context.callback)
+    callback: Any = getattr(context, "callback", None)
+    if callback is not None:
+        vars(context)["callback"] = _Entry(callback, skipped)
     made: Callable[..., Any] = context(call)
     return made
 
@@ -96,7 +164,7 @@ def source_of(node: fx.Node) -> str:
     return str(name() if callable(name) else name)
 
 
-def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
+def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     """The graph of a module without parameters, without autograd, functional, operators kept whole that torch could
     compose of others, such as `linear`.
 
@@ -109,16 +177,18 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
         return _exported(module, tensors, decompositions)
 
 
-def differentiated(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
+def differentiated(
+    module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
     """The same of forward and backward, in torch's own kernels."""
     with torch.enable_grad():
         return _exported(module, tensors, decompositions)
 
 
-def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
+def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     with contextlib.ExitStack() as stack, _undropped(), enable_python_dispatcher(), preserve_node_meta():
         made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
-        return made.graph_module.graph
+        return made.graph_module
 
 
 @contextlib.contextmanager

@@ -37,8 +37,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Result:
-    """An output: the `index`-th of the tensors that are computed, the very object that placeholder `same` stands for, or
-    a `number`, constant or symbolic."""
+    """An output: the `index`-th of the tensors that are computed, the very object that placeholder `same` stands for,
+    or a `number`, constant or symbolic."""
 
     fake: Any
     index: int = -1
@@ -60,7 +60,9 @@ class Region:
     ) -> None:
         self.module = module
         nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.places = _places(nodes, examples, root, parameters)
+        self.held: dict[str, Any] = {}
+        """State that is in no slot of `root`, by path."""
+        self.places = _places(nodes, examples, root, parameters, self.held)
         _name_modules(module, root)
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
@@ -85,10 +87,13 @@ class Region:
 
 
 def _places(
-    nodes: Sequence[fx.Node], examples: Sequence[Any], root: nn.Module | None, parameters: Sequence[str]
+    nodes: Sequence[fx.Node],
+    examples: Sequence[Any],
+    root: nn.Module | None,
+    parameters: Sequence[str],
+    held: dict[str, Any],
 ) -> list[Place]:
     known = {id(slot.tensor): slot for slot in reversed(list(slots(root)))} if root is not None else {}
-    held: dict[str, Any] = {}
     found: list[Place] = []
     for node, example in zip(nodes, examples, strict=True):
         fake = node.meta.get("example_value", example)

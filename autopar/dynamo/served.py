@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,12 +21,15 @@ from ..errors import AutoparError
 from ..options import Options
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
-from ..stages import Prepared, prepare, rewritten, rows_of
+from ..snapshot import Snapshot
+from ..stages import Prepared, prepare, rewritten, rows_of, timed
 from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
 from ..training.gradcheck import Eager
 from .assembly import Assembly
+from .model_check import answer, asked
+from .private import broken, effects
 from .region import Region
 from .tracing import trace
 
@@ -46,24 +49,27 @@ class Done(Exception):
 
 
 class Served:
-    """What Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, "" where it is placed.
+    """What Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, "" where it is
+    placed.
 
     Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
     """
 
     def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
-        self.backend, self.module = backend, module
+        self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
+        # Where nothing is left behind in Python the model itself may be asked too.
+        self.whole = not broken(module)[0] and not effects()
         self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
         self._unchecked: set[Hashable] = set()
-        self._lock = threading.RLock()
+        self._moved = False
         try:
             self.region = Region(module, examples, backend.root, backend.parameters)
             self.name = self.region.name
-            self.assembly = self._assembly()
+            self.assembly = timed("capture", self._assembly)
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here.
             self.as_written(explain(self.name, error))
@@ -73,6 +79,16 @@ class Served:
         self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(places) if p.kind == "state"]
         self._changed = [at for at, _ in self.assembly.traced.updates]
+        # Two places of the model share memory from the start or never.
+        foreign = not set(self._changed).isdisjoint(self._inputs)
+        self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
+
+    @property
+    def backend(self) -> Backend:
+        """What it was captured for, which its calls come through."""
+        backend = self._backend()
+        assert backend is not None
+        return backend
 
     def _assembly(self) -> Assembly:
         region = self.region
@@ -91,15 +107,18 @@ class Served:
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
-        self.backend.calls += 1
-        if self.written:
+        backend = self.backend
+        backend.calls += 1
+        if self.written or (self._changed and self._lent(args)):
             return self._plain(args)
-        if self._changed and self._lent(args):
-            return self._plain(args)
-        self.rebind(args)
+        if self._moved or self._elsewhere(args):
+            return self._rebound(args)
+        return self._placed(backend, args)
+
+    def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
         key = tuple([args[at] for at in self._sizes])
         prepared = self.programs.get(key)
-        checked = self.backend.options.check == "always"
+        checked = backend.options.check == "always"
         if prepared is None:
             made = self._first(key, args)
             if made is None:
@@ -108,19 +127,19 @@ class Served:
         elif self._sizes:
             self.programs.move_to_end(key)
         self.calls += 1
-        self.backend.latest = self, prepared
-        if self.backend.preparing:
+        backend.latest = self, prepared
+        if backend.preparing:
             self._unchecked.add(key)
             raise Done
         if self._unchecked and key in self._unchecked:
             self._unchecked.discard(key)
             checked = checked or self._wants_check(prepared)
-        if self.backend.options.verify_replicas:
-            self.backend.pool.require_verified("refresh() of the compiled model")
+        if backend.options.verify_replicas:
+            backend.pool.require_verified("refresh() of the compiled model")
         if checked:
             return self._checked(key, prepared, args)
         if prepared.captured.stateful:
-            with self._lock:
+            with self.backend.lock:
                 return self.run(prepared, args)
         return self.run(prepared, args)
 
@@ -135,18 +154,32 @@ class Served:
         changed = {memory(args[at]): at for at in self._changed}
         if len(changed) < len(self._changed):
             return True
-        return any(changed.get(memory(args[at]), at) != at for at in self._inputs)
+        return any(changed.get(memory(args[at]), at) != at for at in self._beside)
 
-    def rebind(self, args: Sequence[Any]) -> None:
-        """Take the state of this call for that of the region."""
+    def _elsewhere(self, args: Sequence[Any]) -> bool:
+        """True if the state of this call is not where it was: Dynamo calls one graph for all modules that are alike."""
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
-                with self._lock:
-                    owner[key] = args[at]
+                break
+        else:
+            return False
+        return True
+
+    def _rebound(self, args: Sequence[Any]) -> Any:
+        """A call, one at a time, after its state was put where the graph reads it."""
+        with alone(), self.backend.lock:
+            moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
+            if any(owner is not self.region.held for _, owner, _ in moved):
+                # It belongs to the model, where nobody but the user writes.
+                return self._plain(args)
+            self._moved = True
+            for at, owner, key in moved:
+                owner[key] = args[at]
+            return self._placed(self.backend, args)
 
     def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
-        with alone(), self._lock, unseen():
+        with alone(), self.backend.lock, unseen():
             if key in self.programs:
                 return self.programs[key], self.backend.options.check == "always"
             try:
@@ -187,7 +220,7 @@ class Served:
 
     def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
         backend = self.backend
-        given = backend.given if not captured.tangents else None
+        given = backend.given_for(self.name, training=bool(captured.tangents))
         if not captured.tangents:
             return prepare(None, backend.machine, options, tuple(args), {}, given, captured, backend.pool)
         tensors = captured.flatten(tuple(args), {})
@@ -217,7 +250,8 @@ class Served:
 
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
-            with alone(), self._lock:
+            with alone(), self.backend.lock:
+                self._ask(prepared, args)
                 if isinstance(prepared, Training):
                     self._differentiated(prepared, args)
                     return self.run(prepared, args)
@@ -229,6 +263,13 @@ class Served:
             # What failed its first check must be checked again.
             self.programs.pop(key, None)
             raise
+
+    def _ask(self, prepared: Planned, args: Sequence[Any]) -> None:
+        """Let the model itself answer the user's call, which what comes of this one is held against."""
+        call = asked(self.backend.entry) if self.whole and self.backend.entry else None
+        if call is not None and not call.expected:
+            with self.backend.unrecorded(), unseen():
+                answer(call, Snapshot(prepared.captured, tuple(args), {}))
 
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
         """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""

@@ -6,7 +6,7 @@ differentiates it, composites standing in for what a CPU would take apart (`comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Traced:
 
     `inputs` are the n placeholders, `outputs` the m results. `tangents` pairs the index of an output with the
     placeholder of its gradient, `gradients` the index of an input with its gradient, `updates` the index of an
-    input that is changed in place with its new value. `constants` are the tensors that forward makes of numbers.
+    input that is changed in place with its new value. `constants` are tensors that forward makes of plain numbers.
     """
 
     graph: fx.Graph
@@ -40,7 +40,7 @@ class Traced:
     tangents: tuple[tuple[int, fx.Node], ...]
     gradients: tuple[tuple[int, fx.Node], ...]
     updates: tuple[tuple[int, fx.Node], ...]
-    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
+    constants: dict[fx.Node, torch.Tensor]
 
 
 def trace(
@@ -56,11 +56,12 @@ def trace(
     rules = {**DRAWN, **RULES} if training else DRAWN
     run = _Run(module, given, wanted, training)
     with standing_in(rules, keys):
-        graph = (differentiated if training else flattened)(run, tuple(given), IN_PLACE)
-    return _meant(graph, given, names)
+        made = (differentiated if training else flattened)(run, tuple(given), IN_PLACE)
+    return _meant(made, given, names)
 
 
-def _meant(graph: fx.Graph, given: Sequence[Any], names: Sequence[str]) -> Traced:
+def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> Traced:
+    graph = made.graph
     inputs: dict[int, fx.Node] = {}
     tangents: list[tuple[int, fx.Node]] = []
     for node in graph.nodes:
@@ -100,15 +101,8 @@ def _meant(graph: fx.Graph, given: Sequence[Any], names: Sequence[str]) -> Trace
         tuple(tangents),
         tuple(gradients),
         tuple(updates),
-        tuple(_constants(graph)),
+        {node: getattr(made, str(node.target)) for node in graph.nodes if node.op == "get_attr"},
     )
-
-
-def _constants(graph: fx.Graph) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-    for node in graph.nodes:
-        held = getattr(graph.owning_module, node.target) if node.op == "get_attr" else None
-        if isinstance(held, torch.Tensor):
-            yield node, held
 
 
 class _Run(nn.Module):

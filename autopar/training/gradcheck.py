@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
 from ..capture.generators import generators, restore
-from ..checking import tell
+from ..checking import tell, widened
 from ..equal import LIMIT, difference, error, limit, no_worse, widen
 from ..errors import DifferenceError
 from ..graph import Graph
@@ -162,7 +162,7 @@ class Eager(Snapshot):
         if any(task.random for task in self.captured.graph.tasks):
             return {}
         if self._given:
-            return self._retold("in float64", lambda path, leaf: widen(apart(leaf)))
+            return self._retold("in float64", lambda path, leaf: widen(apart(leaf)), widened)
         return self._twin("in float64", lambda twin: twin.double(), _leaf)
 
     def shaken(self) -> dict[str, Any]:
@@ -186,11 +186,14 @@ class Eager(Snapshot):
             return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
 
         if self._given:
-            return self._retold("of its rounding", shaken)
+            return self._retold("of its rounding", shaken, lambda model: model)
         return self._twin("of its rounding", shake, apart)
 
-    def _retold(self, what: str, leaf: Callable[[str, Any], Any]) -> dict[str, Any]:
-        """The same by the model with other arguments: `leaf(path, argument)`, the path "" for what has no gradient."""
+    def _retold(
+        self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        """The same by the model as `make` makes it, with other arguments: `leaf(path, argument)`, the path "" for what
+        has no gradient."""
         graph, now = self.captured.graph, generators()
         live = self.live()
         saved = {id(live[name]): tensor for name, tensor in self.before.items()}
@@ -206,7 +209,7 @@ class Eager(Snapshot):
         try:
             args, kwargs = pytree.tree_map(told, self.arguments)
             leaves = {path: made[id(tensor)] for path, tensor in self.leaves.items()}
-            outputs, gradients = self._run(self.model, args, kwargs, leaves)
+            outputs, gradients = self._run(make(self.model), args, kwargs, leaves)
         except Exception as failure:
             log.info("no second opinion %s: %s", what, failure)
             return {}

@@ -1,0 +1,27 @@
+"""The graphs that Dynamo captures of a model, for tests of what is done with them."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import autopar
+from autopar.dynamo.served import Planned, Served
+
+
+def served(
+    model: Any, *args: Any, devices: Any = ("cpu",), **options: Any
+) -> tuple[Served, Planned, tuple[Any, ...]]:
+    """The first graph of a call, its program, and the arguments that Dynamo gives them. Nothing is run."""
+    given: list[tuple[Any, ...]] = []
+    call = Served.__call__
+
+    def kept(own: Served, *tensors: Any) -> Any:
+        given.append(tensors)
+        return call(own, *tensors)
+
+    fast = autopar.compile(model, list(devices), **options)
+    with mock.patch.object(Served, "__call__", kept):
+        fast.prepare(*args)
+    found, prepared = fast._placement.backend.ready()
+    return found, prepared, given[0]

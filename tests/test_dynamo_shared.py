@@ -1,0 +1,70 @@
+"""One graph of torch.compile that serves several modules of a model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)).relu() + x
+
+
+class Blocks(nn.Module):
+    """Each block is a function of its own to torch.compile, since the loop around them is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            torch._dynamo.graph_break()
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "emulated:0"]])
+def test_each_keeps_its_weights(devices):
+    torch.manual_seed(0)
+    model = Blocks()
+    weights = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, devices, policy="round_robin", split=None)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(5, 4)
+            assert torch.allclose(fast(x), twin(x), atol=1e-6)
+    for name, parameter in model.named_parameters():
+        assert (id(parameter), True) == (weights[name][0], torch.equal(parameter, weights[name][1])), name
+    for ours, theirs in zip(model.buffers(), twin.buffers()):
+        assert torch.allclose(ours, theirs)
+    fast.close()
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "emulated:0"]])
+def test_each_is_trained(devices):
+    torch.manual_seed(0)
+    model = Blocks()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, devices, policy="round_robin", split=None)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for called, optimizer in zip((fast, twin), optimizers):
+            optimizer.zero_grad()
+            called(x).pow(2).sum().backward()
+            optimizer.step()
+    for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values()):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    fast.close()

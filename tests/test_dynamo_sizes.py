@@ -1,0 +1,185 @@
+"""One capture for all sizes: the graph at a size is the one captured at that size, and answers are eager's."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import autopar
+
+TWO = ["cpu", "emulated:0", "emulated:1"]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def equal(found, expected):
+    """The same structure, near tensors, equal constants."""
+    mine, theirs = pytree.tree_flatten(found), pytree.tree_flatten(expected)
+    assert mine[1] == theirs[1]
+    for one, other in zip(mine[0], theirs[0]):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other)
+        else:
+            assert type(one) is type(other) and one == other
+
+
+class Encoder(nn.Module):
+    """Class token, encoder, the batch merged with the positions and taken apart again."""
+
+    def __init__(self, layers=1):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+        self.embed = nn.Linear(6, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        rows, length, _ = x.shape
+        x = torch.cat([self.token.expand(rows, -1, -1), self.embed(x)], 1)
+        x = self.body(x).reshape(rows * (length + 1), 16)
+        return self.head(x).view(rows, length + 1, 5)[:, 0]
+
+
+class Bag(nn.Module):
+    """Embeddings and two inputs, one without the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens, weight):
+        return {"out": self.head((self.words(tokens) * weight[:, None]).mean(1)), "kind": "bag"}
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.LSTM(6, 8)
+
+    def forward(self, x):
+        return self.body(x)[0][-1]
+
+
+def conv():
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(16, 2))
+
+
+def vectors(rows):
+    return (torch.randn(rows, 6),)
+
+
+def images(rows):
+    return (torch.randn(rows, 3, 8, 8),)
+
+
+def sequences(rows):
+    return (torch.randn(rows, 5, 6),)
+
+
+MODELS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), vectors),
+    "conv": (lambda: conv().eval(), images),
+    "conv in training": (lambda: conv().train(), images),
+    "encoder": (lambda: Encoder().train(), sequences),
+    "embeddings": (Bag, lambda rows: (torch.randint(0, 20, (rows, 6)), torch.rand(6))),
+    "second axis": (Recurrent, lambda rows: (torch.randn(4, rows, 6),)),
+    "two axes": (Encoder, lambda rows: (torch.randn(rows, rows + 3, 6),)),
+    "mean of the batch": (lambda: lambda x: x - x.mean(0), vectors),
+    "divided by the rows": (lambda: lambda x: x.sum(0) / x.shape[0] + torch.ones(x.shape[0], 6), vectors),
+    "root of the rows": (lambda: lambda x: x * x.shape[0] ** -0.5, vectors),
+    "pairs of rows": (lambda: lambda x: x @ x.T, vectors),
+    "rows returned": (lambda: lambda x: (x + 1, x.shape[0]), vectors),
+    "shape returned": (lambda: lambda x: (x + 1, x.shape), vectors),
+    "two inputs, whole slices": (
+        lambda: lambda x, y: torch.cat([x[:, :] * y, y[:, 0:1]], 1),
+        lambda rows: (torch.randn(rows, 6), torch.randn(rows, 6)),
+    ),
+    "every second": (lambda: lambda x: x[:, ::2] * 2, lambda rows: (torch.randn(rows, 6, 4)[..., ::2],)),
+}
+FIXED = {
+    "branch": (lambda x: x * 2 if x.shape[0] > 4 else x + 1),
+    "parity": (lambda x: x * 2 if x.shape[0] % 2 else x + 1),
+    "rows in a string": (lambda x: {"y": x + 1, "name": f"{x.shape[0]} rows"}),
+    "loop": (lambda x: torch.stack([row * index for index, row in enumerate(x)])),
+    "across the batch": (lambda x: x.reshape(-1, 4) if x.shape[0] % 2 == 0 else x),
+    "first rows": (lambda x: x[:3] * 2),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("devices", "split"), [(["cpu"], "auto"), (TWO, 2), (TWO, {"emulated:0": 0.3, "emulated:1": 0.7})]
+)
+@pytest.mark.parametrize("name", ["mlp", "conv in training", "encoder"])
+def test_two_captures_serve_all_batches(name, devices, split, grad):
+    make, inputs = MODELS[name]
+    model = make()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, devices, split=split, check="always")
+    with torch.set_grad_enabled(grad):
+        for rows in (8, 8, 5, 2, 7, 12, 3):
+            args = inputs(rows)
+            found, expected = fast(*args), twin(*args)
+            equal(found, expected)
+            if grad:
+                found.sum().backward()
+                expected.sum().backward()
+                for one, other in zip(model.parameters(), twin.parameters()):
+                    torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
+    assert len(fast._placement.backend.served) <= 2
+    fast.close()
+
+
+@pytest.mark.parametrize("name", [*MODELS, *FIXED])
+@torch.no_grad()
+def test_every_size_is_eagers(name):
+    make, inputs = MODELS[name] if name in MODELS else (lambda: FIXED[name], vectors)
+    model = make()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, TWO, policy="round_robin", split=None)
+    for rows in (6, 3, 8, 1, 4) if "training" not in name else (6, 3, 8, 4):
+        args = inputs(rows)
+        equal(fast(*args), twin(*args))
+    fast.close()
+
+
+@torch.no_grad()
+def test_a_new_size_is_placed_as_the_first_was():
+    model = Encoder(2).eval()
+    fast = autopar.compile(model, TWO, dynamic=True, split=None, policy="round_robin")
+    places = []
+    for rows in (4, 9, 2):
+        fast(*sequences(rows))
+        places.append({task: p.device for p in fast.plan.placed for task in run_tasks(fast.plan, p.run)})
+    assert places[0] == places[1] == places[2]
+    fast.close()
+
+
+def run_tasks(plan, name):
+    """The tasks of a run."""
+    return next(run.tasks for run in plan.costed.runs if run.name == name)
+
+
+@torch.no_grad()
+def test_weights_and_modes_are_seen_at_every_size():
+    model = conv().eval()
+    fast = autopar.compile(model, ["cpu"], check="never")
+    for rows in (8, 5, 7):
+        with torch.no_grad():
+            model[0].weight.add_(0.1)
+        torch.testing.assert_close(fast(*(x := images(rows))), model(*x))
+    model.train()
+    twin = copy.deepcopy(model)
+    for rows in (8, 5, 7):
+        torch.testing.assert_close(fast(*(x := images(rows))), twin(*x))
+    for one, other in zip(model.buffers(), twin.buffers()):
+        torch.testing.assert_close(one, other)
+    fast.close()
