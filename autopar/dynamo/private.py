@@ -39,6 +39,7 @@ __all__ = [
     "compiled",
     "differentiated",
     "flattened",
+    "outermost",
     "source_of",
 ]
 
@@ -103,6 +104,13 @@ def effects() -> bool:
     found = translator.output.side_effects
     changed = (item for item in found.id_to_variable.values() if found.is_modified(item))
     return bool(found.tensor_hooks) or any(getattr(item, "source", None) is not None for item in changed)
+
+
+def outermost() -> bool:
+    """True if what Dynamo captures in this thread is a call of what `compiled` made, not a function that it calls or
+    what is left of it after a graph break."""
+    code = InstructionTranslator.current_tx().output.root_tx.f_code
+    return (code.co_filename, code.co_name) == (__file__, "call")
 
 
 def first_line(text: str) -> str:

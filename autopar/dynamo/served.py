@@ -29,7 +29,7 @@ from ..training.dropin import Training
 from ..training.gradcheck import Eager
 from .assembly import Assembly
 from .model_check import answer, asked
-from .private import broken, effects
+from .private import broken, effects, outermost
 from .region import Region
 from .tracing import trace
 
@@ -60,7 +60,7 @@ class Served:
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
         # Where nothing is left behind in Python the model itself may be asked too.
-        self.whole = not broken(module)[0] and not effects()
+        self.whole = outermost() and not broken(module)[0] and not effects()
         self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
