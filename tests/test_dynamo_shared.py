@@ -49,6 +49,7 @@ def test_each_keeps_its_weights(devices):
         assert (id(parameter), True) == (weights[name][0], torch.equal(parameter, weights[name][1])), name
     for ours, theirs in zip(model.buffers(), twin.buffers()):
         assert torch.allclose(ours, theirs)
+    assert _modules(fast) == {"blocks.0.linear", "blocks.1.linear", "blocks.2.linear"}
     fast.close()
 
 
@@ -67,4 +68,26 @@ def test_each_is_trained(devices):
             optimizer.step()
     for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values()):
         assert torch.allclose(ours, theirs, atol=1e-5)
+    assert _modules(fast) == {"blocks.0.linear", "blocks.1.linear", "blocks.2.linear"}
     fast.close()
+
+
+def test_a_weight_put_in_the_place_of_another_is_read():
+    torch.manual_seed(0)
+    model = Blocks().eval()
+    fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin", split=None)
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        for step in range(6):
+            block = model.blocks[step % 3]
+            block.linear.weight = nn.Parameter(torch.randn(4, 4))
+            model.blocks[0].linear, model.blocks[1].linear = model.blocks[1].linear, model.blocks[0].linear
+            assert torch.allclose(fast(x), copy.deepcopy(model)(x), atol=1e-6)
+    assert len(fast._placement.backend.served) < 8
+    fast.close()
+
+
+def _modules(fast: autopar.Compiled) -> set[str]:
+    """The modules of all products that are planned."""
+    tasks = [task for plan in fast._placement.backend.plans() for task in plan.costed.graph.tasks]
+    return {task.module for task in tasks if "linear" in task.target or "addmm" in task.target}
