@@ -55,8 +55,7 @@ class Row:
         """Why some of it runs as written, "" where all of it is placed."""
         if self.found is None:
             return "it does not run"
-        none = "torch.compile captures no graph of it"
-        return " ".join("; ".join(self.found.written or (none,) * bool(self.found.unplaced)).split())
+        return " ".join("; ".join(self.found.reasons).split())
 
     def cells(self) -> list[str]:
         """The row as text, in the order of the table's columns."""

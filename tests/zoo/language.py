@@ -142,7 +142,8 @@ def _switch() -> Call:
     }  # fmt: skip
 
 
-add("switch transformers", "mixture of experts", _switch)
+# Which experts run, and on how many tokens, depends on values.
+add("switch transformers", "mixture of experts", _switch, graphs=64)
 
 STATE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
 BRANCH = "transformers takes another branch where torch.compile traces it"

@@ -126,26 +126,27 @@ def routes(devices: tuple[str, ...] = NAMES) -> dict[str, Route]:
 
 @dataclass(frozen=True)
 class Found:
-    """What was captured of a model: graphs, tasks of those that were placed, why others run as written, and the calls
-    of which no graph was captured."""
+    """What was captured of a model: graphs, the tasks of those that are placed, how many run as written, and why these
+    do, or calls of which there is no graph."""
 
     graphs: int
     tasks: int
-    written: tuple[str, ...]
-    unplaced: int
+    written: int
+    reasons: tuple[str, ...]
 
     @staticmethod
     def of(backend: Backend) -> Found:
         placed = [served for served in backend.served if not served.written]
         counts = [len(next(iter(s.programs.values())).captured.graph.tasks) for s in placed if s.programs]
-        written = tuple(served.written for served in backend.served if served.written)
-        return Found(len(backend.served), sum(counts), written, backend.unplaced)
+        written = [served.written for served in backend.served if served.written]
+        reasons = (*written, *backend.unplaced)
+        return Found(len(backend.served), sum(counts), len(written), reasons)
 
     def __str__(self) -> str:
         if not self.graphs:
             return "no graph"
         count = f"{self.graphs} graph{'s' * (self.graphs > 1)}"
-        return f"{len(self.written)} of {count} as written" if self.written else count
+        return f"{self.written} of {count} as written" if self.written else count
 
 
 def eager(entry: Entry) -> list[Any]:

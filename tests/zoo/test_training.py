@@ -122,7 +122,7 @@ def judge(entry: Entry) -> None:
             verdict = str(error)
         except AutoparError as error:
             verdict = str(error)
-        why = "; ".join(found.written) or "no graph" * bool(found.unplaced)
+        why = "; ".join(found.reasons)
         pattern = WRITTEN.get(entry.name, "")
         if bool(why) != bool(pattern) or not re.search(pattern, why):
             verdict = verdict or f"as written: {why}"
