@@ -1,4 +1,4 @@
-"""One graph of torch.compile that serves several modules of a model."""
+"""What torch.compile keeps by code, which several modules of a model share, and several models."""
 
 from __future__ import annotations
 
@@ -85,6 +85,16 @@ def test_a_weight_put_in_the_place_of_another_is_read():
             assert torch.allclose(fast(x), copy.deepcopy(model)(x), atol=1e-6)
     assert len(fast._placement.backend.served) < 8
     fast.close()
+
+
+def test_sizes_of_one_model_do_not_open_those_of_another():
+    with torch.no_grad():
+        for width in (4, 5, 6):
+            fast = autopar.compile(nn.Linear(width, width), ["cpu"])
+            fast(torch.randn(width + 2, width))
+            (served,) = fast._placement.backend.served
+            assert {place.kind for place in served.region.places} == {"state", "input"}
+            fast.close()
 
 
 def _modules(fast: autopar.Compiled) -> set[str]:
