@@ -44,10 +44,13 @@ class Values:
 
 
 class Assembly:
-    """A traced region from which the graph at any sizes is made."""
+    """A traced region from which the graph at any sizes is made.
 
-    def __init__(self, region: Region, traced: Traced) -> None:
-        self.region, self.traced = region, traced
+    `renamed` are the path of the module it was traced in and of the one it is now of, where they are not the same.
+    """
+
+    def __init__(self, region: Region, traced: Traced, renamed: tuple[str, str] = ("", "")) -> None:
+        self.region, self.traced, self.renamed = region, traced, renamed
         self.constants = {node.name: tensor for node, tensor in traced.constants.items()}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
@@ -64,6 +67,22 @@ class Assembly:
         sizes.settle(self.traced.graph, self.open)
         captured = self._captured(given, sizes)
         return _finished(captured) if self.traced.tangents else captured
+
+    def of(self, region: Region) -> Assembly:
+        """The same of another module."""
+        pairs = ((a.path, b.path) for a, b in zip(self.region.places, region.places) if a.path != b.path)
+        ours, theirs = (path.split(".") for path in next(pairs, ("", "")))
+        while ours and theirs and ours[-1] == theirs[-1]:
+            ours.pop()
+            theirs.pop()
+        return Assembly(region, self.traced, (".".join(ours), ".".join(theirs)))
+
+    def _at_home(self, task: Task) -> Task:
+        """A task with the path of the module that it is of."""
+        was, now = self.renamed
+        if not was or not f"{task.module}.".startswith(f"{was}."):
+            return task
+        return dataclasses.replace(task, module=now + task.module[len(was) :])
 
     def _captured(self, given: Sequence[Any], sizes: Sizes) -> Captured:
         region, traced = self.region, self.traced
@@ -123,7 +142,7 @@ class Assembly:
         graph = Graph(
             region.name,
             tuple(v for v in conversion.values.values() if v.kind != "state" or v.name in kept),
-            tuple(conversion.tasks),
+            tuple(map(self._at_home, conversion.tasks)),
             (*names, *(name for name, _ in tangents)),
             tuple(kept),
             (*outputs, *(name for _, name in gradients)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import weakref
@@ -39,6 +40,7 @@ __all__ = [
     "compiled",
     "differentiated",
     "flattened",
+    "outermost",
     "source_of",
 ]
 
@@ -56,6 +58,7 @@ _SETTINGS: dict[str, Any] = {
 }
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch", "torch.__trace")
 _COMPOSITES: dict[Any, Any] = {}
+_count = itertools.count()
 
 
 class _Entry:
@@ -105,6 +108,13 @@ def effects() -> bool:
     return bool(found.tensor_hooks) or any(getattr(item, "source", None) is not None for item in changed)
 
 
+def outermost() -> bool:
+    """True if what Dynamo captures in this thread is a call of what `compiled` made, not a function that it calls or
+    what is left of it after a graph break."""
+    code = InstructionTranslator.current_tx().output.root_tx.f_code
+    return code.co_filename == __file__ and code.co_name.startswith("call_")
+
+
 def first_line(text: str) -> str:
     """The sentence that Dynamo's explanations begin with."""
     return text.strip().split("\n", 1)[0].rstrip(".")
@@ -140,7 +150,8 @@ def compiled(
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace()
+    # What sizes have varied Dynamo remembers by file, line and name: two models are none of each other's business.
+    call.__code__ = call.__code__.replace(co_name=f"call_{next(_count)}")
     own = weakref.ref(backend)
 
     def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:

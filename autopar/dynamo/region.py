@@ -5,9 +5,10 @@ A region is the whole model, or the part of it between two graph breaks.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import fx, nn
 
 from ..capture.locations import ROOT
 from ..capture.refusals import Untraceable
-from ..capture.states import slots
+from ..capture.states import Slot, slots
 from .private import source_of
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -69,6 +70,21 @@ class Region:
         self.wanted = sorted({self.results[place].index: place for place in reversed(computed)}.values())
         self.name = type(root).__name__ if root is not None else _name(nodes)
 
+    def of(self, examples: Sequence[Any], root: nn.Module | None) -> Region:
+        """The same region of another module of `root`, whose state is among `examples`."""
+        known, other = _known(root), copy.copy(self)
+        other.held, other.places = {}, []
+        for place, example in zip(self.places, examples):
+            if place.kind == "state":
+                slot = known.get(id(example))
+                if slot is None:
+                    other.held[place.path] = example
+                    place = replace(place, owner=other.held, key=place.path)
+                else:
+                    place = replace(place, path=slot.path, owner=slot.owner, key=slot.key)
+            other.places.append(place)
+        return other
+
     @property
     def differentiable(self) -> list[int]:
         """The computed tensors that require grad, by index."""
@@ -93,7 +109,7 @@ def _places(
     parameters: Sequence[str],
     held: dict[str, Any],
 ) -> list[Place]:
-    known = {id(slot.tensor): slot for slot in reversed(list(slots(root)))} if root is not None else {}
+    known = _known(root)
     found: list[Place] = []
     for node, example in zip(nodes, examples, strict=True):
         fake = node.meta.get("example_value", example)
@@ -113,6 +129,11 @@ def _places(
         else:
             found.append(Place("input", path, fake, {}, ""))
     return found
+
+
+def _known(root: nn.Module | None) -> dict[int, Slot]:
+    """The first place of each tensor of a module, by its identity."""
+    return {id(slot.tensor): slot for slot in reversed(list(slots(root)))} if root is not None else {}
 
 
 def _given(path: str, parameters: Sequence[str]) -> str:

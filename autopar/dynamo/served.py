@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import weakref
@@ -29,7 +30,7 @@ from ..training.dropin import Training
 from ..training.gradcheck import Eager
 from .assembly import Assembly
 from .model_check import answer, asked
-from .private import broken, effects
+from .private import broken, effects, outermost
 from .region import Region
 from .tracing import trace
 
@@ -60,7 +61,7 @@ class Served:
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
         # Where nothing is left behind in Python the model itself may be asked too.
-        self.whole = not broken(module)[0] and not effects()
+        self.whole = outermost() and not broken(module)[0] and not effects()
         self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
@@ -74,6 +75,12 @@ class Served:
             # What Dynamo captured is a right answer whatever becomes of it here.
             self.as_written(explain(self.name, error))
             return
+        self._twins: list[Served] = []
+        self._index: dict[int, Served] = {}
+        self._note()
+
+    def _note(self) -> None:
+        """Keep at hand which places of the region are what."""
         places = self.region.places
         self._sizes = [at for at, place in enumerate(places) if place.kind == "size"]
         self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
@@ -107,8 +114,11 @@ class Served:
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
+        self.backend.calls += 1
+        return self._answer(args)
+
+    def _answer(self, args: Sequence[Any]) -> Any:
         backend = self.backend
-        backend.calls += 1
         if self.written or (self._changed and self._lent(args)):
             return self._plain(args)
         if self._moved or self._elsewhere(args):
@@ -166,16 +176,42 @@ class Served:
         return True
 
     def _rebound(self, args: Sequence[Any]) -> Any:
-        """A call, one at a time, after its state was put where the graph reads it."""
+        """A call whose state is not where the graph reads it."""
         with alone(), self.backend.lock:
             moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
-            if any(owner is not self.region.held for _, owner, _ in moved):
-                # It belongs to the model, where nobody but the user writes.
-                return self._plain(args)
-            self._moved = True
-            for at, owner, key in moved:
-                owner[key] = args[at]
-            return self._placed(self.backend, args)
+            if all(owner is self.region.held for _, owner, _ in moved):
+                self._moved = True
+                for at, owner, key in moved:
+                    owner[key] = args[at]
+                return self._placed(self.backend, args)
+            twin = self._twin(args)
+        return twin._answer(args)
+
+    def _twin(self, args: Sequence[Any]) -> Served:
+        """The same graph of the module that this call is of."""
+        first = id(args[self._state[0][0]])
+        found = self._index.get(first)
+        if found is None or found._elsewhere(args):
+            found = next((twin for twin in self._twins if not twin._elsewhere(args)), None)
+            if found is None:
+                found = self._copied(args)
+                self._twins.append(found)
+            # Anew: they may have been given other tensors since.
+            firsts = ((twin, *twin._state[0][1:]) for twin in self._twins)
+            self._index = {id(owner[key]): twin for twin, owner, key in firsts if key in owner}
+            self._index[first] = found
+        return found
+
+    def _copied(self, args: Sequence[Any]) -> Served:
+        backend, twin = self.backend, copy.copy(self)
+        twin.region = self.region.of(args, backend.root)
+        twin.assembly = self.assembly.of(twin.region)
+        twin.programs, twin.placed, twin._unchecked = OrderedDict(), None, set()
+        twin.calls, twin.dropped, twin._moved = 0, 0, False
+        twin._twins, twin._index = [], {}
+        twin._note()
+        backend.served.append(twin)
+        return twin
 
     def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten_with_path
+from torch.utils import _pytree as pytree
 
 LIMITS = {
     torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5,
@@ -64,8 +64,8 @@ def same_bits(reference: torch.Tensor, result: torch.Tensor) -> bool:
 
 def difference(reference: Any, result: Any, exact: bool) -> str:
     """The first difference between two nested answers in words, empty when there is none."""
-    before, kind = tree_flatten_with_path(reference)
-    after, other = tree_flatten_with_path(result)
+    before, kind = pytree.tree_flatten_with_path(reference)
+    after, other = pytree.tree_flatten_with_path(result)
     if kind != other:
         return f"structure {other} where eager has {kind}"
     for (path, a), (_, b) in zip(before, after):
@@ -81,7 +81,7 @@ def difference(reference: Any, result: Any, exact: bool) -> str:
 
 def largest(reference: Any, result: Any) -> float:
     """The largest error of a tensor of two answers of one structure."""
-    pairs = zip(torch.utils._pytree.tree_leaves(reference), torch.utils._pytree.tree_leaves(result))
+    pairs = zip(pytree.tree_leaves(reference), pytree.tree_leaves(result))
     return max(
         (error(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and not same_bits(a, b)), default=0.0
     )
@@ -115,6 +115,18 @@ def snapshot(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: 
         held["parameters"] = dict(model.named_parameters(remove_duplicate=False))
         held["buffers"] = dict(model.named_buffers(remove_duplicate=False))
         held["state_dict"] = list(model.state_dict())
-    leaves, kind = torch.utils._pytree.tree_flatten(held)
+    leaves, kind = pytree.tree_flatten(opened(held))
     copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return torch.utils._pytree.tree_unflatten(copies, kind)
+    return pytree.tree_unflatten(copies, kind)
+
+
+def opened(answer: Any) -> Any:
+    """The answer with each object that torch sees as one leaf, such as a cache, as a dict of what it holds."""
+
+    def inside(leaf: Any) -> Any:
+        closed = isinstance(leaf, (torch.Tensor, torch.nn.Module)) or callable(leaf)
+        return (
+            leaf if closed or not hasattr(leaf, "__dict__") else {"class": type(leaf), **opened(vars(leaf))}
+        )
+
+    return pytree.tree_map(inside, answer)

@@ -1,4 +1,4 @@
-"""docs/coverage.md: what of the zoo is captured, and whether it gives eager's answer on each route."""
+"""docs/coverage.md: what of the zoo is placed, and whether it gives eager's answer on each route."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+from .routes import Found
 
 PATH = Path(__file__).parents[2] / "docs" / "coverage.md"
 WHOLE = ("task by task", "cpu", "round robin", "adversarial")
@@ -22,11 +24,15 @@ HEAD = """\
 # What is covered
 
 Made by `pytest -m zoo`; do not edit. Every model is built from its config with random weights and called
-twice; answers, parameters, buffers and arguments are held against eager after each call. `exact` is bit-equal
+twice; answers, caches, parameters, buffers and arguments are held against eager after each call. `exact` is bit-equal
 (NaN to NaN), a number the largest max|Δ| ÷ max|reference| of a tensor, anything else what went wrong.
 
-- task by task: the captured graph, one task after the other
-- cpu: `autopar.compile` on one CPU lane, its own check against eager included
+Every column goes through `autopar.compile`, and so through `torch.compile`: "graphs" are those it captured in the two
+calls, "as written" those of them that ran eagerly, for the reason in the last column. Decoders are called with their
+caches, which are compared too.
+
+- task by task: each graph one task after the other
+- cpu: one CPU lane, the check of the first call included
 - round robin: a CPU and two emulated accelerators, each task on the next device: the nastiest placement
 - adversarial: the same program, its steps in seeded adversarial order, memory poisoned and reused at once
 - batch in two: round robin with the batch cut into two parts, where it can be
@@ -36,26 +42,27 @@ twice; answers, parameters, buffers and arguments are held against eager after e
 
 @dataclass
 class Row:
-    """One model: how it was captured, how many tasks it has, and the verdict on each route."""
+    """One model: what was captured of it, and the verdict on each route."""
 
     name: str
     family: str
-    how: str = ""
-    tasks: int = 0
+    found: Found | None = None
     verdicts: dict[str, str] = field(default_factory=dict)
     reason: str = ""
+
+    @property
+    def written(self) -> str:
+        """Why some of it runs as written, "" where all of it is placed."""
+        if self.found is None:
+            return "it does not run"
+        return " ".join("; ".join(self.found.reasons).split())
 
     def cells(self) -> list[str]:
         """The row as text, in the order of the table's columns."""
         verdicts = [self.verdicts.get(route, "-") for route in ROUTES]
-        return [
-            self.name,
-            self.family,
-            str(self.tasks or "-"),
-            self.how or "refused",
-            *verdicts,
-            _short(self.reason),
-        ]
+        tasks = str(self.found.tasks or "-") if self.found else "-"
+        remark = "; ".join(filter(None, (self.reason, self.written)))
+        return [self.name, self.family, tasks, str(self.found or "-"), *verdicts, _short(remark)]
 
 
 def _short(text: str) -> str:
@@ -65,12 +72,16 @@ def _short(text: str) -> str:
 def write(rows: Iterable[Row], path: Path = PATH) -> None:
     """Write the table, models in the order of the registry."""
     rows = list(rows)
-    names = ["model", "family", "tasks", "captured by", *ROUTES, "remark"]
+    names = ["model", "family", "tasks", "captured as", *ROUTES, "remark"]
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
-    equal = sum(bool(row.how) and all(row.verdicts.get(r, "exact") == "exact" for r in WHOLE) for row in rows)
-    refused = sum(not row.how for row in rows)
-    total = f"{len(rows)} models: {equal} exact on {', '.join(WHOLE)}; {refused} refused.\n"
+    equal = sum(all(row.verdicts.get(route) == "exact" for route in WHOLE) for row in rows)
+    single = sum(str(row.found) == "1 graph" for row in rows)
+    written = sum(bool(row.written) for row in rows)
+    total = (
+        f"{len(rows)} models: {equal} exact on {', '.join(WHOLE)}; {single} one graph, {written} with something that "
+        "runs as written.\n"
+    )
     path.write_text("\n".join([HEAD, where(), "", total, *lines, ""]))
 
 

@@ -21,16 +21,18 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 class Entry:
     """A model and a call of it: `build()` gives the same weights and arguments every time.
 
-    `train` leaves the model in training mode. `refuses` is a pattern of the error by which capture is to
-    refuse it (empty: it must not refuse). `quick` entries also run without the marker `zoo`. `random` entries
-    draw from a generator in every call. `loose` says why its bits may differ from eager's even task by task.
+    `train` leaves the model in training mode. Its calls are to be captured as `graphs` graphs at most; `written` is a
+    pattern of why some of it runs as written (empty: all of it is to be placed). `quick` entries also run without the
+    marker `zoo`. `random` entries draw from a generator in every call. `loose` says why its bits may differ from
+    eager's even task by task.
     """
 
     name: str
     family: str
     make: Callable[[], Call]
     train: bool = False
-    refuses: str = ""
+    graphs: int = 1
+    written: str = ""
     quick: bool = False
     random: bool = False
     loose: str = ""

@@ -10,7 +10,7 @@ from .entry import Call, add, library, tokens
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 FEED = {**SMALL, "intermediate_size": 64}
-GROUPED = {**FEED, "num_key_value_heads": 2, "use_cache": False, "max_position_embeddings": 64}
+GROUPED = {**FEED, "num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
 def hf(model: str, config: str, settings: dict[str, Any]) -> torch.nn.Module:
@@ -44,7 +44,7 @@ def pair(name: str, model: str, config: str, settings: dict[str, Any], **options
 
     def make() -> Call:
         call = {"input_ids": tokens(), "decoder_input_ids": tokens(length=6, seed=2)}
-        return hf(model, config, {**settings, "use_cache": False}), (), call
+        return hf(model, config, settings), (), call
 
     add(name, "encoder-decoder", make, **options)
 
@@ -76,17 +76,19 @@ text("modernbert", "encoder", "ModernBertModel", "ModernBertConfig", {**FEED, **
 text(
     "gpt2", "decoder", "GPT2LMHeadModel", "GPT2Config",
     {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
-     "bos_token_id": 1, "eos_token_id": 2, "use_cache": False}, quick=True,
+     "bos_token_id": 1, "eos_token_id": 2}, quick=True,
 )  # fmt: skip
 text("llama", "decoder", "LlamaForCausalLM", "LlamaConfig", GROUPED, quick=True)
-text(
-    "llama (handing out its cache)",
-    "decoder",
-    "LlamaForCausalLM",
-    "LlamaConfig",
-    {**GROUPED, "use_cache": True},
-    refuses="DynamicCache.*register_pytree_node",
-)
+
+
+def _decoding() -> Call:
+    model = hf("LlamaForCausalLM", "LlamaConfig", GROUPED).eval()
+    with torch.no_grad():
+        cache = model(tokens()).past_key_values
+    return model, (), {"input_ids": tokens(length=1, seed=2), "past_key_values": cache}
+
+
+add("llama (a token at a time)", "decoder", _decoding, graphs=2)
 text("mistral", "decoder", "MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 4})
 text("qwen2", "decoder", "Qwen2ForCausalLM", "Qwen2Config", GROUPED)
 text("qwen3", "decoder", "Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 8})
@@ -97,18 +99,12 @@ text(
 text("phi", "decoder", "PhiForCausalLM", "PhiConfig", GROUPED)
 masked(
     "opt", "decoder", "OPTForCausalLM", "OPTConfig",
-    {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "use_cache": False},
+    {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
 )  # fmt: skip
 text("bloom", "decoder", "BloomForCausalLM", "BloomConfig",
-     {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "use_cache": False})  # fmt: skip
-text("falcon", "decoder", "FalconForCausalLM", "FalconConfig", {**SMALL, "use_cache": False})
-text(
-    "gpt_neox",
-    "decoder",
-    "GPTNeoXForCausalLM",
-    "GPTNeoXConfig",
-    {**FEED, "max_position_embeddings": 64, "use_cache": False},
-)
+     {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4})  # fmt: skip
+text("falcon", "decoder", "FalconForCausalLM", "FalconConfig", SMALL)
+text("gpt_neox", "decoder", "GPTNeoXForCausalLM", "GPTNeoXConfig", {**FEED, "max_position_embeddings": 64})
 
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 BART = {
@@ -135,7 +131,6 @@ def _switch() -> Call:
         "num_sparse_encoder_layers": 1,
         "num_sparse_decoder_layers": 1,
         "num_experts": 4,
-        "use_cache": False,
     }
     model = hf("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", settings)
     # Its encoder needs a mask, which the library makes itself only when it is not being traced.
@@ -147,13 +142,15 @@ def _switch() -> Call:
     }  # fmt: skip
 
 
-add("switch transformers", "mixture of experts", _switch)
+# Which experts run, and on how many tokens, depends on values.
+add("switch transformers", "mixture of experts", _switch, graphs=64)
 
-STATE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "use_cache": False}
-text("mamba", "state space", "MambaForCausalLM", "MambaConfig", STATE, quick=True)
+STATE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+BRANCH = "transformers takes another branch where torch.compile traces it"
+text("mamba", "state space", "MambaForCausalLM", "MambaConfig", STATE, quick=True, loose=BRANCH)
 text("mamba2", "state space", "Mamba2ForCausalLM", "Mamba2Config",
      {**STATE, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4})  # fmt: skip
-text("falcon_mamba", "state space", "FalconMambaForCausalLM", "FalconMambaConfig", STATE)
+text("falcon_mamba", "state space", "FalconMambaForCausalLM", "FalconMambaConfig", STATE, loose=BRANCH)
 text("rwkv", "state space", "RwkvForCausalLM", "RwkvConfig",
      {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32,
-      "context_length": 64, "use_cache": False})  # fmt: skip
+      "context_length": 64})  # fmt: skip

@@ -1,23 +1,27 @@
-"""The ways a model of the zoo is executed: eager, task by task, and by each placement and backend."""
+"""The ways a model of the zoo is executed: eager, and compiled with each placement and backend."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 
 import autopar
-from autopar.capture import Captured, capture
-from autopar.lowering.lower import lower
+from autopar import stages
+from autopar.capture import Captured
+from autopar.compiled import Compiled
+from autopar.dynamo.backend import Backend
 from autopar.machine import Device, Link, Machine
-from autopar.options import Options
 from autopar.plans import Plan
 from autopar.programs import Program
-from autopar.runtime import Executor, adversary
+from autopar.runtime import adversary
 from autopar.runtime.interpret import interpret
-from autopar.stages import plan_captured
+from autopar.training import dropin
 
 from .compare import snapshot
 from .entry import Entry
@@ -35,147 +39,135 @@ def machine(*names: str) -> Machine:
     return Machine(devices, links).check()
 
 
+class TaskByTask:
+    """In the place of an `Executor`: the planned graph one task after the other, updates written at the end."""
+
+    def __init__(self, captured: Captured, plan: Plan, program: Program, pool: Any = None) -> None:
+        self.captured, self.graph, self.program = captured, plan.costed.graph, program
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        live = {name: owner[key] for name, (owner, key) in self.captured.state.items()}
+        live.update(zip(self.graph.inputs, inputs))
+        with torch.no_grad():
+            outputs, updates = self.once(dict(live))
+            for name, tensor in updates.items():
+                live[name].copy_(tensor)
+        return outputs
+
+    def once(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The outputs and, by name of what is updated, the updates of one call."""
+        for _ in interpret(self.graph, self.captured.calls, values, torch.device("cpu")):
+            pass
+        outputs = [values[name] for name in self.graph.outputs]
+        return outputs, {target: values[made] for made, target in self.graph.updates}
+
+    def run(self, inputs: Sequence[Any], record: bool) -> tuple[list[Any], None]:
+        """See `Executor`."""
+        return self(inputs), None
+
+    def current(self) -> bool:
+        """See `Executor`: it reads weights where they are."""
+        return True
+
+    def close(self) -> None:
+        """See `Executor`."""
+
+
+class Adversarial(TaskByTask):
+    """The program, its ready steps in the worst order the events permit, in each call another one."""
+
+    seeds = itertools.count()
+
+    def once(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        # The adversary works on copies of what it is given: what tasks write in place is to be handed out too.
+        known = {target for _, target in self.program.updates}
+        written = tuple(
+            (buffer.name, buffer.value)
+            for buffer in self.program.buffers
+            if buffer.kind == "given" and buffer.value in self.graph.mutated - known
+        )
+        program = replace(self.program, updates=(*self.program.updates, *written))
+        outputs, updates = adversary.run(program, self.graph, self.captured.calls, values, next(self.seeds))
+        return outputs, dict(zip((target for _, target in program.updates), updates))
+
+
+@dataclass(frozen=True)
+class Route:
+    """Devices, options of `compile`, and what runs the programs where the runtime does not."""
+
+    devices: tuple[str, ...]
+    options: dict[str, Any]
+    executor: type[TaskByTask] | None = None
+
+    @contextlib.contextmanager
+    def compiled(self, model: Any) -> Iterator[Compiled]:
+        """The model compiled so, anew: nothing that Dynamo knows of it is kept from before."""
+        torch._dynamo.reset()
+        with contextlib.ExitStack() as stack:
+            if self.executor is not None:
+                stack.enter_context(mock.patch.object(stages, "Executor", self.executor))
+                stack.enter_context(mock.patch.object(dropin, "Executor", self.executor))
+            fast = autopar.compile(model, machine(*self.devices), **self.options)
+            stack.callback(fast.close)
+            yield fast
+
+
+def routes(devices: tuple[str, ...] = NAMES) -> dict[str, Route]:
+    """All routes by name; `devices` are those of the last three."""
+    spread = {"policy": "round_robin", "check": "never"}
+    return {
+        "task by task": Route(("cpu",), {"split": None, "check": "never"}, TaskByTask),
+        "cpu": Route(("cpu",), {"split": None}),
+        "round robin": Route(devices, {**spread, "split": None}),
+        "adversarial": Route(devices, {**spread, "split": None}, Adversarial),
+        "batch in two": Route(devices, {**spread, "split": 2}),
+    }
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was captured of a model: graphs, the tasks of those that are placed, how many run as written, and why these
+    do, or calls of which there is no graph."""
+
+    graphs: int
+    tasks: int
+    written: int
+    reasons: tuple[str, ...]
+
+    @staticmethod
+    def of(backend: Backend) -> Found:
+        placed = [served for served in backend.served if not served.written]
+        counts = [len(next(iter(s.programs.values())).captured.graph.tasks) for s in placed if s.programs]
+        written = [served.written for served in backend.served if served.written]
+        reasons = (*written, *backend.unplaced)
+        return Found(len(backend.served), sum(counts), len(written), reasons)
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "no graph"
+        count = f"{self.graphs} graph{'s' * (self.graphs > 1)}"
+        return f"{self.written} of {count} as written" if self.written else count
+
+
 def eager(entry: Entry) -> list[Any]:
     """What each call leaves behind, by the model itself."""
     model, args, kwargs = entry.build()
-    return calls(lambda: model(*args, **kwargs), model, args, kwargs)
+    return calls(model, model, args, kwargs)
 
 
-def calls(once: Callable[[], Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Snapshots after each of `CALLS` calls of `once`, the generator seeded before the first."""
+def placed(entry: Entry, route: Route) -> tuple[list[Any], Found]:
+    """What each call leaves behind on a route, and what was captured."""
+    model, args, kwargs = entry.build()
+    with route.compiled(model) as fast:
+        answers = calls(fast, model, args, kwargs)
+        return answers, Found.of(fast._placement.backend)
+
+
+def calls(call: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Snapshots after each of `CALLS` calls, the generator seeded before the first."""
     found = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(7)
         for _ in range(CALLS):
-            found.append(snapshot(model, args, kwargs, once()))
+            found.append(snapshot(model, args, kwargs, call(*args, **kwargs)))
     return found
-
-
-@dataclass
-class Subject:
-    """A captured model and how to put its state and arguments back between routes."""
-
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    captured: Captured
-    saved: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    given: list[torch.Tensor] = field(default_factory=list)
-    attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = field(default_factory=list)
-
-    @staticmethod
-    def of(entry: Entry) -> Subject:
-        """Capture an entry; raises what capture raises."""
-        model, args, kwargs = entry.build()
-        with torch.no_grad():
-            subject = Subject(model, args, kwargs, capture(model, args, kwargs))
-        subject.saved = [(*slot, slot[0][slot[1]].detach().clone()) for slot in subject.slots()]
-        if isinstance(model, torch.nn.Module):
-            subject.attributes = [(module, dict(vars(module))) for module in model.modules()]
-        subject.given = [tensor.detach().clone() for tensor in subject.inputs()]
-        return subject
-
-    def slots(self) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-        """Where each parameter and buffer is held, whether the graph knows of it or not."""
-        owners = [(owner, key) for owner, key in self.captured.state.values()]
-        for module in self.model.modules() if isinstance(self.model, torch.nn.Module) else ():
-            owners += [(owner, key) for owner in (module._parameters, module._buffers) for key in owner]
-        return ((owner, key, owner[key]) for owner, key in owners if owner[key] is not None)
-
-    def restore(self) -> None:
-        """Put back state, arguments and attributes as they were at capture: the same objects and numbers."""
-        for module, attributes in self.attributes:
-            vars(module).clear()
-            vars(module).update(attributes)
-        with torch.no_grad():
-            for owner, key, tensor, numbers in self.saved:
-                owner[key] = tensor
-                tensor.copy_(numbers)
-            for tensor, numbers in zip(self.inputs(), self.given):
-                tensor.copy_(numbers)
-
-    def inputs(self) -> list[torch.Tensor]:
-        """The call's tensors in the order of the graph's inputs."""
-        return self.captured.flatten(self.args, self.kwargs)
-
-    def live(self) -> dict[str, torch.Tensor]:
-        """The model's own state and the call's own inputs, by value name."""
-        found = {name: owner[key] for name, (owner, key) in self.captured.state.items()}
-        return {**found, **dict(zip(self.captured.graph.inputs, self.inputs()))}
-
-    def write(self, updates: dict[str, torch.Tensor]) -> None:
-        """Copy each made value into the input or state it updates."""
-        live = self.live()
-        with torch.no_grad():
-            for name, tensor in updates.items():
-                live[name].copy_(tensor)
-
-    def calls(self, once: Callable[[], list[Any]]) -> list[Any]:
-        """Snapshots of calls of `once`, which gives the graph's outputs, from the state at capture."""
-        self.restore()
-        return calls(lambda: self.captured.rebuild(once()), self.model, self.args, self.kwargs)
-
-    def program(self, policy: str, *names: str, parts: int | None = None) -> tuple[Plan, Program]:
-        """The model planned on the devices `names`, its batch in `parts` or whole, lowered and checked."""
-        options = Options(policy=policy, split=parts, check="never")
-        plan = plan_captured(self.captured, machine(*names), options, self.inputs())
-        program = lower(plan)
-        program.check(plan.costed.graph)
-        return plan, program
-
-
-def interpreted(subject: Subject) -> list[Any]:
-    """The graph task by task, updates written at the end."""
-    captured = subject.captured
-
-    def once() -> list[Any]:
-        values: dict[str, Any] = subject.live()
-        for _ in interpret(captured.graph, captured.calls, values, torch.device("cpu")):
-            pass
-        outputs = [values[name] for name in captured.graph.outputs]
-        subject.write({target: values[made] for made, target in captured.graph.updates})
-        return outputs
-
-    return subject.calls(once)
-
-
-def compiled(subject: Subject) -> list[Any]:
-    """By the face, captured anew and checked against eager at the first call, on one CPU lane."""
-    fast = autopar.compile(subject.model, machine("cpu"), split=None)
-    try:
-        subject.restore()
-        return calls(
-            lambda: fast(*subject.args, **subject.kwargs), subject.model, subject.args, subject.kwargs
-        )
-    finally:
-        fast.close()
-
-
-def executed(subject: Subject, names: Sequence[str] = NAMES, parts: int | None = None) -> list[Any]:
-    """By the runtime on real lanes, round robin over the devices `names`."""
-    executor = Executor(subject.captured, *subject.program("round_robin", *names, parts=parts))
-    try:
-        return subject.calls(lambda: executor(subject.inputs()))
-    finally:
-        executor.close()
-
-
-def adversarial(subject: Subject, seed: int) -> list[Any]:
-    """Round robin on three devices, ready steps in the worst order the events permit."""
-    plan, program = subject.program("round_robin", *NAMES)
-    graph = plan.costed.graph
-    # The adversary works on copies of what it is given: what tasks write in place is to be handed out too.
-    known = {target for _, target in program.updates}
-    written = tuple(
-        (buffer.name, buffer.value)
-        for buffer in program.buffers
-        if buffer.kind == "given" and buffer.value in graph.mutated - known
-    )
-    program = replace(program, updates=(*program.updates, *written))
-
-    def once() -> list[Any]:
-        outputs, updates = adversary.run(program, graph, subject.captured.calls, subject.live(), seed)
-        subject.write({target: made for (_, target), made in zip(program.updates, updates)})
-        return outputs
-
-    return subject.calls(once)

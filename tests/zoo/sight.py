@@ -116,7 +116,7 @@ def _whisper() -> Call:
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
         "decoder_ffn_dim": 64, "num_mel_bins": 8,
         "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 2, "decoder_start_token_id": 3, "use_cache": False,
+        "eos_token_id": 2, "decoder_start_token_id": 3,
     }  # fmt: skip
     model = hf("WhisperForConditionalGeneration", "WhisperConfig", settings)
     return model, (), {"input_features": noise(2, 8, 32), "decoder_input_ids": tokens(length=6)}

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from autopar.errors import AutoparError, CaptureError, PlanError
+from autopar.errors import AutoparError, PlanError
 
 from . import routes
 from .compare import verdict
@@ -28,23 +28,20 @@ REFUSED = "-"
 
 
 def shown(entry: Entry) -> tuple[str, str]:
-    """The result of an entry, its batch whole and in two: exact, a number, what went wrong; REFUSED where it is not
-    captured or cannot be cut."""
+    """The result of an entry, its batch whole and in two: exact, a number, what went wrong; REFUSED where it cannot be
+    cut."""
     reference = routes.eager(entry)
-    try:
-        subject = routes.Subject.of(entry)
-    except CaptureError:
-        return REFUSED, REFUSED
+    found = routes.routes(DEVICES)
 
-    def once(parts: int | None) -> str:
+    def once(name: str) -> str:
         try:
-            return verdict(reference, routes.executed(subject, DEVICES, parts))
+            return verdict(reference, routes.placed(entry, found[name])[0])
         except PlanError as error:
-            return REFUSED if parts and "cannot be cut" in str(error) else f"PlanError: {error}"
+            return REFUSED if "cannot be cut" in str(error) else f"PlanError: {error}"
         except ERRORS as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
-    return once(None), REFUSED if subject.captured.how == "opaque" else once(2)
+    return once("round robin"), once("batch in two")
 
 
 def verdicts(names: Iterable[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def _() -> nn.Module:
     return Does(lambda m, x: (x.relu(), 3, "text", None, True, 2.5, x.shape[0], x.dtype))
 
 
-@trap("nothing but constants", X)
+@trap("nothing but constants", X, written="no graph")
 def _() -> nn.Module:
     return Does(lambda m, x: None)
 
@@ -245,19 +245,19 @@ def _() -> Callable[..., Any]:
     return lambda x: linear(x) + 1
 
 
-@trap("branch on .item()", X)
+@trap("branch on .item()", X, graphs=2)
 def _() -> nn.Module:
     return Does(
         lambda m, x: m.linear(x) * 2 if x.sum().item() > 0 else m.linear(x) - 1, linear=nn.Linear(6, 6)
     )
 
 
-@trap("shape that depends on values", X)
+@trap("shape that depends on values", X, graphs=3)
 def _() -> nn.Module:
     return Does(lambda m, x: (x[x > 0] * 2, m.linear(x)[x[:, 0] > 0].sum(0)), linear=nn.Linear(6, 6))
 
 
-@trap("packed sequence", noise(3, 5, 6), torch.tensor([5, 3, 2]))
+@trap("packed sequence", noise(3, 5, 6), torch.tensor([5, 3, 2]), written="no graph")
 def _() -> nn.Module:
     def body(m: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
@@ -271,7 +271,7 @@ def _() -> nn.Module:
     return Does(lambda m, x: m.linear(torch.from_numpy(x.numpy() * 2)), linear=nn.Linear(6, 6))
 
 
-@trap("loop until a value is small", X)
+@trap("loop until a value is small", X, graphs=2)
 def _() -> nn.Module:
     def body(m: nn.Module, x: Tensor) -> Tensor:
         while x.abs().max() > 0.1:
@@ -296,6 +296,6 @@ def _() -> nn.Module:
     return Does(body)
 
 
-@trap("torch.cond", X)
+@trap("torch.cond", X, written="no graph of tensors holds|no plain tensor form")
 def _() -> nn.Module:
     return Does(lambda m, x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y - 1, (x,)))

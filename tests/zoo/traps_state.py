@@ -114,12 +114,12 @@ def _() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), nn.ReLU())
 
 
-@trap("BatchNorm with cumulative statistics in training", X, train=True)
+@trap("BatchNorm with cumulative statistics in training", X, train=True, written="no graph")
 def _() -> nn.Module:
     return nn.BatchNorm1d(6, momentum=None)
 
 
-@trap("counter that is a Python number", X)
+@trap("counter that is a Python number", X, graphs=2)
 def _() -> nn.Module:
     def body(m: nn.Module, x: Tensor) -> Tensor:
         m.calls += 1
@@ -128,7 +128,7 @@ def _() -> nn.Module:
     return Does(body, calls=0)
 
 
-@trap("cache kept as an attribute", X)
+@trap("cache kept as an attribute", X, graphs=2)
 def _() -> nn.Module:
     def body(m: nn.Module, x: Tensor) -> Tensor:
         answer = x if m.cache is None else x + m.cache
@@ -204,7 +204,7 @@ def _() -> Callable[..., Any]:
     return body
 
 
-@trap("inputs that share memory, one mutated", *_halves())
+@trap("inputs that share memory, one mutated", *_halves(), written="shares its memory")
 def _() -> Callable[..., Any]:
     def body(whole: Tensor, half: Tensor) -> Tensor:
         half.add_(10)

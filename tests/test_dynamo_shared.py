@@ -1,0 +1,103 @@
+"""What torch.compile keeps by code, which several modules of a model share, and several models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)).relu() + x
+
+
+class Blocks(nn.Module):
+    """Each block is a function of its own to torch.compile, since the loop around them is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            torch._dynamo.graph_break()
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "emulated:0"]])
+def test_each_keeps_its_weights(devices):
+    torch.manual_seed(0)
+    model = Blocks()
+    weights = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, devices, policy="round_robin", split=None)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(5, 4)
+            assert torch.allclose(fast(x), twin(x), atol=1e-6)
+    for name, parameter in model.named_parameters():
+        assert (id(parameter), True) == (weights[name][0], torch.equal(parameter, weights[name][1])), name
+    for ours, theirs in zip(model.buffers(), twin.buffers()):
+        assert torch.allclose(ours, theirs)
+    assert _modules(fast) == {"blocks.0.linear", "blocks.1.linear", "blocks.2.linear"}
+    fast.close()
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "emulated:0"]])
+def test_each_is_trained(devices):
+    torch.manual_seed(0)
+    model = Blocks()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, devices, policy="round_robin", split=None)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for called, optimizer in zip((fast, twin), optimizers):
+            optimizer.zero_grad()
+            called(x).pow(2).sum().backward()
+            optimizer.step()
+    for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values()):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert _modules(fast) == {"blocks.0.linear", "blocks.1.linear", "blocks.2.linear"}
+    fast.close()
+
+
+def test_a_weight_put_in_the_place_of_another_is_read():
+    torch.manual_seed(0)
+    model = Blocks().eval()
+    fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin", split=None)
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        for step in range(6):
+            block = model.blocks[step % 3]
+            block.linear.weight = nn.Parameter(torch.randn(4, 4))
+            model.blocks[0].linear, model.blocks[1].linear = model.blocks[1].linear, model.blocks[0].linear
+            assert torch.allclose(fast(x), copy.deepcopy(model)(x), atol=1e-6)
+    assert len(fast._placement.backend.served) < 8
+    fast.close()
+
+
+def test_sizes_of_one_model_do_not_open_those_of_another():
+    with torch.no_grad():
+        for width in (4, 5, 6):
+            fast = autopar.compile(nn.Linear(width, width), ["cpu"])
+            fast(torch.randn(width + 2, width))
+            (served,) = fast._placement.backend.served
+            assert {place.kind for place in served.region.places} == {"state", "input"}
+            fast.close()
+
+
+def _modules(fast: autopar.Compiled) -> set[str]:
+    """The modules of all products that are planned."""
+    tasks = [task for plan in fast._placement.backend.plans() for task in plan.costed.graph.tasks]
+    return {task.module for task in tasks if "linear" in task.target or "addmm" in task.target}
