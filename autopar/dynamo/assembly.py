@@ -47,6 +47,7 @@ class Assembly:
 
     def __init__(self, region: Region, traced: Traced) -> None:
         self.region, self.traced = region, traced
+        self.held: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
         self.locations = Origins(traced.graph) if traced.tangents else Locations()
@@ -79,6 +80,8 @@ class Assembly:
                 inputs.append(number)
             else:
                 state[values[-1]] = place.owner, place.key
+        for node, _ in traced.constants:
+            state[conversion.give(node, node.name, "state", node.name)] = self.held, node.name
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents = []
         for index, node in traced.tangents:

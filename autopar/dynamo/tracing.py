@@ -29,7 +29,8 @@ _aten = torch.ops.aten
 class Traced:
     """A functional graph of n inputs and m outputs.
 
-    `inputs` are the n placeholders, `outputs` the m results. `tangents` pairs the index of an output with the
+    `inputs` are the n placeholders, `outputs` the m results, `constants` tensors that the code itself makes of numbers
+    (`torch.tensor([1.0, 2.0])`), each with the node that reads it. `tangents` pairs the index of an output with the
     placeholder of its gradient, `gradients` the index of an input with its gradient, `updates` the index of an
     input that is changed in place with its new value.
     """
@@ -37,6 +38,7 @@ class Traced:
     graph: fx.Graph
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
     tangents: tuple[tuple[int, fx.Node], ...]
     gradients: tuple[tuple[int, fx.Node], ...]
     updates: tuple[tuple[int, fx.Node], ...]
@@ -62,7 +64,12 @@ def trace(
 def _meant(graph: fx.Graph, given: Sequence[Any], names: Sequence[str]) -> Traced:
     inputs: dict[int, fx.Node] = {}
     tangents: list[tuple[int, fx.Node]] = []
+    constants: list[tuple[fx.Node, torch.Tensor]] = []
     for node in graph.nodes:
+        if node.op == "get_attr":
+            held = getattr(graph.owning_module, node.target)
+            if isinstance(held, torch.Tensor):
+                constants.append((node, held))
         if node.op == "placeholder":
             kind, index = _meaning(node.meta["desc"])
             if kind == "PlainAOTInput":
@@ -96,6 +103,7 @@ def _meant(graph: fx.Graph, given: Sequence[Any], names: Sequence[str]) -> Trace
         graph,
         tuple(inputs[index] for index in range(len(given))),
         tuple(outputs[index] for index in range(len(outputs))),
+        tuple(constants),
         tuple(tangents),
         tuple(gradients),
         tuple(updates),
