@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import types
@@ -156,6 +157,13 @@ class Compiled:
             "autopar.compile(model, devices, plan=autopar.Plan.load('plan.json'))"
         )
 
+    def _repr_html_(self) -> str:
+        from .view.notebook import plan_html, text_html
+
+        if self._placement.backend.latest is None:
+            return text_html(repr(self))
+        return plan_html(self.plan)
+
     def __repr__(self) -> str:
         machine = self.machine
         label = f" [{machine.label}]" if machine.label else ""
@@ -216,12 +224,26 @@ def placed(placement: Placement) -> Compiled:
     return fast
 
 
+def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that shows the signature of another: libraries choose the columns of a batch by it."""
+
+    @functools.wraps(like)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    return forward
+
+
 def sharing(form: type[Shared], model: nn.Module) -> Shared:
     """An object of `form` and of the model's own class that has all attributes of the model, and what is set in its
     class besides."""
     kind = type(model)
     shown = kind if form is CompiledModule else form
-    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    own: dict[str, Any] = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    written = inspect.getattr_static(kind, "forward")
+    # That of a scripted module is none of Python's.
+    if inspect.isfunction(written):
+        own["forward"] = _signed(form.forward, written)
     made = types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
     fast: Shared = object.__new__(made)
     object.__setattr__(fast, "__dict__", model.__dict__)

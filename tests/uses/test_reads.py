@@ -154,7 +154,12 @@ CASES: dict[str, tuple[Callable[[Base, torch.Tensor], torch.Tensor], Callable[[B
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    before = dict(FACTOR=FACTOR, SHIFT=SHIFT, double=double), Base.slope, math.tau, torch.get_default_dtype()
+    before = (
+        {"FACTOR": FACTOR, "SHIFT": SHIFT, "double": double},
+        Base.slope,
+        math.tau,
+        torch.get_default_dtype(),
+    )
     yield
     globals().update(before[0])
     Base.slope, math.tau = before[1:3]  # type: ignore[misc]
@@ -264,4 +269,6 @@ def test_tensors_that_forward_makes_of_numbers():
     with torch.no_grad():
         assert alike(fast(x), model(x))
         assert alike(fast(x[:2]), model(x[:2]))
-    assert alike(gradients(model, lambda: fast(x).pow(2).sum()), gradients(model, lambda: model(x).pow(2).sum()))
+    assert alike(
+        gradients(model, lambda: fast(x).pow(2).sum()), gradients(model, lambda: model(x).pow(2).sum())
+    )
