@@ -225,11 +225,13 @@ def placed(placement: Placement) -> Compiled:
 
 
 def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that shows the signature of another: libraries choose the columns of a batch by it."""
+    """A `forward` that shows the signature of another, by which libraries choose the columns of a batch, and is that
+    other one where a library has put a wrapper of it into the model, which the call of the model runs."""
 
     @functools.wraps(like)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs)
+        chosen = like if "forward" in self.__dict__ else function
+        return chosen(self, *args, **kwargs)
 
     return forward
 
