@@ -35,7 +35,7 @@ log = logging.getLogger("autopar")
 
 def compile(
     model: Callable[..., Any],
-    devices: str | Sequence[str | Device] | Machine,
+    devices: str | Sequence[str | Device] | Machine = "auto",
     *,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -57,7 +57,8 @@ def compile(
     """A callable that gives what `model` gives, computed on all of `devices` at once.
 
     model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
-    devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine.
+    devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
+    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
     example_inputs, example_kwargs: capture and plan now instead of at the first call.
     pins: module path or glob → device; the longest match wins. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
@@ -82,33 +83,51 @@ def compile(
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
     args, kwargs = _examples(example_inputs, example_kwargs)
-    machine = _machine(devices, memory, here=True)
-    options = Options(
-        pins or {},
-        policy,
-        split,
-        measure,
-        check,
-        outputs,
-        batch_norm,
-        recompute,
-        reassociate,
-        verify_replicas,
+    machine, options, given = prepared(
+        model,
+        devices,
+        pins=pins,
+        memory=memory,
+        policy=policy,
+        split=split,
+        measure=measure,
+        check=check,
+        outputs=outputs,
+        plan=plan,
+        batch_norm=batch_norm,
+        recompute=recompute,
+        reassociate=reassociate,
+        verify_replicas=verify_replicas,
     )
-    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
-    if given is not None and not isinstance(given, Plan):
-        raise PlanError(
-            f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
-        )
     compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*args, **kwargs)
     return compiled
 
 
+def prepared(
+    model: Callable[..., Any] | None,
+    devices: str | Sequence[str | Device] | Machine = "auto",
+    *,
+    memory: Mapping[str, int | str] | None = None,
+    plan: Plan | str | PathLike[str] | None = None,
+    **options: Any,
+) -> tuple[Machine, Options, Plan | None]:
+    """The machine, the options and the plan that keywords of `compile` mean for a model (None: not known yet), checked.
+    Raises DeviceError or PlanError."""
+    machine = _machine(devices, memory, here=True)
+    checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
+    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
+    if given is not None and not isinstance(given, Plan):
+        raise PlanError(
+            f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
+        )
+    return machine, checked, given
+
+
 def plan(
     model: Callable[..., Any],
-    devices: str | Sequence[str | Device] | Machine,
+    devices: str | Sequence[str | Device] | Machine = "auto",
     *,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
@@ -129,6 +148,7 @@ def plan(
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
+    options.fitting(machine, model)
     with alone():
         captured = _differentiated(model, args, kwargs)
         if captured is not None:
@@ -141,7 +161,7 @@ def train_step(
     model: nn.Module,
     criterion: Callable[..., torch.Tensor] | None,
     optimizer: torch.optim.Optimizer,
-    devices: str | Sequence[str | Device] | Machine,
+    devices: str | Sequence[str | Device] | Machine = "auto",
     *,
     step_fn: Callable[..., Any] | None = None,
     clip_norm: float | None = None,
@@ -209,6 +229,7 @@ def train_step(
     numeric = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
     if clip_norm is not None and not (numeric and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
+    machine = _machine(devices, memory, here=True)
     options = Options(
         pins or {},
         policy,
@@ -220,11 +241,11 @@ def train_step(
         recompute,
         reassociate,
         verify_replicas,
-    )
+    ).fitting(machine, model)
     return TrainStep(
         Loss(model, criterion, step_fn),
         optimizer,
-        _machine(devices, memory, here=True),
+        machine,
         options,
         clip_norm=clip_norm,
         scaler=scaler,

@@ -177,6 +177,13 @@ class Compiled:
             "autopar.compile(model, devices, plan=autopar.Plan.load('plan.json'))"
         )
 
+    def _repr_html_(self) -> str:
+        from .view.notebook import plan_html, text_html
+
+        if self._placement.backend.latest is None:
+            return text_html(repr(self))
+        return plan_html(self.plan)
+
     def __repr__(self) -> str:
         machine = self.machine
         label = f" [{machine.label}]" if machine.label else ""
@@ -239,6 +246,18 @@ def placed(placement: Placement) -> Compiled:
     return fast
 
 
+def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+    """A `forward` that shows the signature of another, by which libraries choose the columns of a batch, and is that
+    other one where a library has put a wrapper of it into the model, which the call of the model runs."""
+
+    @functools.wraps(like)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = like if "forward" in self.__dict__ else function
+        return chosen(self, *args, **kwargs)
+
+    return forward
+
+
 def sharing(form: type[Shared], model: nn.Module) -> Shared:
     """An object of `form` and of the model's own class that has all attributes of the model, besides its slots."""
     mixed: Any = _mixed
@@ -250,5 +269,9 @@ def sharing(form: type[Shared], model: nn.Module) -> Shared:
 @functools.lru_cache(maxsize=256)
 def _mixed(form: type[Shared], kind: type[nn.Module]) -> type[Shared]:
     shown = kind if form is CompiledModule else form
-    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    own: dict[str, Any] = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    written = inspect.getattr_static(kind, "forward")
+    # That of a scripted module is none of Python's.
+    if inspect.isfunction(written):
+        own["forward"] = _signed(form.forward, written)
     return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))

@@ -13,7 +13,6 @@ from torch import fx
 from ..capture.captured import Captured
 from ..capture.convert import Conversion, live
 from ..capture.locations import Locations, Origins
-from ..capture.refusals import Untraceable
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
 from ..rewrites.views import folded, own
@@ -51,7 +50,7 @@ class Assembly:
 
     def __init__(self, region: Region, traced: Traced, renamed: tuple[str, str] = ("", "")) -> None:
         self.region, self.traced, self.renamed = region, traced, renamed
-        self.constants = {node.name: tensor for node, tensor in traced.constants.items()}
+        self.held: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
         self.locations = Origins(traced.graph) if traced.tangents else Locations()
@@ -100,14 +99,8 @@ class Assembly:
                 inputs.append(number)
             else:
                 state[values[-1]] = place.owner, place.key
-        for node, tensor in traced.constants.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise Untraceable(
-                    f"{node.name} is a {type(tensor).__name__}, which no graph of tensors holds"
-                )
-            node.meta.setdefault("val", tensor)
-            name = conversion.give(node, node.name, "state", node.name)
-            state[name] = self.constants, node.name
+        for node, _ in traced.constants:
+            state[conversion.give(node, node.name, "state", node.name)] = self.held, node.name
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents: list[tuple[str, int]] = []
         for index, node in traced.tangents:

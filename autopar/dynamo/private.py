@@ -27,6 +27,7 @@ try:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
     from torch.fx.traceback import preserve_node_meta
+    from torch.nn.modules import module as modules
 except ImportError as error:
     raise CaptureError(
         f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
@@ -147,7 +148,9 @@ def compiled(
     an entry of its own. `skipped` is told the reason and the place of each frame without a graph.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+        if hooks:  # read, and so guarded
+            pass
         return function(*args, **kwargs)
 
     # What sizes have varied Dynamo remembers by file, line and name: two models are none of each other's business.
@@ -164,7 +167,20 @@ def compiled(
     if callback is not None:
         vars(context)["callback"] = _Entry(callback, skipped)
     made: Callable[..., Any] = context(call)
-    return made
+    return lambda *args, **kwargs: made(_hooks(), *args, **kwargs)
+
+
+def _hooks() -> str:
+    """The hooks that all modules have, by their numbers: Dynamo takes these for constants, and sees none come or go."""
+    if not modules._has_any_global_hook():
+        return ""
+    kinds = (
+        modules._global_forward_pre_hooks,
+        modules._global_forward_hooks,
+        modules._global_backward_pre_hooks,
+        modules._global_backward_hooks,
+    )
+    return " ".join(",".join(map(str, kind)) or "-" for kind in kinds)
 
 
 def source_of(node: fx.Node) -> str:

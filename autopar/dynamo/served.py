@@ -20,6 +20,7 @@ from ..checking import Reference, by_parts, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
 from ..options import Options
+from ..pins import naming
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
 from ..snapshot import Snapshot
@@ -248,6 +249,9 @@ class Served:
     def _planned(self, args: Sequence[Any]) -> Planned:
         options = self.backend.options
         captured = rewritten(self.assembly.at(args), options)
+        if self.backend.root is not None:
+            # They were held against the whole model.
+            options = dataclasses.replace(options, pins=naming(captured.graph, options.pins))
         if self.placed is not None:
             options = dataclasses.replace(options, **again(self.placed))
         prepared = self._prepared(captured, options, args)
