@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 import types
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch import nn
 
 from .dynamo.backend import Backend
 from .dynamo.private import compiled
+from .dynamo.region import positional
 from .errors import DeviceError
 from .machine import Machine
 from .options import Options
@@ -43,7 +43,7 @@ class Placement:
     ) -> None:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
-        self.backend = Backend(machine, options, root, given, _positional(model))
+        self.backend = Backend(machine, options, root, given, positional(model))
         self.run = compiled(model, self.backend, fullgraph, dynamic)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,16 +69,6 @@ class Placement:
         """Another model placed in the same way."""
         had = self.backend
         return Placement(model, had.machine, had.options, had.given, self.fullgraph, self.dynamic)
-
-
-def _positional(model: Callable[..., Any]) -> list[str]:
-    """What a model calls its positional arguments."""
-    try:
-        parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
 
 
 class Compiled:

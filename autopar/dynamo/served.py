@@ -26,9 +26,7 @@ from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
 from ..training.gradcheck import Eager
-from .assembly import Assembly
-from .region import Region
-from .tracing import trace
+from .assembly import assembled
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -61,9 +59,9 @@ class Served:
         self._unchecked: set[Hashable] = set()
         self._lock = threading.RLock()
         try:
-            self.region = Region(module, examples, backend.root, backend.parameters)
+            self.assembly = assembled(module, examples, backend.root, backend.parameters)
+            self.region = self.assembly.region
             self.name = self.region.name
-            self.assembly = self._assembly()
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here.
             self.as_written(explain(self.name, error))
@@ -73,17 +71,6 @@ class Served:
         self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(places) if p.kind == "state"]
         self._changed = [at for at, _ in self.assembly.traced.updates]
-
-    def _assembly(self) -> Assembly:
-        region = self.region
-        if region.empty:
-            raise Untraceable("nothing is computed")
-        training = torch.is_grad_enabled() and bool(region.differentiable)
-        names = [place.path for place in region.places]
-        traced = trace(self.module, region.fakes, names, region.wanted, training)
-        if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
-            raise Untraceable("its backward as traced is not that of all outputs which require grad")
-        return Assembly(region, traced)
 
     def as_written(self, why: str) -> None:
         """From now on do as the user wrote, on the device that it is on."""
