@@ -15,7 +15,7 @@ from ..errors import CaptureError
 try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
@@ -28,6 +28,7 @@ except ImportError as error:
 
 __all__ = [
     "BackendCompilerFailed",
+    "TorchDynamoException",
     "Unsupported",
     "autograd_keys",
     "compiled",
