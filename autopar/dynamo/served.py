@@ -9,12 +9,10 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import fx
 
 from ..capture import Captured, Untraceable
 from ..capture.refusals import explain
-from ..capture.sharing import memory
 from ..checking import Reference, by_parts, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
@@ -26,6 +24,7 @@ from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
 from ..training.gradcheck import Eager
+from .arguments import Arguments
 from .assembly import assembled
 
 if TYPE_CHECKING:
@@ -66,11 +65,7 @@ class Served:
             # What Dynamo captured is a right answer whatever becomes of it here.
             self.as_written(explain(self.name, error))
             return
-        places = self.region.places
-        self._sizes = [at for at, place in enumerate(places) if place.kind == "size"]
-        self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
-        self._state = [(at, p.owner, p.key) for at, p in enumerate(places) if p.kind == "state"]
-        self._changed = [at for at, _ in self.assembly.traced.updates]
+        self.arguments = Arguments(self.assembly)
 
     def as_written(self, why: str) -> None:
         """From now on do as the user wrote, on the device that it is on."""
@@ -81,10 +76,11 @@ class Served:
         self.backend.calls += 1
         if self.written:
             return self._plain(args)
-        if self._changed and self._lent(args):
+        arguments = self.arguments
+        if arguments.lent(args):
             return self._plain(args)
-        self.rebind(args)
-        key = tuple([args[at] for at in self._sizes])
+        arguments.rebind(args)
+        key = arguments.sizes(args)
         prepared = self.programs.get(key)
         checked = self.backend.options.check == "always"
         if prepared is None:
@@ -92,7 +88,7 @@ class Served:
             if made is None:
                 return self._plain(args)
             prepared, checked = made
-        elif self._sizes:
+        elif key:
             self.programs.move_to_end(key)
         self.calls += 1
         self.backend.latest = self, prepared
@@ -115,21 +111,6 @@ class Served:
         if self.backend.preparing:
             raise Done
         return self.module(*args)
-
-    def _lent(self, args: Sequence[Any]) -> bool:
-        """True if something that is changed in place lies in the memory of an argument that the graph takes for another
-        value."""
-        changed = {memory(args[at]): at for at in self._changed}
-        if len(changed) < len(self._changed):
-            return True
-        return any(changed.get(memory(args[at]), at) != at for at in self._inputs)
-
-    def rebind(self, args: Sequence[Any]) -> None:
-        """Take the state of this call for that of the region."""
-        for at, owner, key in self._state:
-            if owner.get(key) is not args[at]:
-                with self._lock:
-                    owner[key] = args[at]
 
     def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
@@ -184,7 +165,7 @@ class Served:
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """The results of one call."""
         captured = prepared.captured
-        inputs = [args[at] for at in self._inputs]
+        inputs = self.arguments.inputs(args)
         if isinstance(prepared, Training):
             outputs = self.backend.trained(prepared, inputs)
         else:
@@ -220,13 +201,9 @@ class Served:
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
         """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
         with self.backend.unrecorded(), unseen():
-            eager = Eager(prepared.captured, self.module, tuple(args), {}, self._weights(args))
+            eager = Eager(prepared.captured, self.module, tuple(args), {}, self.arguments.weights(args))
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
-
-    def _weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
-        places = self.region.places
-        return {places[at].path: args[at] for at, _, _ in self._state if args[at].requires_grad}
 
 
 def again(plan: Plan) -> dict[str, Any]:
