@@ -12,7 +12,7 @@ from ..capture.captured import Captured
 from ..capture.refusals import Untraceable, explain
 from ..errors import CaptureError
 from .assembly import Assembly, assembled
-from .breaks import no_graph
+from .breaks import no_graph, valued
 from .private import TorchDynamoException, compiled
 from .region import positional
 
@@ -57,29 +57,24 @@ def ahead(
         compiled(model, backend, True, None)(*args, **kwargs)
     except _Stopped as stopped:
         (given,) = stopped.args
-        try:
-            return _at(backend, given)
-        except Exception as error:
-            if isinstance(error, CaptureError) and not isinstance(error, Untraceable):
-                raise
-            raise CaptureError(_said(name, error)) from error
+        return _at(name, backend, given)
     except TorchDynamoException as error:
         raise no_graph(
             name, error, "use autopar.compile, which runs what lies between graphs as written"
         ) from error
     raise CaptureError(
-        f"{name}: there is nothing to plan: torch.compile found no operation on tensors in this call, or is switched off"
+        f"{name}: there is nothing to plan: torch.compile found no operation on tensors in this call, or is switched "
+        "off"
     )
 
 
-def _at(backend: _Ahead, given: Sequence[Any]) -> tuple[Captured, list[torch.Tensor]]:
-    if backend.failure is not None:
-        raise backend.failure
-    assert backend.assembly is not None
-    captured = backend.assembly.at(given)
+def _at(name: str, backend: _Ahead, given: Sequence[Any]) -> tuple[Captured, list[torch.Tensor]]:
+    if backend.assembly is None:
+        assert backend.failure is not None
+        text = explain(name, backend.failure)
+        raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from backend.failure
+    try:
+        captured = backend.assembly.at(given)
+    except Untraceable as error:
+        raise valued(name, backend.assembly.region.module, error) from error
     return captured, captured.flatten(tuple(given), {})
-
-
-def _said(name: str, error: Exception) -> str:
-    text = explain(name, error)
-    return text if text.startswith(name) else f"{name}: {text}"

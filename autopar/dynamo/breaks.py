@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from traceback import FrameSummary
 
-from ..capture.locations import foreign, short
-from ..capture.refusals import known
+from torch import fx
+
+from ..capture.locations import Locations, foreign, short
+from ..capture.refusals import Untraceable, known
 from ..errors import CaptureError
-from .private import TorchDynamoException
+from .private import TorchDynamoException, depends_on_values
 
 _FAILS = (
     ("Observed exception", re.compile(r"raised exception (.+)")),
@@ -34,6 +36,19 @@ def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureErr
     what, change = advice or ("torch.compile cannot take it into one graph", "change that line")
     reason = _first(text) if advice else _reason(text)
     return CaptureError(f"{name}{where}: {what} ({reason}); {change}, or {instead}")
+
+
+def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureError:
+    """The error for a graph with a number, or a size, that depends on the values in a tensor: with the line that makes
+    the first of these."""
+    for node in module.graph.nodes:
+        if node.op != "placeholder" and depends_on_values(node.meta.get("example_value")):
+            _, where, code = Locations().find(node)
+            return CaptureError(
+                f"{name} at {where}: `{code}`: {error}; keep it a tensor, use a mask of fixed size, or take it out of "
+                "the model"
+            )
+    return CaptureError(f"{name}: {error}")
 
 
 def _place(error: TorchDynamoException) -> str:

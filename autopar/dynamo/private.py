@@ -19,6 +19,7 @@ try:
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
 except ImportError as error:
     raise CaptureError(
@@ -32,6 +33,7 @@ __all__ = [
     "Unsupported",
     "autograd_keys",
     "compiled",
+    "depends_on_values",
     "differentiated",
     "flattened",
     "settings",
@@ -95,6 +97,12 @@ def source_of(node: fx.Node) -> str:
     name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
     # A method before torch 2.12.
     return str(name() if callable(name) else name)
+
+
+def depends_on_values(made: Any) -> bool:
+    """True if a number, or a size of a tensor, is known only once the values in a tensor are."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.Graph:
