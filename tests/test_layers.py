@@ -36,7 +36,7 @@ LAYERS = [
     ["measure", "checking", "forms", "view"],
     ["propagate"],
     ["stages", "batches", "keys"],
-    ["training"],
+    ["dynamo", "training"],
     ["session"],
     ["compiled"],
     ["api", "bench"],
@@ -46,7 +46,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
-         "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "training",
+         "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "dynamo", "training",
          "parallel", "session", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),

@@ -63,14 +63,14 @@ class Loss(nn.Module):
         name = type(model).__name__
         self.__class__ = type(name, (type(self),), {"forward": _form(step_fn is None)})
         self.model = model
-        rule = step_fn or criterion
+        rule = criterion if step_fn is None else step_fn
         assert rule is not None
         self.called = _called(criterion, step_fn, name)
         """What messages call the user's function beside the model."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
         own = positional(rule)[1:]
         self.arguments = (
-            ["inputs", *(f"targets.{number}" for number in range(len(own)))] if criterion else own
+            own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
         )
         """What positional arguments are called."""
 
