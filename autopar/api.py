@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -11,12 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .capture import Captured, Untraceable, capture
-from .capture.functions import Function
-from .capture.joint import joint
-from .capture.signature import take_apart
 from .compiled import Compiled, CompiledModule, Placement, placed
 from .detect import detect
+from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
 from .machine import Device, Machine
 from .options import Options
@@ -24,13 +20,10 @@ from .pins import parse_bytes
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
-from .runtime.ambient import alone
-from .stages import plan_captured
+from .stages import plan_captured, timed
 from .training.capping import plan_training
 from .training.losses import Loss
 from .training.step import TrainStep
-
-log = logging.getLogger("autopar")
 
 
 def compile(
@@ -140,21 +133,21 @@ def plan(
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
-    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run. As in a call, grad mode decides: where
-    it is on and something requires grad, forward and backward are planned; within `torch.no_grad()` the forward, for
-    which `batch_norm` and `recompute` mean nothing.
+    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run, and tensors and
+    parameters may be on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
+    forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
+    nothing. Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`).
     """
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
     options.fitting(machine, model)
-    with alone():
-        captured = _differentiated(model, args, kwargs)
-        if captured is not None:
-            return plan_training(captured, machine, options, captured.flatten(args, kwargs), None)[1].plan
-        captured = capture(model, args, kwargs)
-    return plan_captured(captured, machine, options, captured.flatten(args, kwargs))
+    plain = model.module if isinstance(model, CompiledModule) else model
+    captured, tensors = timed("capture", ahead, plain, args, kwargs)
+    if captured.tangents:
+        return plan_training(captured, machine, options, tensors, None)[1].plan
+    return plan_captured(captured, machine, options, tensors)
 
 
 def train_step(
@@ -283,23 +276,6 @@ def _require_callable(model: Any) -> None:
     _require_made(model, "model")
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
-
-
-def _differentiated(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Captured | None:
-    """The joint graph of a call that may be differentiated; None for other calls."""
-    arguments = take_apart(args, kwargs)
-    root = model if isinstance(model, nn.Module) else Function(model, arguments)
-    leaves = (*arguments.tensors, *root.parameters())
-    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in leaves):
-        return None
-    try:
-        captured = joint(model, args, kwargs)
-    except Untraceable as error:
-        log.warning("the forward alone is planned: %s", error)
-        return None
-    return captured if captured.tangents else None
 
 
 def _machine(

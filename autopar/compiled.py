@@ -19,6 +19,7 @@ from .capture.private import transformed
 from .dynamo.backend import Backend
 from .dynamo.model_check import Asked, judge
 from .dynamo.private import compiled
+from .dynamo.region import positional
 from .errors import DeviceError, DifferenceError
 from .machine import Machine
 from .options import Options
@@ -46,7 +47,7 @@ class Placement:
     ) -> None:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
-        self.backend = Backend(machine, options, root, given, _positional(model))
+        self.backend = Backend(machine, options, root, given, positional(model))
         self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
 
@@ -89,16 +90,6 @@ class Placement:
         """Another model placed in the same way."""
         had = self.backend
         return Placement(model, had.machine, had.options, had.given, self.fullgraph, self.dynamic)
-
-
-def _positional(model: Callable[..., Any]) -> list[str]:
-    """What a model calls its positional arguments."""
-    try:
-        parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
 
 
 class Compiled:

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ..capture.captured import Captured
 from ..capture.convert import Conversion, live
 from ..capture.locations import Locations, Origins
+from ..capture.refusals import Untraceable
 from ..graph import Graph, Ref, Task
 from ..rewrites.rename import renamed
 from ..rewrites.views import folded, own
 from ..strides import fitting, strides_of
 from .region import Region
 from .sizes import Sizes, is_open
-from .tracing import Traced
+from .tracing import Traced, trace
 
 _aten = torch.ops.aten
 
@@ -166,6 +167,23 @@ class Assembly:
             tangents=tuple((name, places[index]) for name, index in tangents),
             gradients=gradients,
         )
+
+
+def assembled(
+    module: fx.GraphModule, examples: Sequence[Any], root: nn.Module | None, parameters: Sequence[str]
+) -> Assembly:
+    """What Dynamo captured with these arguments, traced: with its backward where grad mode is on and an output requires
+    grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can hold, and whatever
+    torch raises."""
+    region = Region(module, examples, root, parameters)
+    if region.empty:
+        raise Untraceable("nothing is computed")
+    training = torch.is_grad_enabled() and bool(region.differentiable)
+    names = [place.path for place in region.places]
+    traced = trace(module, region.fakes, names, region.wanted, training)
+    if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
+        raise Untraceable("its backward as traced is not that of all outputs which require grad")
+    return Assembly(region, traced)
 
 
 def _home(given: Sequence[Any]) -> torch.device:

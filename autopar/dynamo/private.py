@@ -20,12 +20,13 @@ from ..errors import CaptureError
 try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
 except ImportError as error:
@@ -36,9 +37,11 @@ except ImportError as error:
 
 __all__ = [
     "BackendCompilerFailed",
+    "TorchDynamoException",
     "Unsupported",
     "autograd_keys",
     "compiled",
+    "depends_on_values",
     "differentiated",
     "flattened",
     "outermost",
@@ -140,7 +143,7 @@ def compiled(
     backend: Callable[..., Any],
     fullgraph: bool,
     dynamic: bool | None,
-    skipped: Callable[[str, str], None],
+    skipped: Callable[[str, str], None] = lambda why, place: None,
 ) -> Callable[..., Any]:
     """What `torch.compile` makes of a module or a function, captured under `_SETTINGS`.
 
@@ -189,6 +192,12 @@ def source_of(node: fx.Node) -> str:
     name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
     # A method before torch 2.12.
     return str(name() if callable(name) else name)
+
+
+def depends_on_values(made: Any) -> bool:
+    """True if a number, or a size of a tensor, is known only once the values in a tensor are."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
