@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from ..capture.sharing import memory
+from ..options import Options
+from ..stages import Prepared
+from ..strides import settle
 from .assembly import Assembly
 
 
@@ -25,7 +28,8 @@ class Arguments:
         foreign = not set(self._changed).isdisjoint(self._inputs)
         self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
         self._lock = threading.Lock()
-        self._moved = False
+        self.moved = False
+        """True once calls of other modules have put their state here: they go one at a time."""
 
     def sizes(self, args: Sequence[Any]) -> Hashable:
         """The sizes of a call, which decide on its program."""
@@ -59,7 +63,7 @@ class Arguments:
             if owner.get(key) is not args[at]:
                 break
         else:
-            return self._moved
+            return self.moved
         return True
 
     def move(self, args: Sequence[Any], held: dict[str, Any]) -> bool:
@@ -68,7 +72,7 @@ class Arguments:
         moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
         if any(owner is not held for _, owner, _ in moved):
             return False
-        self._moved = True
+        self.moved = True
         for at, owner, key in moved:
             owner[key] = args[at]
         return True
@@ -86,3 +90,35 @@ class Arguments:
     def weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The state that requires grad, by path."""
         return {self.places[at].path: args[at] for at, _, _ in self._state if args[at].requires_grad}
+
+
+class Short:
+    """The way of a call that needs nothing but its program: one set of sizes, no backward, nothing left behind.
+
+    Every Python call on it costs some tenth of a microsecond more within `torch.compile` than outside.
+    """
+
+    def __init__(self, arguments: Arguments, prepared: Prepared) -> None:
+        self.prepared, self._run = prepared, prepared.executor
+        self._state, self._inputs = arguments._state, arguments._inputs
+        captured = prepared.captured
+        self._rebuild = captured.rebuild
+        self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
+        self._kind = captured.home.type
+
+    @staticmethod
+    def fits(options: Options, prepared: Prepared, key: Hashable) -> bool:
+        """True if no call of a program, for the sizes `key`, needs more."""
+        captured = prepared.captured
+        plain = not captured.stateful and not captured.same
+        return plain and not key and options.check != "always" and not options.verify_replicas
+
+    def __call__(self, args: Sequence[Any]) -> list[Any] | None:
+        """The results of one call; None where its state is not where it was."""
+        for at, owner, key in self._state:
+            if owner.get(key) is not args[at]:
+                return None
+        outputs = self._run([args[at] for at in self._inputs])
+        if self._strides:
+            settle(outputs, self._strides, self._kind)
+        return self._rebuild(outputs)

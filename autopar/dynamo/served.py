@@ -27,7 +27,7 @@ from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
 from ..training.gradcheck import Eager
-from .arguments import Arguments
+from .arguments import Arguments, Short
 from .assembly import assembled
 from .model_check import answer, asked
 from .private import broken, effects, outermost
@@ -64,6 +64,7 @@ class Served:
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
         self._unchecked: set[Hashable] = set()
+        self._short: Short | None = None
         try:
             self.assembly = timed("capture", assembled, module, examples, backend.root, backend.parameters)
             self.region = self.assembly.region
@@ -89,7 +90,14 @@ class Served:
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
-        self.backend.calls += 1
+        backend = self.backend
+        backend.calls += 1
+        short = self._short
+        if short is not None and backend.recording is None:
+            found = short(args)
+            if found is not None:
+                backend.latest = self, short.prepared
+                return found
         return self._answer(args)
 
     def _answer(self, args: Sequence[Any]) -> Any:
@@ -129,6 +137,10 @@ class Served:
         if prepared.captured.stateful:
             with self.backend.lock:
                 return self.run(prepared, args)
+        if not self.arguments.moved and isinstance(prepared, Prepared) and self._short is None:
+            self._short = (
+                Short(self.arguments, prepared) if Short.fits(backend.options, prepared, key) else None
+            )
         return self.run(prepared, args)
 
     def _plain(self, args: Sequence[Any]) -> Any:
@@ -139,6 +151,7 @@ class Served:
     def _rebound(self, args: Sequence[Any]) -> Any:
         """A call whose state is not where the graph reads it."""
         with alone(), self.backend.lock:
+            self._short = None
             if self.arguments.move(args, self.region.held):
                 return self._placed(self.backend, args)
             twin = self._twin(args)
@@ -164,7 +177,7 @@ class Served:
         twin.assembly = self.assembly.of(twin.region)
         twin.arguments = Arguments(twin.assembly)
         twin.programs, twin.placed, twin._unchecked = OrderedDict(), None, set()
-        twin.calls, twin.dropped = 0, 0
+        twin.calls, twin.dropped, twin._short = 0, 0, None
         twin._twins, twin._index = [], {}
         backend.served.append(twin)
         return twin
@@ -182,6 +195,13 @@ class Served:
             self.keep(key, prepared)
             return prepared, self._wants_check(prepared)
 
+    def forget(self, key: Hashable) -> None:
+        """Drop a program."""
+        self._short = None
+        old = self.programs.pop(key, None)
+        if old is not None:
+            old.close()
+
     def _wants_check(self, prepared: Planned) -> bool:
         options = self.backend.options
         if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
@@ -191,6 +211,7 @@ class Served:
     def keep(self, key: Hashable, prepared: Planned) -> None:
         """Keep a program, and drop the one that was not used for longest where there are too many."""
         self.programs[key] = prepared
+        self._short = None
         while len(self.programs) > SIZES:
             _, old = self.programs.popitem(last=False)
             old.close()
@@ -256,7 +277,7 @@ class Served:
                 return reference.settled(output)
         except AutoparError:
             # What failed its first check must be checked again.
-            self.programs.pop(key, None)
+            self.forget(key)
             raise
 
     def _ask(self, prepared: Planned, args: Sequence[Any]) -> None:
