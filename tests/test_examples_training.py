@@ -249,3 +249,14 @@ def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
     step.prepare(torch.empty(4096, 32), torch.empty(4096, 1024))
     assert hidden(step.plan, step.plan.timeline()) >= 0.9
     step.close()
+
+
+def test_lengths_and_tokens_are_eagers():
+    from zoo.entry import library
+
+    library("transformers")
+    models = example("language_models")
+    with torch.no_grad():
+        assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
+        for cache in (None, "static"):
+            assert models.generation(["cpu", "emulated:0"], hidden=16, layers=1, cache=cache)["equal"]

@@ -156,6 +156,15 @@ def test_a_memory_far_below_a_byte_is_too_small(recwarn):
     assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
 
 
+def test_a_time_too_small_to_divide_by_is_none(tmp_path):
+    graph = small()
+    for task in graph["tasks"]:
+        task["seconds"] = {"cpu": 1e-320, "gpu": 5e-324}
+    plan = schedule(graph, objective="latency")
+    plan.draw(tmp_path / "plan.svg")
+    assert {placed.end - placed.start for placed in plan.placed} == {0.0}
+
+
 def test_a_transfer_longer_than_any_plan_is_avoided():
     planned = 0
     for seed in range(40):

@@ -30,25 +30,26 @@ LAYERS = [
     ["cost", "reduction", "wording"],
     ["fuse", "plans", "critical", "timeline", "narrow", "problem", "steps"],
     ["plan_check", "roofline", "programs", "simulate", "events", "liveness", "recording"],
-    ["placement", "formats", "lowering", "hardware", "options", "casting"],
+    ["placement", "formats", "lowering", "hardware", "casting"],
     ["planning", "scheduling", "progress", "probe", "equal", "strides", "composites", "capture"],
     ["detect", "doctor", "runtime", "snapshot"],
     ["measure", "checking", "forms", "view"],
-    ["propagate"],
+    ["propagate", "options"],
     ["stages", "batches", "keys"],
     ["dynamo", "training"],
     ["compiled"],
     ["api", "bench"],
     ["plan_command"],
-    ["parallel"],
+    ["parallel", "entry"],
     ["__init__", "__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
          "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "dynamo", "training",
-         "parallel", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
+         "parallel", "entry", "options", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
+    ("machine", "view"),
     ("plans", "view"),
     ("plans", "plan_check"),
     ("machine", "hardware"),
@@ -69,7 +70,8 @@ def imports(path: Path) -> set[str]:
     up = len(path.relative_to(PACKAGE).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == up:
-            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            names = {alias.name for alias in node.names} - {"__version__"}
+            found |= {node.module.split(".")[0]} if node.module else names
         elif (
             isinstance(node, ast.ImportFrom)
             and node.level == 0

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.checking import Reference
-from autopar.dynamo import served
+from autopar.dynamo import assembly
 from autopar.runtime.crew import Crew
 from autopar.runtime.lanes import Worker
 
@@ -100,7 +100,7 @@ def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
     fast = autopar.compile(model, DEVICES, policy="round_robin", split=None)
     other = autopar.compile(nn.Linear(8, 8), ["cpu"])
-    inside, go_on, trace = threading.Event(), threading.Event(), served.trace
+    inside, go_on, trace = threading.Event(), threading.Event(), assembly.trace
     errors: list[Exception] = []
 
     def blocked(*args, **kwargs):
@@ -120,7 +120,7 @@ def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
         expected = fast(x)
         other(x)
         with monkeypatch.context() as patch:
-            patch.setattr(served, "trace", blocked)
+            patch.setattr(assembly, "trace", blocked)
             thread = threading.Thread(target=captured)
             thread.start()
             assert inside.wait(60)

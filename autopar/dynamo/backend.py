@@ -79,10 +79,10 @@ class Backend(Recorded):
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         served = Served(self, module, examples)
         why, place = broken(module)
-        with self.lock:
-            self.served.append(served)
-            if why:
-                self.breaks[f"graph break at {place}: {why}"] = None
+        # Dynamo captures in one thread at a time, under a lock of its own: to wait for another lock here could be for ever.
+        self.served.append(served)
+        if why:
+            self.breaks[f"graph break at {place}: {why}"] = None
         # Dynamo may keep what it is given for as long as the process lives.
         own = weakref.ref(served)
 
@@ -104,9 +104,8 @@ class Backend(Recorded):
 
     def skipped(self, why: str, place: str) -> None:
         """Note a function of which there is no graph."""
-        with self.lock:
-            if not any(why in known for known in self.breaks):
-                self.breaks[f"no graph of the function at {place}: {why}"] = None
+        if not any(why in known for known in list(self.breaks)):
+            self.breaks[f"no graph of the function at {place}: {why}"] = None
 
     def trained(self, prepared: Training, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of one call in training, which is measured while there is a recording."""
@@ -163,7 +162,7 @@ class Backend(Recorded):
                 f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
             )
         found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
-        return [*found, *self.breaks]
+        return [*found, *list(self.breaks)]
 
     def plans(self) -> list[Plan]:
         """The latest plan of each graph that is placed, in the order of their capture."""

@@ -17,6 +17,8 @@ from ..jsonfile import short, whole
 
 LARGEST = 1e30
 """What no number of a file may exceed, so that sums of them stay finite."""
+SMALLEST = 1e-300
+"""What a time must reach to count: what is divided by less is no number."""
 MANY = 1_000_000
 """What no number of things may exceed, as each has a name of its own."""
 
@@ -86,10 +88,10 @@ def text(value: Any, what: str, *of: Any) -> str:
 
 
 def seconds(value: Any, what: str, *of: Any) -> float:
-    """A finite number of seconds from 0 on."""
-    if type(value) is float and 0.0 <= value <= LARGEST:
-        return value
-    return float(number(value, "seconds", what, *of))
+    """A finite number of seconds from 0 on; one too small to divide by (below 1e-300) is 0."""
+    if type(value) is not float or not 0.0 <= value <= LARGEST:
+        value = float(number(value, "seconds", what, *of))
+    return float(value) if value >= SMALLEST else 0.0
 
 
 def nbytes(value: Any, what: str, *of: Any) -> int:

@@ -102,7 +102,7 @@ def _task(item: Any, index: int, position: Mapping[str, int], lanes: Sequence[in
     seconds: list[float | None] = [None] * len(position)
     modes: list[tuple[int, int, float]] = []
     for device, cost in given.items():
-        if type(cost) is float and device in position and 0.0 <= cost <= fields.LARGEST:
+        if type(cost) is float and device in position and fields.SMALLEST <= cost <= fields.LARGEST:
             seconds[position[device]] = cost
             continue
         d = fields.known(device, position, "device", "a device in 'seconds' of task {!r}", name)

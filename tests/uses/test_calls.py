@@ -268,16 +268,25 @@ def test_a_backward_of_the_users_own():
         assert alike(gradients(fast, lambda: fast(x).sum()), gradients(plain, lambda: plain(x).sum()))
 
 
-def test_an_encoder_with_padding_differs_nowhere_that_is_read():
+def test_an_encoder_with_padding_is_refused_with_the_remedy():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     plain = nn.TransformerEncoder(layer, 2).eval()
-    fast = compiled(copy.deepcopy(plain))
+    fast = compiled(copy.deepcopy(plain), check="first")
     x, padding = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.bool)
     padding[1, 3:] = True
     with torch.no_grad():
-        found, expected = (model(x, src_key_padding_mask=padding) for model in (fast, plain))
-    assert alike(found[~padding], expected[~padding])
+        for _ in range(2):
+            with pytest.raises(autopar.DifferenceError, match="set_fastpath_enabled"):
+                fast(x, src_key_padding_mask=padding)
+        unchecked = compiled(copy.deepcopy(plain), check="never")
+        found, expected = (model(x, src_key_padding_mask=padding) for model in (unchecked, plain))
+        assert alike(found[~padding], expected[~padding])
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            assert alike(fast(x, src_key_padding_mask=padding), plain(x, src_key_padding_mask=padding))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
 
 
 def test_lengths_that_vary_need_no_capture_each():

@@ -86,4 +86,4 @@ def test_pins_may_name_what_is_shared_or_in_another_graph():
     with torch.no_grad():
         for sign in (1, -1):
             assert alike(fast(sign * x), model(sign * x))
-    assert {placed.device for placed in fast.plan.placed} == {"emulated:0"}
+    assert "emulated:0" in {placed.device for placed in fast.plan.placed}

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from ..api import compile, prepared
-from ..errors import PlanError
-from .backend import Backend
+from .api import compile, prepared
+from .dynamo.backend import Backend
+from .errors import PlanError
 
 _OWN = ("model", "example_inputs", "example_kwargs", "fullgraph", "dynamic")
 """What `torch.compile` is given itself, or has no need of."""
