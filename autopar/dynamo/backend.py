@@ -79,7 +79,7 @@ class Backend(Recorded):
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         served = Served(self, module, examples)
         why, place = broken(module)
-        # Dynamo captures in one thread at a time, under a lock of its own: to wait for another lock here could be for ever.
+        # Dynamo captures in one thread at a time, under a lock: to wait for another one here could be for ever.
         self.served.append(served)
         if why:
             self.breaks[f"graph break at {place}: {why}"] = None

@@ -15,6 +15,8 @@ from pairs import alike, compiled, gradients, twins
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import autopar
+
 
 @dataclasses.dataclass
 class Answer:
