@@ -16,6 +16,7 @@ from torch import fx, nn
 from .. import versions
 from ..capture.locations import foreign, short
 from ..errors import CaptureError
+from ..garbage import uncollected
 
 try:
     import torch._dynamo
@@ -73,7 +74,7 @@ class _Entry:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known = dict(counters["graph_break"])
-        with torch._dynamo.config.patch(**_SETTINGS), _quiet():
+        with torch._dynamo.config.patch(**_SETTINGS), _quiet(), uncollected():
             found = self.entry(frame, *args, **kwargs)
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
