@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class Assembly:
     `renamed` are the path of the module it was traced in and of the one it is now of, where they are not the same.
     """
 
-    def __init__(self, region: Region, traced: Traced, renamed: tuple[str, str] = ("", "")) -> None:
-        self.region, self.traced, self.renamed = region, traced, renamed
+    def __init__(self, region: Region, traced: Traced) -> None:
+        self.region, self.traced, self.renamed = region, traced, ("", "")
         self.constants = {node.name: tensor for node, tensor in traced.constants.items()}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
@@ -75,7 +76,10 @@ class Assembly:
         while ours and theirs and ours[-1] == theirs[-1]:
             ours.pop()
             theirs.pop()
-        return Assembly(region, self.traced, (".".join(ours), ".".join(theirs)))
+        # What is open in the graph was read before any sizes were put into it.
+        other = copy.copy(self)
+        other.region, other.renamed = region, (".".join(ours), ".".join(theirs))
+        return other
 
     def _at_home(self, task: Task) -> Task:
         """A task with the path of the module that it is of."""
