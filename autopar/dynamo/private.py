@@ -52,6 +52,8 @@ _SETTINGS: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,
     # Floats are otherwise tensors whose values nobody knows.
     "specialize_float": True,
+    # Numpy's random numbers are otherwise drawn by torch, as others.
+    "use_numpy_random_stream": True,
     # A frame that Dynamo cannot take runs as the user wrote it, whose errors are then the user's own.
     "suppress_errors": True,
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
