@@ -32,7 +32,7 @@ from .assembly import Assembly
 from .model_check import answer, asked
 from .private import broken, effects, outermost
 from .region import Region
-from .tracing import trace
+from .tracing import through, trace
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -102,6 +102,8 @@ class Served:
         if region.empty:
             raise Untraceable("nothing is computed")
         training = torch.is_grad_enabled() and bool(region.differentiable)
+        if torch.is_grad_enabled() and region.changed:
+            raise through(region.changed)
         names = [place.path for place in region.places]
         traced = trace(self.module, region.fakes, names, region.wanted, training)
         if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
