@@ -93,8 +93,8 @@ class Region:
 
     @property
     def changed(self) -> str:
-        """The path of a tensor that is changed in place where a gradient goes through the change, "" where there is none:
-        no output of the graph says so."""
+        """The path of a tensor that is changed in place where a gradient goes through the change, which no output
+        tells of; "" where there is none."""
         tensors = (place for place in self.places if isinstance(place.fake, torch.Tensor))
         return next((p.path for p in tensors if p.fake._version and p.fake.grad_fn is not None), "")
 
