@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import __version__
 from .errors import AutoparError
 
 
@@ -23,9 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="demo: the two-layer MLP across CPU + 2 devices, with its pictures. doctor: what this machine has. "
         "plan: plan a model or a task graph for a machine. bench: measure, rivals in the same run. Each takes --help.",
     )
+    parser.add_argument("--version", action="version", version=f"autopar {__version__}")
     parser.add_argument("command", choices=commands)
     parser.add_argument("-v", "--verbose", action="store_true", help="say on stderr what each stage does")
     split = next((i + 1 for i, word in enumerate(arguments) if word in commands), len(arguments))
+    if not arguments:
+        parser.print_help()
+        return 0
     chosen = parser.parse_args(arguments[:split])
     logging.basicConfig(
         level=logging.INFO if chosen.verbose else logging.WARNING, format="autopar: %(message)s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -11,12 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .capture import Captured, Untraceable, capture
-from .capture.functions import Function
-from .capture.joint import joint
-from .capture.signature import take_apart
 from .compiled import Compiled, CompiledModule, Placement, placed
 from .detect import detect
+from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
 from .machine import Device, Machine
 from .options import Options
@@ -24,18 +20,15 @@ from .pins import parse_bytes
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
-from .runtime.ambient import alone
-from .stages import plan_captured
+from .stages import plan_captured, timed
 from .training.capping import plan_training
 from .training.losses import Loss
 from .training.step import TrainStep
 
-log = logging.getLogger("autopar")
-
 
 def compile(
     model: Callable[..., Any],
-    devices: str | Sequence[str | Device] | Machine,
+    devices: str | Sequence[str | Device] | Machine = "auto",
     *,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -57,7 +50,8 @@ def compile(
     """A callable that gives what `model` gives, computed on all of `devices` at once.
 
     model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
-    devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine.
+    devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
+    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
     example_inputs, example_kwargs: capture and plan now instead of at the first call.
     pins: module path or glob → device; the longest match wins. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
@@ -82,33 +76,51 @@ def compile(
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
     args, kwargs = _examples(example_inputs, example_kwargs)
-    machine = _machine(devices, memory, here=True)
-    options = Options(
-        pins or {},
-        policy,
-        split,
-        measure,
-        check,
-        outputs,
-        batch_norm,
-        recompute,
-        reassociate,
-        verify_replicas,
+    machine, options, given = prepared(
+        model,
+        devices,
+        pins=pins,
+        memory=memory,
+        policy=policy,
+        split=split,
+        measure=measure,
+        check=check,
+        outputs=outputs,
+        plan=plan,
+        batch_norm=batch_norm,
+        recompute=recompute,
+        reassociate=reassociate,
+        verify_replicas=verify_replicas,
     )
-    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
-    if given is not None and not isinstance(given, Plan):
-        raise PlanError(
-            f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
-        )
     compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*args, **kwargs)
     return compiled
 
 
+def prepared(
+    model: Callable[..., Any] | None,
+    devices: str | Sequence[str | Device] | Machine = "auto",
+    *,
+    memory: Mapping[str, int | str] | None = None,
+    plan: Plan | str | PathLike[str] | None = None,
+    **options: Any,
+) -> tuple[Machine, Options, Plan | None]:
+    """The machine, the options and the plan that keywords of `compile` mean for a model (None: not known yet), checked.
+    Raises DeviceError or PlanError."""
+    machine = _machine(devices, memory, here=True)
+    checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
+    given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
+    if given is not None and not isinstance(given, Plan):
+        raise PlanError(
+            f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
+        )
+    return machine, checked, given
+
+
 def plan(
     model: Callable[..., Any],
-    devices: str | Sequence[str | Device] | Machine,
+    devices: str | Sequence[str | Device] | Machine = "auto",
     *,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
@@ -121,27 +133,28 @@ def plan(
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
-    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run. As in a call, grad mode decides: where
-    it is on and something requires grad, forward and backward are planned; within `torch.no_grad()` the forward, for
-    which `batch_norm` and `recompute` mean nothing.
+    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run, and tensors and
+    parameters may be on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
+    forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
+    nothing. Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`).
     """
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
-    with alone():
-        captured = _differentiated(model, args, kwargs)
-        if captured is not None:
-            return plan_training(captured, machine, options, captured.flatten(args, kwargs), None)[1].plan
-        captured = capture(model, args, kwargs)
-    return plan_captured(captured, machine, options, captured.flatten(args, kwargs))
+    options.fitting(machine, model)
+    plain = model.module if isinstance(model, CompiledModule) else model
+    captured, tensors = timed("capture", ahead, plain, args, kwargs)
+    if captured.tangents:
+        return plan_training(captured, machine, options, tensors, None)[1].plan
+    return plan_captured(captured, machine, options, tensors)
 
 
 def train_step(
     model: nn.Module,
     criterion: Callable[..., torch.Tensor] | None,
     optimizer: torch.optim.Optimizer,
-    devices: str | Sequence[str | Device] | Machine,
+    devices: str | Sequence[str | Device] | Machine = "auto",
     *,
     step_fn: Callable[..., Any] | None = None,
     clip_norm: float | None = None,
@@ -209,6 +222,7 @@ def train_step(
     numeric = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
     if clip_norm is not None and not (numeric and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
+    machine = _machine(devices, memory, here=True)
     options = Options(
         pins or {},
         policy,
@@ -220,11 +234,11 @@ def train_step(
         recompute,
         reassociate,
         verify_replicas,
-    )
+    ).fitting(machine, model)
     return TrainStep(
         Loss(model, criterion, step_fn),
         optimizer,
-        _machine(devices, memory, here=True),
+        machine,
         options,
         clip_norm=clip_norm,
         scaler=scaler,
@@ -262,23 +276,6 @@ def _require_callable(model: Any) -> None:
     _require_made(model, "model")
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
-
-
-def _differentiated(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Captured | None:
-    """The joint graph of a call that may be differentiated; None for other calls."""
-    arguments = take_apart(args, kwargs)
-    root = model if isinstance(model, nn.Module) else Function(model, arguments)
-    leaves = (*arguments.tensors, *root.parameters())
-    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in leaves):
-        return None
-    try:
-        captured = joint(model, args, kwargs)
-    except Untraceable as error:
-        log.warning("the forward alone is planned: %s", error)
-        return None
-    return captured if captured.tangents else None
 
 
 def _machine(

@@ -19,6 +19,7 @@ from .capture.private import transformed
 from .dynamo.backend import Backend
 from .dynamo.model_check import Asked, judge
 from .dynamo.private import compiled
+from .dynamo.region import positional
 from .errors import DeviceError, DifferenceError
 from .machine import Machine
 from .options import Options
@@ -46,7 +47,7 @@ class Placement:
     ) -> None:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
-        self.backend = Backend(machine, options, root, given, _positional(model))
+        self.backend = Backend(machine, options, root, given, positional(model))
         self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
 
@@ -89,16 +90,6 @@ class Placement:
         """Another model placed in the same way."""
         had = self.backend
         return Placement(model, had.machine, had.options, had.given, self.fullgraph, self.dynamic)
-
-
-def _positional(model: Callable[..., Any]) -> list[str]:
-    """What a model calls its positional arguments."""
-    try:
-        parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
 
 
 class Compiled:
@@ -177,6 +168,13 @@ class Compiled:
             "autopar.compile(model, devices, plan=autopar.Plan.load('plan.json'))"
         )
 
+    def _repr_html_(self) -> str:
+        from .view.notebook import plan_html, text_html
+
+        if self._placement.backend.latest is None:
+            return text_html(repr(self))
+        return plan_html(self.plan)
+
     def __repr__(self) -> str:
         machine = self.machine
         label = f" [{machine.label}]" if machine.label else ""
@@ -239,6 +237,18 @@ def placed(placement: Placement) -> Compiled:
     return fast
 
 
+def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+    """A `forward` that shows the signature of another, by which libraries choose the columns of a batch, and is that
+    other one where a library has put a wrapper of it into the model, which the call of the model runs."""
+
+    @functools.wraps(like)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = like if "forward" in self.__dict__ else function
+        return chosen(self, *args, **kwargs)
+
+    return forward
+
+
 def sharing(form: type[Shared], model: nn.Module) -> Shared:
     """An object of `form` and of the model's own class that has all attributes of the model, besides its slots."""
     mixed: Any = _mixed
@@ -250,5 +260,9 @@ def sharing(form: type[Shared], model: nn.Module) -> Shared:
 @functools.lru_cache(maxsize=256)
 def _mixed(form: type[Shared], kind: type[nn.Module]) -> type[Shared]:
     shown = kind if form is CompiledModule else form
-    own = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    own: dict[str, Any] = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    written = inspect.getattr_static(kind, "forward")
+    # That of a scripted module is none of Python's.
+    if inspect.isfunction(written):
+        own["forward"] = _signed(form.forward, written)
     return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))

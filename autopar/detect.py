@@ -29,7 +29,8 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     """The machine made of these devices.
 
     `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each;
-    `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator; `"emulated:0"` one stood in for by a
+    `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator, `"cuda"` the current one as in torch, `"auto"`
+    the CPU and every accelerator that is here; `"emulated:0"` one stood in for by a
     worker thread on the real clock. Emulated devices share the cores out among themselves; a CPU beside them
     keeps all threads, for a plan on the CPU alone to be what it would be without them: predictions for a plan
     that has the CPU and its stand-ins at work at once therefore promise more than the cores can give, and
@@ -41,7 +42,8 @@ def detect(devices: Sequence[str | Device]) -> Machine:
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
     if not isinstance(devices, Iterable):
         raise DeviceError(f"devices={devices!r} names no device; write a list of those here: {_here()}")
-    wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in devices]
+    given = [one for name in devices for one in (("cpu", *accelerators()) if name == "auto" else (name,))]
+    wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in given]
     Machine(tuple(wanted)).check()
     for device in wanted:
         if device.kind == "cpu" and device.lanes > cores():
@@ -50,8 +52,8 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     emulated = [device for device in wanted if device.kind == "emulated"]
     measured = _Measurements([device.name for device in wanted if device.torch_type != "cpu"])
     found = []
-    for given, device in zip(devices, wanted):
-        if isinstance(given, Device):
+    for asked, device in zip(given, wanted):
+        if isinstance(asked, Device):
             found.append(device)
         elif device.kind == "cpu":
             found.append(_cpu(device, device.lanes, measured))
@@ -76,7 +78,7 @@ def accelerators() -> tuple[str, ...]:
 
 def _here() -> str:
     """The names that a list of devices may have here."""
-    return ", ".join(f'"{name}"' for name in ("cpu", *accelerators(), "emulated:0"))
+    return ", ".join(f'"{name}"' for name in ("cpu", *accelerators(), "emulated:0", "auto"))
 
 
 def _parse(name: str) -> Device:
@@ -89,9 +91,17 @@ def _parse(name: str) -> Device:
     kind, index = match[1], match[2]
     if index is None and kind in ("gpu", "accelerator"):
         raise DeviceError(f"{name!r} is no device name; those here are {_here()}")
-    if index is None:
+    if index is None and kind == "emulated":
         raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
+    if index is None:
+        index = _current(kind)
     return Device(f"{kind}:{int(index)}", kind)
+
+
+def _current(kind: str) -> int:
+    """The index of the accelerator that torch means by a type alone; 0 where there is none of the type."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.current_device_index() if here is not None and here.type == kind else 0
 
 
 def _present(device: Device) -> Device:

@@ -24,11 +24,11 @@ Made = TypeVar("Made", bound=Closed)
 
 
 class Kept(OrderedDict[Hashable, Made]):
-    """By signature what serves it. `called` is what the log calls what is called with them."""
+    """By signature what serves it, of the `most` used last. `called` is what the log calls what is called with them."""
 
-    def __init__(self, called: str) -> None:
+    def __init__(self, called: str, most: int = MOST) -> None:
         super().__init__()
-        self.called, self._said = called, False
+        self.called, self.most, self._said = called, most, False
 
     def used(self, key: Hashable) -> Made | None:
         """What serves a signature, which is the most recently used from now on; None where nothing does."""
@@ -39,12 +39,12 @@ class Kept(OrderedDict[Hashable, Made]):
     def add(self, key: Hashable, made: Made) -> None:
         """Keep what serves a signature; the least recently used goes, which is said once."""
         self[key] = made
-        if len(self) > MOST:
+        if len(self) > self.most:
             self.popitem(last=False)[1].close()
             if not self._said:
                 log.warning(
                     "%s was called with more than %d signatures; the plan of the oldest was dropped and will be made "
-                    "again when it is needed. Pad the inputs to fewer shapes to avoid this", self.called, MOST,
+                    "again when it is needed. Pad the inputs to fewer shapes to avoid this", self.called, self.most,
                 )  # fmt: skip
             self._said = True
 

@@ -268,6 +268,11 @@ class Machine:
             raise DeviceError(f"{path} is not an {FORMAT!r} file; write one with machine.save({str(path)!r})")
         return decode(Machine, data.get("machine"), str(path)).check()
 
+    def _repr_html_(self) -> str:
+        from .view.notebook import text_html
+
+        return text_html(str(self))
+
     def __str__(self) -> str:
         rows = [("device", "chip", "lanes", "memory", "float32", "bandwidth")]
         for d in self.devices:

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import nn
+
 from .errors import PlanError
+from .machine import Machine
+from .pins import require_devices, require_paths
+from .placement import require_policy
+from .planning import require_split
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,22 @@ class Options:
                 f'recompute={self.recompute!r} is not known; give None, "auto", or the share of the saved bytes that '
                 "may stay saved, from 0 to 1"
             )
+
+    def fitting(self, machine: Machine, model: Any) -> Options:
+        """Self, or PlanError or DeviceError for what this machine has not, or the model where it is a module."""
+        require_policy(self.policy, machine.device)
+        require_split(self.split, machine)
+        require_devices(self.pins, machine)
+        if isinstance(model, nn.Module):
+            require_paths(self.pins, _paths(model))
+        return self
+
+
+def _paths(model: nn.Module) -> list[str]:
+    """The paths of its modules, parameters and buffers, those of shared ones included."""
+    found = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    found += [path for path, _ in model.named_parameters(remove_duplicate=False)]
+    return [*found, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
 
 
 def _is_share(value: Any) -> bool:

@@ -41,11 +41,7 @@ def resolve(
     pinned apart, and for tasks that must stay together but are pinned apart; DeviceError for a device the
     machine lacks.
     """
-    for path, device in pins.items():
-        if device not in machine.device:
-            raise DeviceError(
-                f"the pin {path!r}: no device {device!r} in this machine; it has {', '.join(machine.device)}"
-            )
+    require_devices(pins, machine)
     modules = _modules(graph)
     paths = [graph.value[name].path for name in graph.state if graph.value[name].path]
     strength: dict[str, tuple[int, bool, int, str]] = {}
@@ -61,6 +57,32 @@ def resolve(
     _check_tied(graph, found)
     _check_together(graph, found)
     return {task.name: found[task.name] for task in graph.tasks if task.name in found}
+
+
+def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
+    """Raise DeviceError for a pin to a device that the machine has not."""
+    for path, device in pins.items():
+        if device not in machine.device:
+            raise DeviceError(
+                f"the pin {path!r}: no device {device!r} in this machine; it has {', '.join(machine.device)}"
+            )
+
+
+def require_paths(pins: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise PlanError for a pin that means none of these paths of modules, parameters and buffers."""
+    for pattern in pins:
+        if not any(fnmatchcase(path, pattern) for path in known):
+            raise _unknown(pattern, list(known))
+
+
+def naming(graph: Graph, pins: Mapping[str, str]) -> dict[str, str]:
+    """The pins that name something of this graph, which may be one of several of a model."""
+    paths = [*_modules(graph), *(graph.value[name].path for name in graph.state)]
+    return {
+        pattern: device
+        for pattern, device in pins.items()
+        if any(path and fnmatchcase(path, pattern) for path in paths)
+    }
 
 
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:

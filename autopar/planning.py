@@ -258,6 +258,22 @@ def split_graph(
     return cut
 
 
+def require_split(wanted: Split, machine: Machine) -> None:
+    """Raise PlanError or DeviceError for a `split=` that is none on this machine, whatever the graph."""
+    if wanted is None or wanted == "auto":
+        return
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping)):
+        raise PlanError(
+            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
+        )
+    if isinstance(wanted, Mapping):
+        for name in wanted:
+            machine.require(name)
+        allot(1, tuple(wanted.values()))
+    elif wanted < 1:
+        raise PlanError(f"split={wanted}: the number of parts is at least 1")
+
+
 def candidates(
     graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
 ) -> list[tuple[int, ...]]:
@@ -265,21 +281,14 @@ def candidates(
     batch = batch_of(graph)
     if wanted is None:
         return []
-    if wanted != "auto" and (isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping))):
-        raise PlanError(
-            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
-        )
+    require_split(wanted, machine)
     if not isinstance(wanted, str):
-        if isinstance(wanted, int) and wanted < 1:
-            raise PlanError(f"split={wanted}: the number of parts is at least 1")
         if batch is None:
             raise PlanError(
                 f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None"
             )
         if isinstance(wanted, int):
             return [even(batch, wanted)] if wanted > 1 else []
-        for name in wanted:
-            machine.require(name)
         return [shares(batch, tuple(wanted.values()))]
     if batch is None or batch < 2:
         return []

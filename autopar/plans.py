@@ -114,7 +114,11 @@ class Candidate:
         return f"{self.policy}, {self.split}" if self.split else self.policy
 
 
-@dataclass(frozen=True)
+SCREEN = 30
+"""Rows of the table that `repr` shows."""
+
+
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A costed graph placed on its machine.
 
@@ -294,8 +298,22 @@ class Plan:
         return check(decode(Plan, data.get("plan"), str(path)), str(path))
 
     def __str__(self) -> str:
+        return self._table(self.steps)
+
+    def __repr__(self) -> str:
+        """The first rows of the table, as much as a screen shows."""
+        more = len(self.steps) - SCREEN
+        rest = f"\n… {more:,} more rows; print(plan) shows all, plan.draw('plan.html') draws them"
+        return self._table(self.steps[:SCREEN]) + (rest if more > 0 else "")
+
+    def _repr_html_(self) -> str:
+        from .view.notebook import plan_html
+
+        return plan_html(self)
+
+    def _table(self, steps: Sequence[Placed | Transfer]) -> str:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]
-        for step in self.steps:
+        for step in steps:
             if isinstance(step, Placed):
                 reads = ", ".join(map(self.words.value, self.costed.run[step.run].reads))
                 what = self.words.run(step.run)

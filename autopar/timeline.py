@@ -121,6 +121,11 @@ class Timeline:
         """Seconds in which a lane was at work; spans nested in a run are not counted twice."""
         return sum(span.seconds for span in self.spans if span.lane == lane and not span.run)
 
+    def _repr_html_(self) -> str:
+        from .view.notebook import timeline_html
+
+        return timeline_html(self)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write it for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`, `.html`, `.png`)."""
         from .view import save_timeline

@@ -64,7 +64,7 @@ def refused(kind, *words, model=None, devices=DEVICES, **keywords):
 def test_missing_device():
     missing = "cuda:63"
     refused(DeviceError, missing, "there are cpu", "Machine.declare(", "emulated:", devices=["cpu", missing])
-    refused(DeviceError, "'tpu' has no index", "'tpu:0'", devices=["tpu"])
+    refused(DeviceError, "'tpu:0'", "there are cpu", devices=["tpu"])
 
 
 def test_what_names_no_device_is_answered_with_those_that_are_here(caplog):

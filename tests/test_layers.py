@@ -36,8 +36,7 @@ LAYERS = [
     ["measure", "checking", "forms", "view"],
     ["propagate"],
     ["stages", "batches", "keys"],
-    ["training"],
-    ["dynamo"],
+    ["dynamo", "training"],
     ["compiled"],
     ["api", "bench"],
     ["plan_command"],
@@ -46,8 +45,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
-         "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "training",
-         "parallel", "dynamo", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
+         "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "dynamo", "training",
+         "parallel", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
     ("plans", "view"),

@@ -186,7 +186,7 @@ def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_d
         (["cpu", "cpu*2"], r"'cpu' is listed twice"),
         (["emulated:1", "emulated:1"], r"'emulated:1' is listed twice"),
         ([], r"device list is empty; give at least one"),
-        (["cuda"], r"'cuda' has no index; write 'cuda:0'"),
+        (["tpu"], r"no device 'tpu:0' here; there are cpu"),
         (["emulated"], r"'emulated' has no index; write 'emulated:0'"),
         (["gpu #1"], r"'gpu #1' is no device name; write \"cpu\""),
         (["cpu*0"], r"0 lanes"),

@@ -51,6 +51,9 @@ def test_a_call_does_not_come_between_a_check_and_its_run(monkeypatch):
 
     def interrupted(self, *args):
         init(self, *args)
+        if others:
+            # torch.compile captures again in a thread with another number of threads.
+            return
         others.append(threading.Thread(target=other))
         others[0].start()
         # Long enough for a call that does not wait for its turn.

@@ -164,12 +164,12 @@ def test_what_raises_after_the_backward_leaves_buffers_as_they_were(way):
 
 
 def test_wrong_gradients_are_refused_by_name(monkeypatch):
-    from autopar.training import updates
+    from autopar.training import signatures
 
-    joint = updates.joint
+    rewritten = signatures.rewritten
 
     def bent(*arguments: Any) -> Any:
-        found = joint(*arguments)
+        found = rewritten(*arguments)
         graph = found.graph
         tasks = tuple(
             replace(task, target="aten.sigmoid_backward.default")
@@ -179,7 +179,7 @@ def test_wrong_gradients_are_refused_by_name(monkeypatch):
         )
         return replace(found, graph=replace(graph, tasks=tasks))
 
-    monkeypatch.setattr(updates, "joint", bent)
+    monkeypatch.setattr(signatures, "rewritten", bent)
     pair = Pair(mlp, MOMENTUM)
     before = snapshot(pair)
     with pytest.raises(autopar.DifferenceError, match=r"gradient of \S*0\.weight is not eager's.*task '"):

@@ -67,11 +67,15 @@ def explain(name: str, error: BaseException) -> str:
     if isinstance(error, CaptureError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
-    what, change = next(
-        ((what, change) for marks, what, change in _ADVICE if any(mark in text for mark in marks)),
-        ("torch cannot trace it", "write it with torch operators on tensors"),
-    )
+    what, change = known(text) or ("torch cannot trace it", "write it with torch operators on tensors")
     return f"{subject(name, error)}{place(error)}: {what} ({_first(error)}); {change}"
+
+
+def known(text: str) -> tuple[str, str] | None:
+    """What the text of an error of torch's means for the user, and what to change; None where nothing is known."""
+    return next(
+        ((what, change) for marks, what, change in _ADVICE if any(mark in text for mark in marks)), None
+    )
 
 
 def fails_alone(name: str, error: BaseException) -> CaptureError:

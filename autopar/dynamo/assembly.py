@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ..capture.captured import Captured
 from ..capture.convert import Conversion, live
@@ -21,7 +21,7 @@ from ..rewrites.views import folded, own
 from ..strides import fitting, strides_of
 from .region import Region
 from .sizes import Sizes, is_open
-from .tracing import Traced
+from .tracing import Traced, through, trace
 
 _aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ class Assembly:
 
     def __init__(self, region: Region, traced: Traced) -> None:
         self.region, self.traced, self.renamed = region, traced, ("", "")
-        self.constants = {node.name: tensor for node, tensor in traced.constants.items()}
+        self.held: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
         self.locations = Origins(traced.graph) if traced.tangents else Locations()
@@ -104,14 +104,8 @@ class Assembly:
                 inputs.append(number)
             else:
                 state[values[-1]] = place.owner, place.key
-        for node, tensor in traced.constants.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise Untraceable(
-                    f"{node.name} is a {type(tensor).__name__}, which no graph of tensors holds"
-                )
-            node.meta.setdefault("val", tensor)
-            name = conversion.give(node, node.name, "state", node.name)
-            state[name] = self.constants, node.name
+        for node, _ in traced.constants:
+            state[conversion.give(node, node.name, "state", node.name)] = self.held, node.name
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents: list[tuple[str, int]] = []
         for index, node in traced.tangents:
@@ -177,6 +171,25 @@ class Assembly:
             tangents=tuple((name, places[index]) for name, index in tangents),
             gradients=gradients,
         )
+
+
+def assembled(
+    module: fx.GraphModule, examples: Sequence[Any], root: nn.Module | None, parameters: Sequence[str]
+) -> Assembly:
+    """What Dynamo captured with these arguments, traced: with its backward where grad mode is on and an output requires
+    grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can hold, and whatever
+    torch raises."""
+    region = Region(module, examples, root, parameters)
+    if region.empty:
+        raise Untraceable("nothing is computed")
+    if torch.is_grad_enabled() and region.changed:
+        raise through(region.changed)
+    training = torch.is_grad_enabled() and bool(region.differentiable)
+    names = [place.path for place in region.places]
+    traced = trace(module, region.fakes, names, region.wanted, training)
+    if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
+        raise Untraceable("its backward as traced is not that of all outputs which require grad")
+    return Assembly(region, traced)
 
 
 def _home(given: Sequence[Any]) -> torch.device:

@@ -173,9 +173,9 @@ class Backend(Recorded):
     def forget(self) -> None:
         """Drop the programs of the graph that was called last."""
         if self.latest is not None:
-            served, prepared = self.latest
-            prepared.close()
-            served.programs.clear()
+            served, _ = self.latest
+            for key in list(served.programs):
+                served.forget(key)
 
     def close(self) -> None:
         """Stop the worker threads of every program; the next call starts them again."""

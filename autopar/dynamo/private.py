@@ -21,13 +21,15 @@ from ..garbage import uncollected
 try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
+    from torch.nn.modules import module as modules
 except ImportError as error:
     raise CaptureError(
         f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
@@ -36,9 +38,11 @@ except ImportError as error:
 
 __all__ = [
     "BackendCompilerFailed",
+    "TorchDynamoException",
     "Unsupported",
     "autograd_keys",
     "compiled",
+    "depends_on_values",
     "differentiated",
     "flattened",
     "outermost",
@@ -142,7 +146,7 @@ def compiled(
     backend: Callable[..., Any],
     fullgraph: bool,
     dynamic: bool | None,
-    skipped: Callable[[str, str], None],
+    skipped: Callable[[str, str], None] = lambda why, place: None,
 ) -> Callable[..., Any]:
     """What `torch.compile` makes of a module or a function, captured under `_SETTINGS`.
 
@@ -150,7 +154,9 @@ def compiled(
     an entry of its own. `skipped` is told the reason and the place of each frame without a graph.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+        if hooks:  # read, and so guarded
+            pass
         return function(*args, **kwargs)
 
     # What sizes have varied Dynamo remembers by file, line and name: two models are none of each other's business.
@@ -167,7 +173,20 @@ def compiled(
     if callback is not None:
         vars(context)["callback"] = _Entry(callback, skipped)
     made: Callable[..., Any] = context(call)
-    return made
+    return lambda *args, **kwargs: made(_hooks(), *args, **kwargs)
+
+
+def _hooks() -> str:
+    """The hooks that all modules have, by their numbers: Dynamo takes these for constants, and sees none come or go."""
+    if not modules._has_any_global_hook():
+        return ""
+    kinds = (
+        modules._global_forward_pre_hooks,
+        modules._global_forward_hooks,
+        modules._global_backward_pre_hooks,
+        modules._global_backward_hooks,
+    )
+    return " ".join(",".join(map(str, kind)) or "-" for kind in kinds)
 
 
 def source_of(node: fx.Node) -> str:
@@ -176,6 +195,12 @@ def source_of(node: fx.Node) -> str:
     name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
     # A method before torch 2.12.
     return str(name() if callable(name) else name)
+
+
+def depends_on_values(made: Any) -> bool:
+    """True if a number, or a size of a tensor, is known only once the values in a tensor are."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:

@@ -6,8 +6,9 @@ A region is the whole model, or the part of it between two graph breaks.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -184,6 +185,16 @@ def _name_modules(module: fx.GraphModule, root: nn.Module | None) -> None:
 
 def _rooted(path: str) -> str:
     return f"{ROOT}.{path}" if path else ROOT
+
+
+def positional(model: Callable[..., Any]) -> list[str]:
+    """What a model calls its positional arguments."""
+    try:
+        parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
 
 
 def path_of(source: str) -> str:

@@ -10,16 +10,15 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import fx
 
 from ..capture import Captured, Untraceable
 from ..capture.refusals import explain
-from ..capture.sharing import memory
 from ..checking import Reference, by_parts, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
 from ..options import Options
+from ..pins import naming
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
 from ..snapshot import Snapshot
@@ -28,11 +27,10 @@ from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
 from ..training.gradcheck import Eager
-from .assembly import Assembly
+from .arguments import Arguments, Short
+from .assembly import assembled
 from .model_check import answer, asked
 from .private import broken, effects, outermost
-from .region import Region
-from .tracing import through, trace
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -66,29 +64,18 @@ class Served:
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
         self._unchecked: set[Hashable] = set()
-        self._moved = False
+        self._short: Short | None = None
         try:
-            self.region = Region(module, examples, backend.root, backend.parameters)
+            self.assembly = timed("capture", assembled, module, examples, backend.root, backend.parameters)
+            self.region = self.assembly.region
             self.name = self.region.name
-            self.assembly = timed("capture", self._assembly)
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here.
             self.as_written(explain(self.name, error))
             return
         self._twins: list[Served] = []
         self._index: dict[int, Served] = {}
-        self._note()
-
-    def _note(self) -> None:
-        """Keep at hand which places of the region are what."""
-        places = self.region.places
-        self._sizes = [at for at, place in enumerate(places) if place.kind == "size"]
-        self._inputs = [at for at, place in enumerate(places) if place.kind == "input"]
-        self._state = [(at, p.owner, p.key) for at, p in enumerate(places) if p.kind == "state"]
-        self._changed = [at for at, _ in self.assembly.traced.updates]
-        # Two places of the model share memory from the start or never.
-        foreign = not set(self._changed).isdisjoint(self._inputs)
-        self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
+        self.arguments = Arguments(self.assembly)
 
     @property
     def backend(self) -> Backend:
@@ -97,38 +84,35 @@ class Served:
         assert backend is not None
         return backend
 
-    def _assembly(self) -> Assembly:
-        region = self.region
-        if region.empty:
-            raise Untraceable("nothing is computed")
-        training = torch.is_grad_enabled() and bool(region.differentiable)
-        if torch.is_grad_enabled() and region.changed:
-            raise through(region.changed)
-        names = [place.path for place in region.places]
-        traced = trace(self.module, region.fakes, names, region.wanted, training)
-        if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
-            raise Untraceable("its backward as traced is not that of all outputs which require grad")
-        return Assembly(region, traced)
-
     def as_written(self, why: str) -> None:
         """From now on do as the user wrote, on the device that it is on."""
         self.written = why
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
-        self.backend.calls += 1
+        backend = self.backend
+        backend.calls += 1
+        short = self._short
+        if short is not None and backend.recording is None:
+            found = short(args)
+            if found is not None:
+                backend.latest = self, short.prepared
+                return found
         return self._answer(args)
 
     def _answer(self, args: Sequence[Any]) -> Any:
         backend = self.backend
-        if self.written or (self._changed and self._lent(args)):
+        if self.written:
             return self._plain(args)
-        if self._moved or self._elsewhere(args):
+        arguments = self.arguments
+        if arguments.lent(args):
+            return self._plain(args)
+        if arguments.elsewhere(args):
             return self._rebound(args)
         return self._placed(backend, args)
 
     def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
-        key = tuple([args[at] for at in self._sizes])
+        key = self.arguments.sizes(args)
         prepared = self.programs.get(key)
         checked = backend.options.check == "always"
         if prepared is None:
@@ -136,7 +120,7 @@ class Served:
             if made is None:
                 return self._plain(args)
             prepared, checked = made
-        elif self._sizes:
+        elif key:
             self.programs.move_to_end(key)
         self.calls += 1
         backend.latest = self, prepared
@@ -153,6 +137,10 @@ class Served:
         if prepared.captured.stateful:
             with self.backend.lock:
                 return self.run(prepared, args)
+        if not self.arguments.moved and isinstance(prepared, Prepared) and self._short is None:
+            self._short = (
+                Short(self.arguments, prepared) if Short.fits(backend.options, prepared, key) else None
+            )
         return self.run(prepared, args)
 
     def _plain(self, args: Sequence[Any]) -> Any:
@@ -160,47 +148,26 @@ class Served:
             raise Done
         return self.module(*args)
 
-    def _lent(self, args: Sequence[Any]) -> bool:
-        """True if something that is changed in place lies in the memory of an argument that the graph takes for another
-        value."""
-        changed = {memory(args[at]): at for at in self._changed}
-        if len(changed) < len(self._changed):
-            return True
-        return any(changed.get(memory(args[at]), at) != at for at in self._beside)
-
-    def _elsewhere(self, args: Sequence[Any]) -> bool:
-        """True if the state of this call is not where it was: Dynamo calls one graph for all modules that are alike."""
-        for at, owner, key in self._state:
-            if owner.get(key) is not args[at]:
-                break
-        else:
-            return False
-        return True
-
     def _rebound(self, args: Sequence[Any]) -> Any:
         """A call whose state is not where the graph reads it."""
         with alone(), self.backend.lock:
-            moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
-            if all(owner is self.region.held for _, owner, _ in moved):
-                self._moved = True
-                for at, owner, key in moved:
-                    owner[key] = args[at]
+            self._short = None
+            if self.arguments.move(args, self.region.held):
                 return self._placed(self.backend, args)
             twin = self._twin(args)
         return twin._answer(args)
 
     def _twin(self, args: Sequence[Any]) -> Served:
         """The same graph of the module that this call is of."""
-        first = id(args[self._state[0][0]])
+        first = id(self.arguments.first(args))
         found = self._index.get(first)
-        if found is None or found._elsewhere(args):
-            found = next((twin for twin in self._twins if not twin._elsewhere(args)), None)
+        if found is None or found.arguments.elsewhere(args):
+            found = next((twin for twin in self._twins if not twin.arguments.elsewhere(args)), None)
             if found is None:
                 found = self._copied(args)
                 self._twins.append(found)
             # Anew: they may have been given other tensors since.
-            firsts = ((twin, *twin._state[0][1:]) for twin in self._twins)
-            self._index = {id(owner[key]): twin for twin, owner, key in firsts if key in owner}
+            self._index = {id(twin.arguments.held): twin for twin in self._twins}
             self._index[first] = found
         return found
 
@@ -208,10 +175,10 @@ class Served:
         backend, twin = self.backend, copy.copy(self)
         twin.region = self.region.of(args, backend.root)
         twin.assembly = self.assembly.of(twin.region)
+        twin.arguments = Arguments(twin.assembly)
         twin.programs, twin.placed, twin._unchecked = OrderedDict(), None, set()
-        twin.calls, twin.dropped, twin._moved = 0, 0, False
+        twin.calls, twin.dropped, twin._short = 0, 0, None
         twin._twins, twin._index = [], {}
-        twin._note()
         backend.served.append(twin)
         return twin
 
@@ -228,6 +195,13 @@ class Served:
             self.keep(key, prepared)
             return prepared, self._wants_check(prepared)
 
+    def forget(self, key: Hashable) -> None:
+        """Drop a program."""
+        self._short = None
+        old = self.programs.pop(key, None)
+        if old is not None:
+            old.close()
+
     def _wants_check(self, prepared: Planned) -> bool:
         options = self.backend.options
         if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
@@ -237,6 +211,7 @@ class Served:
     def keep(self, key: Hashable, prepared: Planned) -> None:
         """Keep a program, and drop the one that was not used for longest where there are too many."""
         self.programs[key] = prepared
+        self._short = None
         while len(self.programs) > SIZES:
             _, old = self.programs.popitem(last=False)
             old.close()
@@ -250,6 +225,9 @@ class Served:
     def _planned(self, args: Sequence[Any]) -> Planned:
         options = self.backend.options
         captured = rewritten(self.assembly.at(args), options)
+        if self.backend.root is not None:
+            # They were held against the whole model.
+            options = dataclasses.replace(options, pins=naming(captured.graph, options.pins))
         if self.placed is not None:
             options = dataclasses.replace(options, **again(self.placed))
         prepared = self._prepared(captured, options, args)
@@ -268,7 +246,7 @@ class Served:
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """The results of one call."""
         captured = prepared.captured
-        inputs = [args[at] for at in self._inputs]
+        inputs = self.arguments.inputs(args)
         if isinstance(prepared, Training):
             outputs = self.backend.trained(prepared, inputs)
         else:
@@ -299,7 +277,7 @@ class Served:
                 return reference.settled(output)
         except AutoparError:
             # What failed its first check must be checked again.
-            self.programs.pop(key, None)
+            self.forget(key)
             raise
 
     def _ask(self, prepared: Planned, args: Sequence[Any]) -> None:
@@ -312,13 +290,9 @@ class Served:
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
         """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
         with self.backend.unrecorded(), unseen():
-            eager = Eager(prepared.captured, self.module, tuple(args), {}, self._weights(args))
+            eager = Eager(prepared.captured, self.module, tuple(args), {}, self.arguments.weights(args))
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
-
-    def _weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
-        places = self.region.places
-        return {places[at].path: args[at] for at, _, _ in self._state if args[at].requires_grad}
 
 
 def again(plan: Plan) -> dict[str, Any]:

@@ -25,7 +25,6 @@ class Sizes:
         self.numbers: dict[Any, Any] = {}
         self.known: dict[Any, Any] = {}
         self.storages: dict[int, Any] = {}
-        self.environment: Any = None
         for fake, actual in zip(fakes, given):
             if isinstance(fake, torch.Tensor):
                 for size, number in zip((*fake.shape, *fake.stride()), (*actual.shape, *actual.stride())):
@@ -34,10 +33,8 @@ class Sizes:
                 self._learn(fake, actual)
 
     def _learn(self, size: Any, number: Any) -> None:
-        if isinstance(size, _OPEN):
-            self.environment = size.node.shape_env
-            if size.node.expr.is_Symbol:
-                self.numbers.setdefault(size.node.expr, sympy.sympify(number))
+        if isinstance(size, _OPEN) and size.node.expr.is_Symbol:
+            self.numbers.setdefault(size.node.expr, sympy.sympify(number))
 
     def number(self, size: Any) -> Any:
         """A size as a plain number; Untraceable where it depends on the values in a tensor."""
@@ -47,7 +44,7 @@ class Sizes:
         if expression not in self.known:
             found = expression.xreplace(self.numbers)
             if not found.is_number and found not in (sympy.true, sympy.false):
-                found = self.environment.replace(expression).xreplace(self.numbers)
+                found = size.node.shape_env.replace(expression).xreplace(self.numbers)
             if not found.is_number and found not in (sympy.true, sympy.false):
                 raise Untraceable(f"the size {expression} depends on the values in a tensor")
             self.known[expression] = _plain(size, found)

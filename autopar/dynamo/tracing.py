@@ -29,18 +29,19 @@ _aten = torch.ops.aten
 class Traced:
     """A functional graph of n inputs and m outputs.
 
-    `inputs` are the n placeholders, `outputs` the m results. `tangents` pairs the index of an output with the
+    `inputs` are the n placeholders, `outputs` the m results, `constants` tensors that the code itself makes of numbers
+    (`torch.tensor([1.0, 2.0])`), each with the node that reads it. `tangents` pairs the index of an output with the
     placeholder of its gradient, `gradients` the index of an input with its gradient, `updates` the index of an
-    input that is changed in place with its new value. `constants` are tensors that forward makes of plain numbers.
+    input that is changed in place with its new value.
     """
 
     graph: fx.Graph
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
     tangents: tuple[tuple[int, fx.Node], ...]
     gradients: tuple[tuple[int, fx.Node], ...]
     updates: tuple[tuple[int, fx.Node], ...]
-    constants: dict[fx.Node, torch.Tensor]
 
 
 def trace(
@@ -64,7 +65,12 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
     graph = made.graph
     inputs: dict[int, fx.Node] = {}
     tangents: list[tuple[int, fx.Node]] = []
+    constants: list[tuple[fx.Node, torch.Tensor]] = []
     for node in graph.nodes:
+        if node.op == "get_attr":
+            held = getattr(graph.owning_module, node.target)
+            if isinstance(held, torch.Tensor):
+                constants.append((node, held))
         if node.op == "placeholder":
             kind, index = _meaning(node.meta["desc"])
             if kind == "PlainAOTInput":
@@ -98,10 +104,10 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
         graph,
         tuple(inputs[index] for index in range(len(given))),
         tuple(outputs[index] for index in range(len(outputs))),
+        tuple(constants),
         tuple(tangents),
         tuple(gradients),
         tuple(updates),
-        {node: getattr(made, str(node.target)) for node in graph.nodes if node.op == "get_attr"},
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from ..plans import Plan
 from ..simulate import Schedule
 from .anneal import STEPS
-from .search import POLICIES, Policy, place, replan
+from .search import POLICIES, Policy, place, replan, require_policy
 from .throughput import throughput
 
 OBJECTIVES: dict[str, Callable[..., Plan]] = {
@@ -15,4 +15,4 @@ OBJECTIVES: dict[str, Callable[..., Plan]] = {
 }
 """What a plan is made for, and the function of a costed graph and `budget_s=` that makes it."""
 
-__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan"]
+__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]

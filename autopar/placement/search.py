@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -239,6 +239,15 @@ def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
     return entry
 
 
+def require_policy(policy: Policy, devices: Collection[str]) -> None:
+    """Raise PlanError for the name of a policy that there is not on these devices."""
+    known = ("auto", "single", *(f"single {name}" for name in devices), *POLICIES)
+    if isinstance(policy, str) and policy not in known:
+        raise PlanError(
+            f"policy={policy!r} is not known; give one of {', '.join(known)}, or a function of the costed graph"
+        )
+
+
 def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
     """The entries of one policy."""
     problem = race.problem
@@ -267,13 +276,9 @@ def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[En
         return alone[problem.devices.index(policy[7:])]
     elif policy in (*RACE, "fill", "follow"):
         found = enter_fitting(race, POLICIES[policy])
-    elif policy in POLICIES:
-        found = race.enter(POLICIES[policy](problem))
     else:
-        known = ", ".join(["auto", "single", *(f"single {name}" for name in problem.devices), *POLICIES])
-        raise PlanError(
-            f"policy={policy!r} is not known; give one of {known}, or a function of the costed graph"
-        )
+        require_policy(policy, problem.devices)
+        found = race.enter(POLICIES[policy](problem))
     if found is None:
         raise race.errors[-1]
     return [entry for entry in race.entries if entry.schedule.policy == found.schedule.policy]

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import RunError
 from .flat import bring, checksum
+from .samples import Samples
 
 _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
 
@@ -73,7 +74,8 @@ class Replicas:
 
     A copy is there as long as any program uses it. It is never written to: a call that still runs, or a backward
     to come, may read it. A change of the master is seen by identity, `_version`, address, or an optimizer step.
-    Writes that leave no trace in any of them (through `.data` or a numpy view) are not: see `forget`.
+    Writes that leave no trace in any of them (through `.data` or a numpy view) are seen by a few elements of each
+    tensor (`samples`); for those that change other elements see `forget`.
 
     `transfers` counts what was copied to devices by `fill`.
     """
@@ -84,6 +86,7 @@ class Replicas:
         self._copies: weakref.WeakValueDictionary[tuple[int, str, str], Copy] = weakref.WeakValueDictionary()
         # On each accelerator the callers' streams, and how far each was when it last brought copies.
         self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
+        self._samples = Samples()
         self.transfers = 0
         _pools.add(self)
 
@@ -101,6 +104,7 @@ class Replicas:
             found = self._copies.get((id(master.owner), master.key, device))
             if found is None:
                 found = self._copies[id(master.owner), master.key, device] = Copy(master, device, place)
+                self._samples.add(master)
             return found
 
     def fill(
@@ -116,18 +120,22 @@ class Replicas:
         What is `replaced` is given up first, so that nothing is there twice. `masters` are those of all of them.
         """
         with self._lock:
+            self._samples.look()
             self._give_up(masters)
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
             for copy in replaced:
                 self._put(copy, None, -1)
+            self._samples.settle()
             return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
 
     def current(self, masters: Iterable[Master], copies: Iterable[Copy]) -> bool:
         """Whether `copies`, all of `masters`, are up to date; nothing is copied."""
         with self._lock:
+            self._samples.look()
             _look(masters)
+            self._samples.settle()
             return all(copy.stamp == copy.master.stamp for copy in copies)
 
     def keep(
@@ -146,6 +154,7 @@ class Replicas:
             for device, streams in self._streams.items():
                 queue = torch.accelerator.current_stream(device)
                 streams[queue] = queue.record_event()
+            self._samples.settle()
 
     def enter(self, devices: Iterable[torch.device]) -> None:
         """A call begins that uses accelerators: make the caller's streams wait for copies that others brought."""

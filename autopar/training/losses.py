@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured
-from ..capture.functions import Function
-from ..capture.signature import take_apart
+from ..dynamo.region import positional
 from ..errors import CaptureError
 from ..graph import Graph
 from ..rewrites.rename import renamed
@@ -20,6 +20,27 @@ from ..wording import CRITERION
 
 LOSS = "loss.tangent"
 """Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""
+
+
+@torch.compiler.allow_in_graph
+def minimised(loss: torch.Tensor) -> torch.Tensor:
+    """The loss itself; a graph that Dynamo captures has a call of this, by which it is found among the results."""
+    return loss.view_as(loss)
+
+
+class Refused(threading.local):
+    """Why what came back while this thread was capturing is no loss, "" where it is."""
+
+    text = ""
+
+
+refused = Refused()
+
+
+@torch.compiler.assume_constant_result
+def _refuse(text: str) -> None:
+    # Called while Dynamo traces, which does not say what an exception in traced code says.
+    refused.text = text
 
 
 class Loss(nn.Module):
@@ -40,11 +61,18 @@ class Loss(nn.Module):
         super().__init__()
         # Messages and pictures name what was trained.
         name = type(model).__name__
-        parts = {"rule": _called(criterion, step_fn, name), "model": ""}
-        members = {"forward": _form(step_fn is None), "autopar_parts": parts}
-        self.__class__ = type(name, (type(self),), members)
+        self.__class__ = type(name, (type(self),), {"forward": _form(step_fn is None)})
         self.model = model
-        self.rule = _module(criterion if step_fn is None else step_fn)
+        rule = criterion if step_fn is None else step_fn
+        assert rule is not None
+        self.called = _called(criterion, step_fn, name)
+        """What messages call the user's function beside the model."""
+        self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
+        own = positional(rule)[1:]
+        self.arguments = (
+            own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
+        )
+        """What positional arguments are called."""
 
     def apart(self, output: Any) -> Any:
         """The output with all but the loss detached; CaptureError when there is no loss in it."""
@@ -54,20 +82,36 @@ class Loss(nn.Module):
         elif isinstance(output, (tuple, list)):
             found = output[0] if output else None
         if not isinstance(found, torch.Tensor):
-            raise CaptureError(
-                f"{type(self).__name__}: no loss came back, but {_described(output)}; return the loss, a tensor, or "
+            _refuse(
+                f"no loss came back, but {_described(output)}; return the loss, a tensor, or "
                 '(loss, more, …) or {"loss": loss, …}'
             )
+            raise CaptureError("no loss")
         if found.numel() != 1:
-            raise CaptureError(
-                f"{type(self).__name__}: the loss is of shape {list(found.shape)}, and only one number can be "
-                "minimised; take its .mean() or .sum()"
+            _refuse(
+                f"the loss is of shape {list(found.shape)}, and only one number can be minimised; take its .mean() or "
+                ".sum()"
             )
+            raise CaptureError("no loss")
+        loss = minimised(found)
 
         def detached(leaf: Any) -> Any:
-            return leaf.detach() if isinstance(leaf, torch.Tensor) and leaf is not found else leaf
+            if leaf is found:
+                return loss
+            return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
         return pytree.tree_map(detached, output)
+
+
+class _Rule(nn.Module):
+    """A function of the user's as a Module, so that what it computes is told from what the model does."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = (function,)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function[0](*args)
 
 
 def _described(output: Any) -> str:
@@ -79,7 +123,7 @@ def _described(output: Any) -> str:
     if isinstance(output, (tuple, list)):
         first = f"that begins with {type(output[0]).__name__}" if output else "of nothing"
         return f"a {type(output).__name__} {first}"
-    if isinstance(output, (torch.SymFloat, torch.SymInt)):
+    if isinstance(output, (int, float, torch.SymFloat, torch.SymInt)):
         return "a Python number, which has no gradient"
     return type(output).__name__
 
@@ -112,22 +156,44 @@ def _called(criterion: Any, step_fn: Any, model: str) -> str:
     return f"the {role}{'' if name == '<lambda>' else f' {name}'} of {model}"
 
 
-def _module(function: Any) -> nn.Module:
-    return function if isinstance(function, nn.Module) else Function(function, take_apart((), {}))
+def the_loss(module: fx.GraphModule, name: str) -> None:
+    """Let the loss be the only result of a captured graph that requires grad: what it keeps in attributes besides is
+    detached. CaptureError where no parameter that requires grad leads to the loss."""
+    graph = module.graph
+    end = next(iter(reversed(graph.nodes)))
+    marked = [node for node in graph.nodes if node.target is minimised]
+    losses = {node.args[0] for node in marked}
+    for node in marked:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    if not any(_differentiable(node) and node.op != "placeholder" for node in losses):
+        raise CaptureError(
+            f"{name}: the loss depends on no parameter that requires a gradient, so there is nothing to train; "
+            "set requires_grad on what is to be trained, and do not detach what leads to the loss"
+        )
+    results = []
+    for node in end.args[0]:
+        if _differentiable(node) and node not in losses:
+            with graph.inserting_before(end):
+                detached = graph.call_method("detach", (node,))
+            detached.meta = {**node.meta, "example_value": node.meta["example_value"].detach()}
+            node = detached
+        results.append(node)
+    end.args = (tuple(results),)
+    module.recompile()
+
+
+def _differentiable(node: Any) -> bool:
+    fake = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return isinstance(fake, torch.Tensor) and fake.requires_grad
 
 
 def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
     """The joint graph with the gradient that flows into the loss as state, which is `owner["tangent"]`.
 
-    `owner` gets a tensor one of the loss's dtype at the home of the call. Raises CaptureError where no
-    parameter needs a gradient.
+    `owner` gets a tensor one of the loss's dtype at the home of the call.
     """
     graph = captured.graph
-    if not captured.tangents:
-        raise CaptureError(
-            f"{graph.name}: the loss depends on no parameter that requires a gradient, so there is nothing to train; "
-            "set requires_grad on what is to be trained, and do not detach what leads to the loss"
-        )
     ((tangent, _),) = captured.tangents
     value = graph.value[tangent]
     owner["tangent"] = torch.ones(value.shape, dtype=getattr(torch, value.dtype), device=captured.home)
@@ -214,3 +280,11 @@ def _own_module(path: str) -> str:
 def own_path(path: str) -> str:
     """A path in the model, from that in the Module around it."""
     return "" if path == "model" else path.removeprefix("model.")
+
+
+def in_rule(error: BaseException) -> bool:
+    """True if what Dynamo could not capture is in the user's function, not in the model."""
+    frames = [frame for frame in getattr(error, "real_stack", None) or () if frame.filename == __file__]
+    return bool(frames) and any(
+        text in (frames[-1].line or "") for text in ("self.rule(", "self.function[0](")
+    )

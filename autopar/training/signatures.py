@@ -1,26 +1,37 @@
-"""The signatures of a training step that are kept, the least recently used dropped first."""
+"""The graphs of a training step's loss, as Dynamo captures them, and the programs of each, by sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 
-from ..capture.functions import Function
-from ..capture.signature import Arguments, take_apart
-from ..errors import CaptureError
+from ..capture.refusals import Untraceable, explain
+from ..dynamo.arguments import Arguments
+from ..dynamo.assembly import assembled
+from ..dynamo.breaks import valued
+from ..dynamo.served import SIZES
+from ..errors import AutoparError, CaptureError
 from ..kept import Kept
-from ..keys import Lent, Parameters, call_key, visible
 from ..machine import Machine
 from ..options import Options
+from ..plans import Plan
+from ..runtime.ambient import alone
 from ..runtime.memory import Replicas
-from .losses import Loss
+from ..stages import rewritten, timed
+from .losses import Loss, the_loss
 from .updates import Signature
+
+Take = Callable[[Signature, Sequence[Any]], Any]
+"""Takes the step of a call, given the arguments of its graph; the results of the graph."""
 
 
 class Signatures:
-    """What serves the calls of one training step; all of it shares one pool of copies of the weights.
+    """A backend of `torch.compile` for the loss of one training step; all of it shares one pool of copies of weights.
 
     CaptureError when the optimizer holds what the model does not have: no gradient would ever reach it.
     """
@@ -29,56 +40,55 @@ class Signatures:
         self, loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
-        self.kept: Kept[Signature] = Kept(f"the training step of {type(loss).__name__}")
+        self.graphs: list[LossGraph] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
-        self._shapes, self._lent = Parameters(), Lent()
-        self._require_known()
+        self._take: Take | None = None
+        self.require_known()
 
-    def serving(self, args: tuple[Any, ...]) -> Signature:
-        """What serves this call, captured where nothing does yet."""
-        arguments = take_apart(args, {})
-        key = self._key(arguments)
-        found = self.kept.used(key)
-        if found is None:
-            found = self._made(arguments, args)
-            self.kept.add(key, found)
-        self.latest = found
-        return found
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> LossGraph:
+        graph = LossGraph(self, module, examples)
+        self.graphs.append(graph)
+        return graph
+
+    @contextmanager
+    def taking(self, take: Take) -> Iterator[None]:
+        """Calls of the compiled loss are steps, taken by `take`."""
+        self._take = take
+        try:
+            yield
+        finally:
+            self._take = None
+
+    def taken(self, signature: Signature, args: Sequence[Any]) -> Any:
+        """The results of a call, once its step is taken."""
+        self.latest = signature
+        assert self._take is not None
+        return self._take(signature, args)
 
     def parameters(self) -> list[torch.Tensor]:
         """All that the optimizer holds."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def refresh(self) -> None:
-        """Look at the parameters' shapes and copy them to their devices again at the next call."""
-        self._shapes.forget()
-        self.pool.forget()
-
-    def _made(self, arguments: Arguments, args: tuple[Any, ...]) -> Signature:
-        for tensor in arguments.tensors:
-            if tensor.requires_grad:
-                raise CaptureError(
-                    f"an argument of shape {list(tensor.shape)} requires grad, and a training step gives gradients to "
-                    "parameters alone; .detach() it, or use autopar.compile and your own loop"
-                )
-        self._require_known()
-        return Signature(self.loss, self.parameters(), self.machine, self.options, args, self.pool)
-
-    def _key(self, arguments: Arguments) -> Hashable:
-        """What decides whether a signature serves a call: the optimizer's groups and the state they ask for, and what
-        the user's function sees, too."""
-        groups = tuple(
+    def groups(self) -> Hashable:
+        """What a program of the whole step takes for fixed of the optimizer: its groups and the state they ask for."""
+        return tuple(
             (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
             for group in self.optimizer.param_groups
         )
-        modules = tuple(self.loss.modules())
-        parameters = tuple([id(item) for module in modules for item in module._parameters.values()])
-        seen = visible(self.loss.rule.function[0]) if isinstance(self.loss.rule, Function) else ()
-        key = call_key(modules, arguments, self.machine.torch_types, self._shapes, self._lent)
-        return key, parameters, groups, seen
 
-    def _require_known(self) -> None:
+    def drop(self, signature: Signature) -> None:
+        """Forget what serves a signature; the next call makes it anew."""
+        for graph in self.graphs:
+            graph.kept.drop(signature)
+
+    def close(self) -> None:
+        """Stop the threads of all programs; the next call starts them again."""
+        for graph in self.graphs:
+            graph.kept.close()
+
+    def require_known(self) -> None:
+        """CaptureError when the optimizer holds what neither the model nor its criterion has."""
         known = {id(parameter) for parameter in self.loss.parameters()}
         for group in self.optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
@@ -89,3 +99,69 @@ class Signatures:
                         "optimizer from model.parameters() after the last change of the model, or make the criterion "
                         "an nn.Module that holds the parameter"
                     )
+
+
+class LossGraph:
+    """What Dynamo calls in the place of a graph of the loss: the step of each call, by a program for its sizes."""
+
+    def __init__(self, signatures: Signatures, module: fx.GraphModule, examples: Sequence[Any]) -> None:
+        self.signatures, self.module = signatures, module
+        self.kept: Kept[Signature] = Kept(f"the training step of {type(signatures.loss).__name__}", SIZES)
+        self.refusal: AutoparError | None = None
+        self._plans: dict[Hashable, Plan] = {}
+        self._lock = threading.RLock()
+        name = type(signatures.loss).__name__
+        try:
+            signatures.require_known()
+            the_loss(module, name)
+            self.assembly = assembled(module, examples, signatures.loss, signatures.loss.arguments)
+            self.arguments = Arguments(self.assembly)
+            self._require_detached()
+        except Exception as error:
+            # Dynamo would wrap what is raised here; it is raised from the call.
+            text = explain(name, error)
+            self.refusal = CaptureError(text if name in text else f"{name}: {text}")
+
+    def __call__(self, *args: Any) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        arguments = self.arguments
+        if arguments.lent(args):
+            raise CaptureError(
+                f"{type(self.signatures.loss).__name__}: a tensor is changed in place that shares its memory with "
+                "another; pass a copy (clone)"
+            )
+        arguments.rebind(args)
+        key = arguments.sizes(args), self.signatures.groups()
+        found = self.kept.used(key)
+        if found is None:
+            found = self._made(args)
+            self.kept.add(key, found)
+        return self.signatures.taken(found, args)
+
+    def _made(self, args: Sequence[Any]) -> Signature:
+        signatures = self.signatures
+        try:
+            with alone():
+                captured = rewritten(timed("capture", self.assembly.at, args), signatures.options)
+        except Untraceable as error:
+            raise valued(type(signatures.loss).__name__, self.module, error) from error
+        return Signature(
+            captured,
+            self.module,
+            self.arguments.weights(args),
+            signatures.parameters(),
+            signatures.machine,
+            signatures.options,
+            args,
+            signatures.pool,
+            self._plans,
+        )
+
+    def _require_detached(self) -> None:
+        for place in self.assembly.region.places:
+            if place.kind == "input" and place.fake.requires_grad:
+                raise CaptureError(
+                    f"{place.path}, of shape {list(place.fake.shape)}, requires grad, and a training step gives "
+                    "gradients to parameters alone; .detach() it, or use autopar.compile and your own loop"
+                )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from os import PathLike
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from .. import casting
 from ..capture.private import forget_unscaled
-from ..capture.signature import take_apart
+from ..dynamo.breaks import no_graph
+from ..dynamo.private import TorchDynamoException, compiled
+from ..dynamo.served import Done
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..machine import Machine
 from ..options import Options
@@ -22,11 +25,9 @@ from ..plans import Plan
 from ..programs import Program
 from ..recording import Recorded
 from ..stages import Prepared
-from .losses import Loss
-from .signatures import Signatures
+from .losses import Loss, in_rule, refused
+from .signatures import Signatures, Take
 from .updates import Signature
-
-log = logging.getLogger("autopar")
 
 
 class TrainStep(Recorded):
@@ -44,9 +45,10 @@ class TrainStep(Recorded):
     Returns what the criterion returns, detached, on the device of the first input: the loss, or a tuple that begins
     with it, or a dict that has it under "loss"; the loss alone is differentiated.
 
-    A program is made for each signature (shapes, dtypes, devices and constants of the arguments, modes of the
-    modules, what requires grad); the last eight are kept. The first call of each gives gradients, which are held
-    against eager, and lets the optimizer itself step; later ones are one program where the optimizer allows it.
+    `torch.compile` captures model and loss as one graph, and again where what it took for fixed changes (modes of the
+    modules, dtypes, constants, what requires grad); from the second size of an axis on one graph serves all sizes. A
+    program is made for each set of sizes. The first call of each gives gradients, which are held against eager, and
+    lets the optimizer itself step; later ones are one program where the optimizer allows it.
 
     Random numbers: masks are drawn on the device of the call from torch's own generator, in the order of the
     program, so that a seed gives the same losses run after run, and on the CPU the plain loop's.
@@ -68,23 +70,40 @@ class TrainStep(Recorded):
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = Signatures(loss, optimizer, machine, options)
+        self._loss = compiled(loss, self._signatures, True, None)
         self._lock = threading.RLock()
         self._adding = False
 
     def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
         """Take a step. With `accumulate` gradients are added to `.grad` and nothing is updated; the next step without
         it uses them with its own, as `backward` twice before `optimizer.step()` does."""
-        with self._lock, torch.enable_grad(), self._casting(batch):
-            args = self._arguments(batch)
-            if self.options.verify_replicas:
-                self._signatures.pool.require_verified("step.refresh()")
-            signature = self._signatures.serving(args)
-            if accumulate or self._adding:
+        adds = accumulate or self._adding
+
+        def take(signature: Signature, args: Sequence[Any]) -> Any:
+            if adds:
                 with signature.undone(args):
                     return self._added(signature, args)
             return self._stepped(signature, args)
 
-    def _added(self, signature: Signature, args: tuple[Any, ...]) -> Any:
+        with self._lock:
+            if self.options.verify_replicas:
+                self._signatures.pool.require_verified("step.refresh()")
+            return self._called(batch, take)
+
+    def _called(self, batch: tuple[Any, ...], take: Take) -> Any:
+        """What the loss function returns; its graph is served by `take`."""
+        batch, name = self._arguments(batch), type(self.loss).__name__
+        refused.text = ""
+        try:
+            with torch.enable_grad(), self._casting(batch), self._signatures.taking(take):
+                return self._loss(*batch)
+        except TorchDynamoException as error:
+            if refused.text:
+                raise CaptureError(f"{name}: {refused.text}") from None
+            whose = self.loss.called if in_rule(error) else name
+            raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
+
+    def _added(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Gradients added to `.grad`."""
         self._scale(signature)
         result, gradients = self._differentiated(signature, args, stale=False)
@@ -97,7 +116,7 @@ class TrainStep(Recorded):
         _accumulated(signature.parameters)
         return result
 
-    def _stepped(self, signature: Signature, args: tuple[Any, ...]) -> Any:
+    def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """A step: in one program where it can be, else gradients, with those that wait in `.grad`, then torch's own
         clipping, scaler and optimizer."""
         waits = any(parameter.grad is not None for parameter in self._parameters())
@@ -109,7 +128,7 @@ class TrainStep(Recorded):
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _by_itself(self, signature: Signature, args: tuple[Any, ...], *, stale: bool) -> Any:
+    def _by_itself(self, signature: Signature, args: Sequence[Any], *, stale: bool) -> Any:
         """A step of the optimizer's own; when it raises each `.grad` is what it was."""
         self._scale(signature)
         result, gradients = self._differentiated(signature, args, stale=stale)
@@ -161,12 +180,12 @@ class TrainStep(Recorded):
             yield
 
     def _differentiated(
-        self, signature: Signature, args: tuple[Any, ...], *, stale: bool
+        self, signature: Signature, args: Sequence[Any], *, stale: bool
     ) -> tuple[Any, list[torch.Tensor]]:
         try:
             return signature.differentiated(args, self._run, stale)
         except DifferenceError:
-            self._signatures.kept.drop(signature)
+            self._signatures.drop(signature)
             raise
 
     def _scale(self, signature: Signature) -> None:
@@ -188,6 +207,10 @@ class TrainStep(Recorded):
             raise CaptureError(
                 "a training step inside torch.inference_mode() cannot update anything; leave it"
             )
+        try:
+            inspect.signature(self.loss.forward).bind(*batch)
+        except TypeError as error:
+            raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
         return tuple(
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )
@@ -196,8 +219,8 @@ class TrainStep(Recorded):
         """Autocast as asked for, on the device type of the first tensor."""
         if self.autocast is None:
             return nullcontext()
-        tensors = take_apart(batch, {}).tensors
-        kind = tensors[0].device.type if tensors else "cpu"
+        tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        kind = next((tensor.device.type for tensor in tensors), "cpu")
         return torch.autocast(kind, self.autocast)
 
     @contextmanager
@@ -211,12 +234,16 @@ class TrainStep(Recorded):
 
     def prepare(self, *batch: Any) -> None:
         """Capture, plan and lower for the signature of these arguments without running."""
-        with self._lock, torch.enable_grad(), self._casting(batch):
-            signature = self._signatures.serving(self._arguments(batch))
+
+        def take(signature: Signature, _: Any) -> NoReturn:
             if not signature.checked:
                 _ = signature.gradients
             elif self._whole(signature) is None:
                 _ = signature.overlapped
+            raise Done
+
+        with self._lock, suppress(Done):
+            self._called(batch, take)
 
     def ready(self) -> Signature:
         """What served the last call; AutoparError when nothing has been planned."""
@@ -278,11 +305,11 @@ class TrainStep(Recorded):
     def refresh(self) -> None:
         """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
         tensor, through `.data` or a numpy view."""
-        self._signatures.refresh()
+        self._signatures.pool.forget()
 
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""
-        self._signatures.kept.close()
+        self._signatures.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

@@ -1,9 +1,9 @@
-"""The programs of one signature of a training step: one that gives gradients, one that takes the whole step."""
+"""The programs of a training step for one set of sizes: one that gives gradients, one that takes the whole step."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -12,18 +12,19 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..capture.joint import joint
 from ..checking import by_parts, unwanted
+from ..dynamo.served import again
 from ..errors import DifferenceError, MemoryCapError
 from ..machine import Machine
 from ..options import Options
+from ..plans import Plan
 from ..runtime.ambient import alone
 from ..runtime.memory import Replicas
 from ..snapshot import Snapshot
-from ..stages import Prepared, bind, plan_captured, rewritten, timed
+from ..stages import Prepared, bind, plan_captured, timed
 from . import optimizers
 from .gradcheck import Eager
-from .losses import Loss, own_path, own_paths, resident_tangent, trained
+from .losses import own_path, own_paths, resident_tangent, trained
 
 log = logging.getLogger("autopar")
 
@@ -32,45 +33,53 @@ Run = Callable[[Prepared, Sequence[Any]], list[Any]]
 
 
 class Signature:
-    """What serves one kind of call.
+    """What serves the calls of one graph of the loss with the same sizes.
 
-    `raw` is the joint graph as it was captured; `captured` is what is placed: the gradient of the loss starts from
-    state, which `start` holds, and only what is trained has a gradient. `checked` says whether its gradients
-    have been held against eager.
+    `raw` is the joint graph as it was captured of `module`, whose arguments are `args`; `captured` is what is placed:
+    the gradient of the loss starts from state, which `start` holds, and only what is trained has a gradient. `weights`
+    are what of its state requires grad, by path. `checked` says whether its gradients have been held against eager.
+    Programs are placed as those of other sizes were, which `plans` keeps.
     """
 
     def __init__(
         self,
-        loss: Loss,
+        raw: Captured,
+        module: Callable[..., Any],
+        weights: Mapping[str, torch.Tensor],
         parameters: Sequence[torch.Tensor],
         machine: Machine,
         options: Options,
-        args: tuple[Any, ...],
+        args: Sequence[Any],
         pool: Replicas,
+        plans: dict[Hashable, Plan],
     ) -> None:
-        self.loss, self.machine, self.options, self.pool = loss, machine, options, pool
-        with alone():
-            self.raw: Captured = rewritten(timed("capture", joint, loss, args, {}), options)
+        self.raw, self.module, self.machine, self.options, self.pool = raw, module, machine, options, pool
         self.start: dict[str, Any] = {}
         self.own = {id(parameter) for parameter in parameters}
-        self.captured = trained(own_paths(resident_tangent(self.raw, self.start)), self.own)
-        self.devices = [torch.empty(0, device=tensor.device) for tensor in self.captured.flatten(args, {})]
+        self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
+        self.captured = trained(own_paths(resident_tangent(raw, self.start)), self.own)
+        self.devices = [torch.empty(0, device=tensor.device) for tensor in self._inputs(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
         self.checked = options.check == "never"
         self.refusal = self._too_big = ""
         self._whole: Prepared | None = None
+        self._plans = plans
         self._trained = optimizers.trained(self.captured)
+
+    def _inputs(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        return self.captured.flatten(tuple(args), {})
 
     @cached_property
     def gradients(self) -> Prepared:
         """The program that gives outputs and gradients, and leaves the weights alone."""
-        return self._placed(self.captured)
+        return self._placed("gradients", self.captured)
 
     @cached_property
     def overlapped(self) -> Prepared:
         """The same for weights that an optimizer has stepped: it brings them to the devices while it computes."""
         weights = tuple(target for target, _ in self.captured.gradients)
-        return self._placed(replace(self.captured, graph=replace(self.captured.graph, changing=weights)))
+        changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
+        return self._placed("overlapped", changing)
 
     def whole(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Prepared | None:
         """The program of the whole step, made when it is first wanted; None, with a reason in `refusal`, where the
@@ -80,7 +89,8 @@ class Signature:
             return None
         if self._whole is None:
             try:
-                self._whole = self._placed(optimizers.updated(self.captured, optimizer, clip_norm=clip_norm))
+                updated = optimizers.updated(self.captured, optimizer, clip_norm=clip_norm)
+                self._whole = self._placed("whole", updated)
             except MemoryCapError as error:
                 self._too_big = self.refusal = f"second buffers for the new weights do not fit: {error}"
                 log.warning(
@@ -89,16 +99,27 @@ class Signature:
         return self._whole
 
     def taken(
-        self, args: tuple[Any, ...], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
-    ) -> Any:
-        """One whole step: what the loss's Module returns."""
-        found = run(whole, self.captured.flatten(args, {}))
+        self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
+    ) -> list[Any]:
+        """One whole step: the results of the graph."""
+        found = run(whole, self._inputs(args))
         optimizers.committed(optimizer, self._trained.values())
-        return self._result(found)
+        return self._results(found)
 
-    def _placed(self, captured: Captured) -> Prepared:
-        plan = timed("plan", plan_captured, captured, self.machine, self.options, self.devices)
+    def _placed(self, kind: str, captured: Captured) -> Prepared:
+        plan = timed("plan", self._planned, kind, captured)
+        self._plans.setdefault(kind, plan)
         return bind(captured, plan, self.pool)
+
+    def _planned(self, kind: str, captured: Captured) -> Plan:
+        if kind in self._plans:
+            try:
+                alike = replace(self.options, **again(self._plans[kind]))
+                return plan_captured(captured, self.machine, alike, self.devices)
+            except MemoryCapError:
+                # What fitted at one size need not at another.
+                pass
+        return plan_captured(captured, self.machine, self.options, self.devices)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -106,17 +127,17 @@ class Signature:
         return list(self._trained.values())
 
     def differentiated(
-        self, args: tuple[Any, ...], run: Run, stale: bool = False
-    ) -> tuple[Any, list[torch.Tensor]]:
-        """One forward and backward: what the loss's Module returns, and the gradients, each in memory of its own.
-        `stale` says that all weights have changed since the call before.
+        self, args: Sequence[Any], run: Run, stale: bool = False
+    ) -> tuple[list[Any], list[torch.Tensor]]:
+        """One forward and backward: the results of the graph, and the gradients, each in memory of its own. `stale`
+        says that all weights have changed since the call before.
 
         The first is held against eager, which does the same on snapshots before: DifferenceError, with buffers as
         they were, when the two do not agree.
         """
         eager = None if self.checked else self._eager(args)
         program = self.overlapped if stale and self.checked else self.gradients
-        found = run(program, self.captured.flatten(args, {}))
+        found = run(program, self._inputs(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
@@ -133,43 +154,36 @@ class Signature:
                 _hooked(parameter, own(gradient, parameter, shared))
                 for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
             ]
-        return self._result(found[: self.count]), gradients
+        return self._results(found[: self.count]), gradients
 
-    def _result(self, outputs: Sequence[Any]) -> Any:
-        """What the loss's Module returns, detached: a parameter may be among it."""
-        return self.captured.rebuild(
+    def _results(self, outputs: Sequence[Any]) -> list[Any]:
+        """What Dynamo takes for the results of its graph, detached: a parameter may be among them."""
+        found: list[Any] = self.captured.rebuild(
             [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
         )
+        return found
 
     @contextmanager
-    def undone(self, args: tuple[Any, ...]) -> Iterator[None]:
+    def undone(self, args: Sequence[Any]) -> Iterator[None]:
         """Put back the buffers and arguments that a call has changed when what comes after it raises."""
-        kept = Snapshot(self.captured, args, {}) if self.captured.graph.mutated else None
+        kept = Snapshot(self.captured, tuple(args), {}) if self.captured.graph.mutated else None
         try:
             yield
         except BaseException:
             with kept.restored() if kept is not None else nullcontext():
                 raise
 
-    def _eager(self, args: tuple[Any, ...]) -> Eager | None:
+    def _eager(self, args: Sequence[Any]) -> Eager | None:
         """Eager's answer to this call, None where it would be another one by the user's wish."""
         plan = self.gradients.plan
         if by_parts(plan, self.options.batch_norm):
             return None
         if self.options.check == "first" and unwanted(plan, self.raw):
             return None
-        graph = self.raw.graph
-        weights = {
-            graph.value[target].path: owner[key]
-            for target, _ in self.raw.gradients
-            for owner, key in [self.raw.state[target]]
-        }
-        named = {id(tensor) for tensor in weights.values()}
-        weights.update((n, p) for n, p in self.loss.named_parameters() if id(p) not in named)
         ((tangent, _),) = self.raw.tangents
-        mine = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
         with alone():
-            return Eager(self.raw, self.loss, args, {}, mine, {tangent: self.start["tangent"]})
+            start = {tangent: self.start["tangent"]}
+            return Eager(self.raw, self.module, tuple(args), {}, self.weights, start)
 
     @cached_property
     def _shared(self) -> list[bool]:

@@ -1,0 +1,197 @@
+"""Buffers and attributes that forward assigns: new tensors each call, and the gradients that flow through them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from pairs import alike, gradients, twins
+from torch import nn
+
+
+class Cell(nn.Module):
+    """Keeps its state in a buffer; `cut` detaches it, `direct` returns the buffer itself."""
+
+    def __init__(self, cut: bool = True, direct: bool = True) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.cut, self.direct = cut, direct
+        self.register_buffer("state", torch.zeros(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.state.detach() if self.cut else self.state
+        self.state = torch.tanh(self.inner(x) + before)
+        return self.state if self.direct else self.state * 1
+
+
+class Noted(nn.Module):
+    """Leaves an auxiliary loss in a buffer, an attribute or a list."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.where = where
+        if where == "buffer":
+            self.register_buffer("loss", torch.zeros(()), persistent=False)
+        else:
+            self.loss: torch.Tensor | None = None
+        self.losses: list[torch.Tensor] = []
+        self.outputs: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        if self.where == "list":
+            self.losses.append(y.pow(2).mean())
+        elif self.where == "dict":
+            self.outputs["hidden"] = y.pow(2)
+        else:
+            self.loss = y.pow(2).mean()
+        return y.relu()
+
+    def auxiliary(self) -> torch.Tensor:
+        if self.where == "list":
+            return self.losses.pop()
+        if self.where == "dict":
+            return self.outputs["hidden"].mean()
+        assert self.loss is not None
+        return self.loss
+
+
+def test_each_call_returns_a_new_tensor_and_rebinds_the_buffer():
+    plain, fast = twins(Cell)
+    inputs = [torch.randn(4, 6) for _ in range(4)]
+    with torch.no_grad():
+        ours, theirs = [], []
+        for x in inputs:
+            kept, other = fast.state, plain.state
+            ours.append(fast(x))
+            theirs.append(plain(x))
+            assert alike((fast.state - kept).abs().max(), (plain.state - other).abs().max())
+            assert fast.module.state is ours[-1] and plain.state is theirs[-1]
+    assert len({id(output) for output in ours}) == len({output.data_ptr() for output in ours}) == 4
+    assert alike(ours, theirs)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("cut", [True, False])
+def test_backward_through_several_calls(cut, direct):
+    plain, fast = twins(lambda: Cell(cut, direct))
+    x = torch.randn(4, 6)
+    for _ in range(2):
+        plain.state, fast.module.state = torch.zeros(4, 6), torch.zeros(4, 6)
+        expected = gradients(plain, lambda: sum(plain(k * x).sum() for k in (1, 2, 3)))
+        found = gradients(fast, lambda: sum(fast(k * x).sum() for k in (1, 2, 3)))
+        assert alike(found, expected)
+
+
+@pytest.mark.parametrize("check", ["first", "never", "always"])
+@pytest.mark.parametrize("where", ["buffer", "attribute", "list", "dict"])
+def test_a_loss_left_in_the_model_trains(where, check):
+    plain, fast = twins(lambda: Noted(where), check=check)
+    x = torch.randn(4, 6)
+    for _ in range(3):
+        expected = gradients(plain, lambda: plain(x).sum() + 10 * plain.auxiliary())
+        assert alike(gradients(fast, lambda: fast(x).sum() + 10 * fast.module.auxiliary()), expected)
+        assert len(fast.module.losses) == 0
+
+
+def test_a_check_leaves_no_trace_in_buffers():
+    plain, fast = twins(lambda: Noted("buffer"), check="first")
+    with torch.no_grad():
+        fast(torch.randn(4, 6))
+    assert fast.module.loss.grad_fn is None and not fast.module.loss.requires_grad
+    copy.deepcopy(fast.module)
+    with torch.no_grad():
+        plain(torch.zeros(4, 6)), fast(torch.zeros(4, 6))
+    assert alike(fast.module.loss, plain.loss)
+
+
+Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Changing(nn.Module):
+    """Changes a buffer, or a view of one, in place."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.change = change
+        self.register_buffer("bank", torch.zeros(3, 6))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self, self.inner(x))
+
+
+def _count(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.count += 1
+    return x * model.count
+
+
+def _row(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.bank[1] = x.detach().mean(0)
+    return x + model.bank.sum(0)
+
+
+def _queue(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.bank = torch.cat([model.bank[1:], x.detach()[:1]])
+    return x @ model.bank.t()
+
+
+def _average(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.bank.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    return x - model.bank[0]
+
+
+def _growing(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.bank = torch.cat([model.bank, x.detach()[:1]])
+    return x + model.bank.sum(0)
+
+
+def _data(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.bank.data.copy_(x.detach()[:3])
+    return x + model.bank.mean(0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("change", [_count, _row, _queue, _average, _growing, _data])
+def test_buffers_changed_in_place_or_replaced(change, training):
+    plain, fast = twins(lambda: Changing(change))
+    x = torch.randn(4, 6)
+    for call in range(4):
+        with torch.set_grad_enabled(training):
+            assert alike(fast(x + call), plain(x + call))
+        assert alike(dict(fast.named_buffers()), dict(plain.named_buffers()))
+    if training:
+        expected = gradients(plain, lambda: plain(x).sum())
+        assert alike(gradients(fast, lambda: fast(x).sum()), expected)
+
+
+def test_a_counter_in_python_counts_calls():
+    class Warmed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.calls = nn.Linear(6, 6), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.inner(x) * min(self.calls, 5)
+
+    plain, fast = twins(Warmed)
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for call in range(1, 8):
+            assert alike(fast(x), plain(x))
+            assert fast.calls == plain.calls == call
+    assert alike(gradients(fast, lambda: fast(x).sum()), gradients(plain, lambda: plain(x).sum()))
+
+
+def test_buffers_of_a_model_that_is_moved_to_another_dtype():
+    plain, fast = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
+    x = torch.randn(4, 6)
+    fast(x), plain(x)
+    fast.double(), plain.double()
+    assert alike(fast(x.double()), plain(x.double()))
+    assert alike(dict(fast.named_buffers()), dict(plain.named_buffers()))

@@ -1,0 +1,55 @@
+"""What a prompt, a notebook and the shell show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pairs import compiled, turns
+from torch import nn
+
+import autopar
+from autopar.__main__ import main
+from autopar.view import notebook
+
+
+def deep(layers: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)) for _ in range(layers)))
+
+
+def test_the_repr_of_a_plan_fits_a_screen_and_says_what_it_leaves_out():
+    machine, model = autopar.Machine.declare("cpu-16", "h100-sxm"), deep(12)
+    pins = {path: "cuda:0" if device == "cpu" else "cpu" for path, device in turns(model).items()}
+    with torch.no_grad():
+        plan = autopar.plan(
+            model, machine, example_inputs=(torch.ones(8, 16),), policy="heft", split=None, pins=pins
+        )
+    shown, every = repr(plan).splitlines(), str(plan).splitlines()
+    assert len(shown) <= 40 < len(every)
+    left = int(shown[-1].split()[1].replace(",", ""))
+    assert len(every) == len(shown) - 1 + left and "print(plan)" in shown[-1]
+
+
+def test_notebooks_draw_models_plans_timelines_and_machines(monkeypatch):
+    fast = compiled(deep(2))
+    assert fast._repr_html_().startswith("<pre>autopar.compile(")
+    with torch.no_grad():
+        fast(torch.ones(8, 16))
+        with fast.record() as timeline:
+            fast(torch.ones(8, 16))
+    del timeline
+    recorded = fast._placement.backend.timeline
+    for drawn in (fast, fast.plan, recorded):
+        assert "<svg" in drawn._repr_html_() and len(drawn._repr_html_()) < 200_000
+    assert "emulated:0" in fast.machine._repr_html_() and "<pre>" in fast.machine._repr_html_()
+    monkeypatch.setattr(notebook, "STEPS", 0)
+    assert "<svg" not in fast.plan._repr_html_() + recorded._repr_html_()
+    fast.close()
+
+
+def test_the_command_alone_says_what_it_can_do(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(command in said for command in ("demo", "doctor", "plan", "bench", "--version"))
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.strip() == f"autopar {autopar.__version__}"
