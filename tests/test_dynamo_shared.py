@@ -17,7 +17,8 @@ class Block(nn.Module):
         self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.linear(x)).relu() + x
+        twice = torch.cat((x, x)).view(len(x) * 2, 2, 2).transpose(1, 2).reshape(len(x) * 2, 4)
+        return self.norm(self.linear(twice[: len(x)])).relu() + x
 
 
 class Blocks(nn.Module):
@@ -42,8 +43,8 @@ def test_each_keeps_its_weights(devices):
     twin = copy.deepcopy(model)
     fast = autopar.compile(model, devices, policy="round_robin", split=None)
     with torch.no_grad():
-        for _ in range(3):
-            x = torch.randn(5, 4)
+        for rows in (5, 6, 7, 9):
+            x = torch.randn(rows, 4)
             assert torch.allclose(fast(x), twin(x), atol=1e-6)
     for name, parameter in model.named_parameters():
         assert (id(parameter), True) == (weights[name][0], torch.equal(parameter, weights[name][1])), name
@@ -60,8 +61,8 @@ def test_each_is_trained(devices):
     twin = copy.deepcopy(model)
     fast = autopar.compile(model, devices, policy="round_robin", split=None)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
-    for _ in range(3):
-        x = torch.randn(5, 4)
+    for rows in (5, 6, 7, 9):
+        x = torch.randn(rows, 4)
         for called, optimizer in zip((fast, twin), optimizers):
             optimizer.zero_grad()
             called(x).pow(2).sum().backward()
@@ -69,6 +70,28 @@ def test_each_is_trained(devices):
     for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values()):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert _modules(fast) == {"blocks.0.linear", "blocks.1.linear", "blocks.2.linear"}
+    fast.close()
+
+
+class Shares(Blocks):
+    """Each block has another number of rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for index, block in enumerate(self.blocks):
+            torch._dynamo.graph_break()
+            found.append(block(x[index * 2 :]))
+        return torch.cat(found)
+
+
+def test_each_has_sizes_of_its_own():
+    torch.manual_seed(0)
+    model = Shares()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin", split=None)
+    for rows in (9, 11, 8, 10):
+        x = torch.randn(rows, 4)
+        assert torch.allclose(fast(x), twin(x), atol=1e-6)
     fast.close()
 
 

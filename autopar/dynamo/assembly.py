@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..rewrites.views import folded, own
 from ..strides import fitting, strides_of
 from .region import Region
 from .sizes import Sizes, is_open
-from .tracing import Traced, trace
+from .tracing import Traced, through, trace
 
 _aten = torch.ops.aten
 
@@ -49,8 +50,8 @@ class Assembly:
     `renamed` are the path of the module it was traced in and of the one it is now of, where they are not the same.
     """
 
-    def __init__(self, region: Region, traced: Traced, renamed: tuple[str, str] = ("", "")) -> None:
-        self.region, self.traced, self.renamed = region, traced, renamed
+    def __init__(self, region: Region, traced: Traced) -> None:
+        self.region, self.traced, self.renamed = region, traced, ("", "")
         self.held: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
@@ -75,7 +76,10 @@ class Assembly:
         while ours and theirs and ours[-1] == theirs[-1]:
             ours.pop()
             theirs.pop()
-        return Assembly(region, self.traced, (".".join(ours), ".".join(theirs)))
+        # What is open in the graph was read before any sizes were put into it.
+        other = copy.copy(self)
+        other.region, other.renamed = region, (".".join(ours), ".".join(theirs))
+        return other
 
     def _at_home(self, task: Task) -> Task:
         """A task with the path of the module that it is of."""
@@ -178,6 +182,8 @@ def assembled(
     region = Region(module, examples, root, parameters)
     if region.empty:
         raise Untraceable("nothing is computed")
+    if torch.is_grad_enabled() and region.changed:
+        raise through(region.changed)
     training = torch.is_grad_enabled() and bool(region.differentiable)
     names = [place.path for place in region.places]
     traced = trace(module, region.fakes, names, region.wanted, training)

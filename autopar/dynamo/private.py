@@ -16,6 +16,7 @@ from torch import fx, nn
 from .. import versions
 from ..capture.locations import foreign, short
 from ..errors import CaptureError
+from ..garbage import uncollected
 
 try:
     import torch._dynamo
@@ -55,6 +56,8 @@ _SETTINGS: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,
     # Floats are otherwise tensors whose values nobody knows.
     "specialize_float": True,
+    # Numpy's random numbers are otherwise drawn by torch, as others.
+    "use_numpy_random_stream": True,
     # A frame that Dynamo cannot take runs as the user wrote it, whose errors are then the user's own.
     "suppress_errors": True,
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
@@ -77,7 +80,7 @@ class _Entry:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known = dict(counters["graph_break"])
-        with torch._dynamo.config.patch(**_SETTINGS), _quiet():
+        with torch._dynamo.config.patch(**_SETTINGS), _quiet(), uncollected():
             found = self.entry(frame, *args, **kwargs)
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):

@@ -93,6 +93,13 @@ class Region:
         return sorted(found)
 
     @property
+    def changed(self) -> str:
+        """The path of a tensor that is changed in place where a gradient goes through the change, which no output
+        tells of; "" where there is none."""
+        tensors = (place for place in self.places if isinstance(place.fake, torch.Tensor))
+        return next((p.path for p in tensors if p.fake._version and p.fake.grad_fn is not None), "")
+
+    @property
     def fakes(self) -> list[Any]:
         """What each placeholder was traced with."""
         return [place.fake for place in self.places]

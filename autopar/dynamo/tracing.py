@@ -78,7 +78,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
             elif kind == "PlainAOTOutput":
                 tangents.append((index, node))
             else:
-                raise _changed(names[index])
+                raise through(names[index])
     end = next(iter(reversed(graph.nodes)))
     outputs: dict[int, fx.Node] = {}
     gradients, updates = [], []
@@ -91,7 +91,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
             outputs[index] = node.args[0] if own else node
         elif kind == "InputMutationAOTOutput":
             if tangents and given[index].requires_grad:
-                raise _changed(names[index])
+                raise through(names[index])
             updates.append((index, node))
         else:
             if node.meta["val"].layout is not torch.strided:
@@ -206,7 +206,8 @@ def _meaning(description: Any) -> tuple[str, int]:
     return kind, description.idx
 
 
-def _changed(name: str) -> Untraceable:
+def through(name: str) -> Untraceable:
+    """What to raise about a tensor that is changed in place where a gradient goes through the change."""
     return Untraceable(
         f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
         "give it a value that is detached"

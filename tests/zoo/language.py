@@ -153,4 +153,4 @@ text("mamba2", "state space", "Mamba2ForCausalLM", "Mamba2Config",
 text("falcon_mamba", "state space", "FalconMambaForCausalLM", "FalconMambaConfig", STATE, loose=BRANCH)
 text("rwkv", "state space", "RwkvForCausalLM", "RwkvConfig",
      {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32,
-      "context_length": 64})  # fmt: skip
+      "context_length": 64}, graphs=2)  # fmt: skip
