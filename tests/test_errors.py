@@ -184,6 +184,17 @@ def test_a_model_whose_dtype_changes_is_planned_again():
     assert fast(torch.ones(8, 32, dtype=torch.float64)).dtype == torch.float64
 
 
+def test_a_fault_of_our_own_runs_as_written_and_is_told(monkeypatch, caplog):
+    monkeypatch.setattr("autopar.dynamo.assembly.Assembly.at", lambda *_: {}["nothing"])
+    model, x = Towers(), torch.ones(8, 32)
+    fast = autopar.compile(model, DEVICES)
+    for _ in range(2):
+        assert torch.equal(fast(x), model(x))
+    assert caplog.text.count("KeyError: 'nothing'; a fault of autopar") == 1
+    with pytest.raises(autopar.AutoparError, match="a fault of autopar"):
+        _ = fast.plan
+
+
 def test_equality_knows_nan():
     fast = autopar.compile(lambda x: torch.log(x) * 2, DEVICES, check="always", policy="round_robin")
     assert fast(torch.tensor([-1.0, 0.0])).isnan().tolist() == [True, False]

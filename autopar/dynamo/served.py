@@ -192,6 +192,11 @@ class Served:
             except Untraceable as error:
                 self.as_written(str(error))
                 return None
+            except AutoparError:
+                raise
+            except Exception as error:
+                self.as_written(f"{type(error).__name__}: {error}; a fault of autopar, please report it")
+                return None
             self.keep(key, prepared)
             return prepared, self._wants_check(prepared)
 
