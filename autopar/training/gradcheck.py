@@ -162,7 +162,7 @@ class Eager(Snapshot):
         if any(task.random for task in self.captured.graph.tasks):
             return {}
         if self._given:
-            return self._retold("in float64", lambda path, leaf: widen(apart(leaf)), widened)
+            return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), widened)
         return self._twin("in float64", lambda twin: twin.double(), _leaf)
 
     def shaken(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Eager(Snapshot):
             made = apart(leaf)
             if path and made.is_floating_point():
                 _shaken(made, draw)
-            return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
+            return _alike(made, leaf)
 
         if self._given:
             return self._retold("of its rounding", shaken, lambda model: model)
@@ -244,6 +244,11 @@ class Eager(Snapshot):
         found = {f"output {index}": result.detach() for index, result in enumerate(outputs)}
         updates = {path: state[path] for path in (graph.value[n].path for n in self.updates) if path in state}
         return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
+
+
+def _alike(made: Any, leaf: Any) -> Any:
+    """A copy that requires grad where its original does."""
+    return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
 
 
 def _shaken(weight: torch.Tensor, draw: torch.Generator) -> None:
