@@ -57,13 +57,12 @@ class Arguments:
                     owner[key] = args[at]
 
     def elsewhere(self, args: Sequence[Any]) -> bool:
-        """True if the state of this call is not where it was, or has been moved: Dynamo calls one graph for all modules
-        that are alike."""
+        """True if the state of this call is not where it was: Dynamo calls one graph for all modules that are alike."""
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 break
         else:
-            return self.moved
+            return False
         return True
 
     def move(self, args: Sequence[Any], held: dict[str, Any]) -> bool:

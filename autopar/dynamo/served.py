@@ -107,7 +107,7 @@ class Served:
         arguments = self.arguments
         if arguments.lent(args):
             return self._plain(args)
-        if arguments.elsewhere(args):
+        if arguments.moved or arguments.elsewhere(args):
             return self._rebound(args)
         return self._placed(backend, args)
 
