@@ -15,7 +15,7 @@ from .dynamo.backend import Backend
 from .errors import PlanError
 
 _OWN = ("model", "example_inputs", "example_kwargs", "fullgraph", "dynamic")
-"""What `torch.compile` is given itself, or has no need of."""
+"""Keywords that `torch.compile` is given itself, or has no need of."""
 
 _backends: list[tuple[dict[str, Any], weakref.ref[Backend]]] = []
 _lock = threading.Lock()

@@ -72,7 +72,7 @@ def explain(name: str, error: BaseException) -> str:
 
 
 def known(text: str) -> tuple[str, str] | None:
-    """What the text of an error of torch's means for the user, and what to change; None where nothing is known."""
+    """Meaning of an error of torch's for the user, and what to change; None where nothing is known."""
     return next(
         ((what, change) for marks, what, change in _ADVICE if any(mark in text for mark in marks)), None
     )

@@ -1,4 +1,4 @@
-"""What each composite becomes while a call is traced with its backward, by the arguments of its aten operator.
+"""Kernels that stand in for composite aten operators while a call is traced with its backward.
 
 The rules stand in for torch's own at the dispatch keys of autograd, so that they hold in checkpointed regions and in
 functions of torch that call the operator themselves.

@@ -16,7 +16,7 @@ from .assembly import Assembly
 
 
 class Arguments:
-    """Which of the arguments of a graph are sizes, inputs and state. Safe for concurrent callers."""
+    """Positions of sizes, inputs and state among the arguments of a graph. Safe for concurrent callers."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.places = assembly.region.places

@@ -28,7 +28,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Values:
-    """What a call gives back: tensors of the graph, in turn, and plain numbers."""
+    """Results of a region: tensors of the graph, in turn, and plain numbers."""
 
     numbers: tuple[tuple[int, Any], ...]
     order: tuple[int, ...]
@@ -176,9 +176,9 @@ class Assembly:
 def assembled(
     module: fx.GraphModule, examples: Sequence[Any], root: nn.Module | None, parameters: Sequence[str]
 ) -> Assembly:
-    """What Dynamo captured with these arguments, traced: with its backward where grad mode is on and an output requires
-    grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can hold, and whatever
-    torch raises."""
+    """A graph that Dynamo captured with these arguments, traced: with its backward where grad mode is on and an
+    output requires grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can
+    hold, and whatever torch raises."""
     region = Region(module, examples, root, parameters)
     if region.empty:
         raise Untraceable("nothing is computed")

@@ -55,7 +55,7 @@ class Backend(Recorded):
         self.unplaced: dict[str, int] = {}
         """Calls that ran as the user wrote them, by the reason."""
         self.breaks: dict[str, None] = {}
-        """Where and why a call is not one graph, a sentence each."""
+        """Graph breaks and functions without a graph, with place and reason, a sentence each."""
         # One capture, one check and one call that changes state at a time.
         self.lock = threading.RLock()
         _alive.add(self)
@@ -139,7 +139,7 @@ class Backend(Recorded):
             self.preparing = False
 
     def ready(self) -> tuple[Served, Planned]:
-        """What served the last call that was placed. Raises AutoparError where there was none."""
+        """The graph and the program of the last call that was placed. Raises AutoparError where there was none."""
         if self.latest is not None:
             return self.latest
         if self.calls or self.unplaced:
@@ -149,7 +149,7 @@ class Backend(Recorded):
         )
 
     def notes(self) -> list[str]:
-        """What a reader of one plan has to know of the other graphs, and of calls that were not placed."""
+        """Remarks for the reader of one plan: the other graphs, and calls that were not placed."""
         found = [
             f"{served.name} runs as written, not placed: {served.written}"
             for served in self.served

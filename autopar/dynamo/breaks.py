@@ -1,4 +1,4 @@
-"""What is said where Dynamo cannot take a call as one graph."""
+"""Errors for calls that Dynamo cannot take as one graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILS = (
     ("making fake tensor call", re.compile(r"got (\w+\(.+\))")),
     ("failed to bind arguments", re.compile(r"func='(.+)")),
 )
-"""What Dynamo calls errors that are the user's own, and where in its text they are."""
+"""Dynamo's names for errors that are the user's own, and their place in its text."""
 
 
 def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureError:

@@ -128,7 +128,7 @@ def first_line(text: str) -> str:
 
 
 def broken(module: fx.GraphModule) -> tuple[str, str]:
-    """Why a graph ends before the function does, and at which line of the user's; two empty texts where it does not."""
+    """Reason and user's line of the graph break that a graph ends with; two empty texts where it ends with none."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return "", ""
@@ -148,7 +148,7 @@ def compiled(
     dynamic: bool | None,
     skipped: Callable[[str, str], None] = lambda why, place: None,
 ) -> Callable[..., Any]:
-    """What `torch.compile` makes of a module or a function, captured under `_SETTINGS`.
+    """A module or a function as `torch.compile` compiles it, captured under `_SETTINGS`.
 
     What Dynamo learns and keeps is by code object, those of `forward` being shared by all models of a class: each has
     an entry of its own. `skipped` is told the reason and the place of each frame without a graph.
@@ -190,7 +190,7 @@ def _hooks() -> str:
 
 
 def source_of(node: fx.Node) -> str:
-    """Where Dynamo found what a placeholder stands for, such as `L['self']._modules['0']._parameters['weight']`; ""
+    """The source of a placeholder in Dynamo's terms, such as `L['self']._modules['0']._parameters['weight']`; ""
     where it does not say."""
     name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
     # A method before torch 2.12.

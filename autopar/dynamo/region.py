@@ -49,9 +49,9 @@ class Result:
 
 
 class Region:
-    """What Dynamo captured with the user's own tensors as `examples`; `root` is the compiled module, None where it is
-    not known, and `parameters` what it calls its positional arguments. Raises Untraceable for what is no graph of
-    tensors."""
+    """A graph that Dynamo captured with the user's own tensors as `examples`; `root` is the compiled module, None
+    where it is not known, and `parameters` what it calls its positional arguments. Raises Untraceable for what is no
+    graph of tensors."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Region:
 
     @property
     def fakes(self) -> list[Any]:
-        """What each placeholder was traced with."""
+        """The fake tensor or symbolic size of each placeholder."""
         return [place.fake for place in self.places]
 
     @property
@@ -188,7 +188,7 @@ def _rooted(path: str) -> str:
 
 
 def positional(model: Callable[..., Any]) -> list[str]:
-    """What a model calls its positional arguments."""
+    """Names of the positional arguments of a model."""
     try:
         parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
     except (TypeError, ValueError):
@@ -198,7 +198,7 @@ def positional(model: Callable[..., Any]) -> list[str]:
 
 
 def path_of(source: str) -> str:
-    """What people call what Dynamo found there: `L['self']._modules['0']._parameters['weight']` is `0.weight`,
+    """Readable name of a source of Dynamo's: `L['self']._modules['0']._parameters['weight']` is `0.weight`,
     `L['batch']['mask']` is `batch.mask`."""
     keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source.split("@")[0])
     names = [first or second for first, second in keys]

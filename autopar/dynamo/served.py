@@ -48,8 +48,8 @@ class Done(Exception):
 
 
 class Served:
-    """What Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, "" where it is
-    placed.
+    """The callable that Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, ""
+    where it is placed.
 
     Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
     """
@@ -79,7 +79,7 @@ class Served:
 
     @property
     def backend(self) -> Backend:
-        """What it was captured for, which its calls come through."""
+        """The backend it was captured for."""
         backend = self._backend()
         assert backend is not None
         return backend

@@ -112,7 +112,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
 
 
 class _Run(nn.Module):
-    """What Dynamo captured, run node by node, so that what is traced from it knows the module and line of each."""
+    """A captured graph run node by node, so that what is traced from it knows the module and line of each."""
 
     def __init__(
         self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
@@ -142,7 +142,7 @@ class _Nodes(fx.Interpreter):
 
 
 class Casts(TorchFunctionMode):
-    """What autocast keeps of the weights until its outermost region ends, so that the gradients of all uses meet in
+    """Autocast's cache of cast weights until its outermost region ends, so that the gradients of all uses meet in
     the low precision.
 
     Autocast keeps nothing of a tensor that is no leaf, as the inputs of a module that is traced are not.
@@ -207,7 +207,7 @@ def _meaning(description: Any) -> tuple[str, int]:
 
 
 def through(name: str) -> Untraceable:
-    """What to raise about a tensor that is changed in place where a gradient goes through the change."""
+    """The error about a tensor that is changed in place where a gradient goes through the change."""
     return Untraceable(
         f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
         "give it a value that is detached"

@@ -18,7 +18,7 @@ from ..jsonfile import short, whole
 LARGEST = 1e30
 """What no number of a file may exceed, so that sums of them stay finite."""
 SMALLEST = 1e-300
-"""What a time must reach to count: what is divided by less is no number."""
+"""Smallest time that counts: dividing by less overflows."""
 MANY = 1_000_000
 """What no number of things may exceed, as each has a name of its own."""
 

@@ -29,7 +29,7 @@ def minimised(loss: torch.Tensor) -> torch.Tensor:
 
 
 class Refused(threading.local):
-    """Why what came back while this thread was capturing is no loss, "" where it is."""
+    """Reason for which the result captured by this thread is no loss, "" where it is one."""
 
     text = ""
 
@@ -66,13 +66,13 @@ class Loss(nn.Module):
         rule = criterion if step_fn is None else step_fn
         assert rule is not None
         self.called = _called(criterion, step_fn, name)
-        """What messages call the user's function beside the model."""
+        """Name of the user's function beside the model, for messages."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
         own = positional(rule)[1:]
         self.arguments = (
             own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
         )
-        """What positional arguments are called."""
+        """Names of the positional arguments."""
 
     def apart(self, output: Any) -> Any:
         """The output with all but the loss detached; CaptureError when there is no loss in it."""

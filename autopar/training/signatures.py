@@ -71,7 +71,8 @@ class Signatures:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def groups(self) -> Hashable:
-        """What a program of the whole step takes for fixed of the optimizer: its groups and the state they ask for."""
+        """Facts of the optimizer that a program of the whole step takes for fixed: its groups and the state they ask
+        for."""
         return tuple(
             (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
             for group in self.optimizer.param_groups
@@ -102,7 +103,8 @@ class Signatures:
 
 
 class LossGraph:
-    """What Dynamo calls in the place of a graph of the loss: the step of each call, by a program for its sizes."""
+    """The callable that Dynamo calls in the place of a graph of the loss: the step of each call, by a program for
+    its sizes."""
 
     def __init__(self, signatures: Signatures, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self.signatures, self.module = signatures, module

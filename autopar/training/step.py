@@ -91,7 +91,7 @@ class TrainStep(Recorded):
             return self._called(batch, take)
 
     def _called(self, batch: tuple[Any, ...], take: Take) -> Any:
-        """What the loss function returns; its graph is served by `take`."""
+        """The result of the loss function; its graph is served by `take`."""
         batch, name = self._arguments(batch), type(self.loss).__name__
         refused.text = ""
         try:

@@ -33,7 +33,7 @@ Run = Callable[[Prepared, Sequence[Any]], list[Any]]
 
 
 class Signature:
-    """What serves the calls of one graph of the loss with the same sizes.
+    """The programs for calls of one graph of the loss with the same sizes.
 
     `raw` is the joint graph as it was captured of `module`, whose arguments are `args`; `captured` is what is placed:
     the gradient of the loss starts from state, which `start` holds, and only what is trained has a gradient. `weights`
@@ -157,7 +157,7 @@ class Signature:
         return self._results(found[: self.count]), gradients
 
     def _results(self, outputs: Sequence[Any]) -> list[Any]:
-        """What Dynamo takes for the results of its graph, detached: a parameter may be among them."""
+        """The results of Dynamo's graph, detached: a parameter may be among them."""
         found: list[Any] = self.captured.rebuild(
             [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
         )

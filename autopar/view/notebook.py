@@ -1,4 +1,4 @@
-"""What a notebook shows of a plan, a timeline or a text: HTML of a bounded size."""
+"""HTML of a bounded size for notebooks: of a plan, a timeline or a text."""
 
 from __future__ import annotations
 
