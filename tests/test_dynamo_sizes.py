@@ -163,6 +163,17 @@ def test_a_new_size_is_placed_as_the_first_was():
     fast.close()
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_shares_of_the_batch_are_those_asked_for_at_every_size(grad):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    fast = autopar.compile(model, TWO, dynamic=True, split={"emulated:0": 0.3, "emulated:1": 0.7})
+    with torch.set_grad_enabled(grad):
+        for rows, parts in ((10, "3 + 7"), (20, "6 + 14"), (30, "9 + 21")):
+            torch.testing.assert_close(fast(*(x := vectors(rows))), model(*x))
+            assert parts in fast.plan.costed.graph.split
+    fast.close()
+
+
 def run_tasks(plan, name):
     """The tasks of a run."""
     return next(run.tasks for run in plan.costed.runs if run.name == name)

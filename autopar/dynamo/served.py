@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import fx
@@ -234,7 +234,7 @@ class Served:
             # They were held against the whole model.
             options = dataclasses.replace(options, pins=naming(captured.graph, options.pins))
         if self.placed is not None:
-            options = dataclasses.replace(options, **again(self.placed))
+            options = again(options, self.placed)
         prepared = self._prepared(captured, options, args)
         self.placed = self.placed or prepared.plan
         return prepared
@@ -300,14 +300,15 @@ class Served:
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
 
 
-def again(plan: Plan) -> dict[str, Any]:
-    """Options that place a graph of other sizes as `plan` places its own, without a search."""
+def again(options: Options, plan: Plan) -> Options:
+    """Options that place a graph of other sizes as `plan` places its own, without a search; shares of the batch that
+    the user gave stay these."""
     devices = {placed.run: placed.device for placed in plan.placed}
     homes = {task: devices[run.name] for run in plan.costed.runs if run.name in devices for task in run.tasks}
     label = plan.costed.graph.split
-    parts = len(rows_of(label)) if label else None
 
     def placed(costed: CostedGraph) -> dict[str, str]:
         return {run.name: homes[run.tasks[0]] for run in costed.runs if run.tasks[0] in homes}
 
-    return {"split": parts, "policy": placed}
+    split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
+    return dataclasses.replace(options, split=split, policy=placed)

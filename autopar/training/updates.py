@@ -114,7 +114,7 @@ class Signature:
     def _planned(self, kind: str, captured: Captured) -> Plan:
         if kind in self._plans:
             try:
-                alike = replace(self.options, **again(self._plans[kind]))
+                alike = again(self.options, self._plans[kind])
                 return plan_captured(captured, self.machine, alike, self.devices)
             except MemoryCapError:
                 # What fitted at one size need not at another.
