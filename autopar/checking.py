@@ -174,11 +174,8 @@ def tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None
     return told
 
 
-def unwanted(plan: Plan, captured: Captured) -> bool:
+def unwanted(plan: Plan) -> bool:
     """Whether the first run need not, or cannot well, be held against eager; says which in one log line."""
-    if captured.how == "opaque":
-        # It is eager itself, and to run it twice would do its effects twice.
-        return True
     single, home = dict(plan.singles), plan.costed.machine.host
     if home in single and single[home] is None:
         log.info('check skipped: eager does not fit on %s alone; check="always" insists', home)

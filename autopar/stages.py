@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .capture import Captured, capture
+from .capture import Captured
 from .cost import CostedGraph
 from .detect import detect
 from .errors import MemoryCapError, PlanError
@@ -65,21 +65,15 @@ class Prepared:
 
 
 def prepare(
-    model: Any,
+    captured: Captured,
     machine: Machine,
     options: Options,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
     given: Plan | None,
-    known: Captured | None = None,
     pool: Replicas | None = None,
 ) -> Prepared:
-    """Capture (unless it is `known`), plan, lower, check and bind a model for the signature of a call.
-
-    Copies of its state are in `pool`.
-    """
-    captured = known or rewritten(timed("capture", capture, model, args, kwargs), options)
-    tensors = captured.flatten(args, kwargs)
+    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
+    tensors = captured.flatten(args, {})
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
     prepared = bind(captured, plan, pool)
     single = plan.best_single

@@ -1,4 +1,4 @@
-"""Small models for the tests of capture: one thing each that tracing gets wrong, and the route it takes."""
+"""Small models for the tests of capture: one thing each that tracing gets wrong."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is called and the route by which it is captured."""
+    """A model and how it is called."""
 
     name: str
     make: Callable[[], Call]
-    how: str = "export"
 
 
 class Does(nn.Module):
@@ -138,88 +137,6 @@ def empty() -> Call:
     return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), (torch.randn(0, 4),), {}
 
 
-class Gate(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict[str, Any]:
-        if x.sum() > 0:
-            return {"y": self.linear(x) * scale, "n": 3}
-        return {"y": self.linear(x) - scale, "n": 3}
-
-
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(4, 2)
-        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = self.gate(x).softmax(-1)
-        out = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            rows = torch.where(weights.argmax(-1) == index)[0]
-            if rows.numel():
-                out.index_add_(0, rows, expert(x[rows]) * weights[rows, index, None])
-        return out
-
-
-def islands() -> Call:
-    def body(m: nn.Module, x: torch.Tensor) -> Any:
-        for gate in m.gates:
-            x = gate(m.linear(x), scale=2.0)["y"]
-        return m.experts(F.dropout(x)) + m.gates[0](x)["y"]
-
-    gates = nn.ModuleList(Gate() for _ in range(2))
-    return Does(body, gates=gates, linear=nn.Linear(4, 4), experts=Experts()), (x(),), {}
-
-
-def recorded() -> Call:
-    def body(m: nn.Module, x: torch.Tensor) -> Any:
-        h = m.norm(m.linear(x))
-        y = m.relu(h)
-        half = y[:, :2]
-        half += 1
-        total = h.sum(0) * m.weight
-        m.count.add_(total)
-        out, (state, _) = m.lstm(y[None])
-        a, b = torch.split(out, 2, -1)
-        z = y.clone()
-        z[0] = 3
-        x.mul_(2)
-        return {"o": F.dropout(a) + b.reshape(a.shape), "h": state, "z": z, "n": None}, x.shape[0] * 2, total
-
-    children = {
-        "linear": nn.Linear(4, 4),
-        "norm": nn.BatchNorm1d(4, momentum=None),
-        "relu": nn.ReLU(inplace=True),
-        "lstm": nn.LSTM(4, 4, batch_first=True),
-        "weight": nn.Parameter(torch.randn(4)),
-        "count": torch.zeros(4),
-    }
-    return Does(body, **children), (x(),), {}
-
-
-def branch() -> Call:
-    def body(m: nn.Module, x: torch.Tensor) -> Any:
-        m.calls.add_(1)
-        return (m.linear(x) if x.sum() > 0 else x[x > 0]), x.sum().item()
-
-    return Does(body, linear=nn.Linear(4, 4), calls=torch.zeros(())), (x(),), {}
-
-
-def keeps() -> Call:
-    model = Does(_keep)
-    model.last = None
-    return model, (x(),), {}
-
-
-def _keep(m: Any, x: torch.Tensor) -> torch.Tensor:
-    m.last = x * 2 if m.last is None else x * 2 + m.last
-    return m.last
-
-
 CASES = (
     Case("mlp", mlp),
     Case("convolution, batch norm in training", convolution),
@@ -235,8 +152,4 @@ CASES = (
     Case("constant tensors", constants),
     Case("complex, integer, boolean", complex_numbers),
     Case("empty batch", empty),
-    Case("modules that branch on values", islands),
-    Case("in-place modules that export refuses", recorded, "symbolic trace"),
-    Case("root that branches on values", branch, "opaque"),
-    Case("attribute that keeps a tensor", keeps, "opaque"),
 )

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from capture_models import Call, Does, x
+from capturing import joint
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.capture import Captured
-from autopar.capture.joint import joint
 from autopar.graph import Graph
 from autopar.runtime.interpret import interpret
 
@@ -127,10 +127,6 @@ def transformer() -> Call:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (torch.randn(2, 3, 8),), {}
 
 
-def recurrent() -> Call:
-    return nn.LSTM(4, 5, 2, dropout=0.4, batch_first=True), (torch.randn(2, 3, 4, requires_grad=True),), {}
-
-
 def bag() -> Call:
     return nn.EmbeddingBag(9, 4, mode="mean"), (torch.randint(0, 9, (2, 5)),), {}
 
@@ -186,14 +182,6 @@ def no_grad() -> Call:
     return Does(body, linear=nn.Linear(4, 4)), (x(),), {}
 
 
-def views() -> Call:
-    def body(m: Any, x: torch.Tensor) -> Any:
-        h = m.linear(x)
-        return h, h.t(), h[0], h.detach(), h, x, x.t(), m.linear.weight, m.linear.weight.t()
-
-    return Does(body, linear=nn.Linear(4, 4)), (x(),), {}
-
-
 def in_place() -> Call:
     def body(m: Any, x: torch.Tensor) -> Any:
         h = m.linear(x)
@@ -206,11 +194,6 @@ def in_place() -> Call:
     return Does(body, linear=nn.Linear(4, 4), count=torch.zeros(4)), (x(),), {}
 
 
-def parametrized() -> Call:
-    weight, spectral = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm
-    return nn.Sequential(weight(nn.Linear(4, 4)), spectral(nn.Linear(4, 4))), (x(),), {}
-
-
 def checkpointed() -> Call:
     from torch.utils.checkpoint import checkpoint
 
@@ -218,17 +201,7 @@ def checkpointed() -> Call:
     return Does(lambda s, x: checkpoint(s.m, x, use_reentrant=False), m=m), (x(),), {}
 
 
-def penalty() -> Call:
-    def body(m: Any, x: torch.Tensor) -> Any:
-        y = m.linear(x).tanh().sum()
-        (kept,) = torch.autograd.grad(y, m.linear.weight, create_graph=True)
-        (constant,) = torch.autograd.grad(y, m.linear.weight, retain_graph=True)
-        return y + kept.norm() + (constant * m.linear.weight).sum()
-
-    return Does(body, linear=nn.Linear(4, 4)), (x(),), {}
-
-
 MODELS = (
-    mlp, convolutions, norm_in_eval, tied, transformer, recurrent, bag, shared, frozen, input_that_requires_grad, half,
-    double, closure, nested, unused, no_grad, views, in_place, parametrized, checkpointed, penalty,
+    mlp, convolutions, norm_in_eval, tied, transformer, bag, shared, frozen, input_that_requires_grad, half,
+    double, closure, nested, unused, no_grad, in_place, checkpointed,
 )  # fmt: skip

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from capturing import capture
 from torch import nn
 
 import autopar
 from autopar import casting, equal
-from autopar.capture import capture
 from autopar.errors import DifferenceError
 
 KEPT_WHOLE = {

@@ -7,6 +7,7 @@ from typing import Any
 import networkx
 import pytest
 import torch
+from capturing import joint
 from graphs import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from joint_models import given_to
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.capture.joint import joint
 from autopar.graph import SUM, Graph, Ref, Task, Value
 from autopar.placement import place
 from autopar.rewrites.buckets import FEW, bucketed

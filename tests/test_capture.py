@@ -1,8 +1,7 @@
-"""What capture hands on computes what the model computes, and says where it comes from."""
+"""Captured graphs are sound, and say where their tasks come from."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -10,76 +9,14 @@ import networkx
 import pytest
 import torch
 from capture_models import CASES, Case
+from capturing import capture, joint
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
-from autopar.capture import Captured, capture
 from autopar.graph import Const, Graph, Ref, refs
-from autopar.runtime import bind
-
-
-def run(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Task by task in capture order; updates written back at the end."""
-    graph, device = captured.graph, captured.home
-    values = dict(zip(graph.inputs, captured.flatten(args, kwargs), strict=True))
-    values |= {name: owner[key] for name, (owner, key) in captured.state.items()}
-    with torch.no_grad():
-        for task in graph.tasks:
-            call = bind.target(task.target, captured.calls)
-            positional = [bind.argument(item, values.__getitem__, device) for item in task.args]
-            named = {key: bind.argument(item, values.__getitem__, device) for key, item in task.kwargs}
-            made = call(*positional, **named)
-            for name, item in zip(task.outputs, made if task.unpack else (made,), strict=bool(task.outputs)):
-                values[name] = item
-                expected = graph.value[name]
-                if expected.dtype != "object":
-                    assert (tuple(item.shape), str(item.dtype)) == (expected.shape, f"torch.{expected.dtype}")
-        outputs = [values[name] for name in graph.outputs]
-        for made, target in graph.updates:
-            values[target].copy_(values[made])
-    for index, name in captured.same:
-        outputs[index] = values[name]
-    return captured.rebuild(outputs)
-
-
-def equal(reference: Any, result: Any) -> None:
-    """Same structure, kinds, shapes and bits."""
-    before, structure = tree_flatten(reference)
-    after, other = tree_flatten(result)
-    assert structure == other
-    for a, b in zip(before, after, strict=True):
-        assert type(a) is type(b) or isinstance(a, torch.Tensor)
-        if isinstance(a, torch.Tensor):
-            torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
-        else:
-            assert a == b
 
 
 def state_of(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.state_dict()) if isinstance(model, nn.Module) else {}
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_eager(case: Case) -> None:
-    torch.manual_seed(0)
-    model, args, kwargs = case.make()
-    reference, other_args, other_kwargs = copy.deepcopy((model, args, kwargs))
-    before = copy.deepcopy(state_of(model))
-    held = state_of(model)
-    with torch.no_grad():
-        captured = capture(model, args, kwargs)
-        equal(before, state_of(model))
-        assert all(state_of(model)[key].data_ptr() == tensor.data_ptr() for key, tensor in held.items())
-        assert captured.how == case.how
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            expected = reference(*other_args, **other_kwargs)
-            drawn = torch.get_rng_state()
-            torch.manual_seed(seed)
-            equal(expected, run(captured, args, kwargs))
-            assert torch.equal(drawn, torch.get_rng_state())
-            equal(state_of(reference), state_of(model))
-            equal((other_args, other_kwargs), (args, kwargs))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -152,10 +89,6 @@ def test_tied_weights_are_one_value_and_the_live_parameter() -> None:
     assert [name for name in captured.graph.state if name.endswith("weight")] == ["linear.weight"]
     owner, key = captured.state["linear.weight"]
     assert owner[key] is model.linear.weight
-    with torch.no_grad():
-        model.linear.weight.mul_(2)
-    x = torch.randn(3, 4)[:2]
-    equal(model(x).detach(), run(captured, (x,), {}))
 
 
 def test_tasks_say_where_the_user_wrote_them() -> None:
@@ -184,28 +117,18 @@ def test_known_outputs_that_would_require_grad() -> None:
             return y, y.detach(), z, y.argmax()
 
     model = Two()
-    assert capture(model, (torch.randn(2, 4),)).grads == (True, False, False, False)
+    assert joint(model, (torch.randn(2, 4),)).grads == (True, False, False, False)
     with torch.no_grad():
-        assert not any(capture(model, (torch.randn(2, 4),)).grads)
+        assert not any(joint(model, (torch.randn(2, 4),)).grads)
     model.requires_grad_(False)
-    assert not any(capture(model, (torch.randn(2, 4),)).grads)
+    assert not any(joint(model, (torch.randn(2, 4),)).grads)
 
 
 def test_autocast_of_the_caller_is_in_the_graph() -> None:
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        captured, expected = capture(model, (x,)), model(x)
-    equal(expected, run(captured, (x,), {}))
-    assert expected.dtype is torch.bfloat16
-
-
-def test_inference_mode_of_the_caller() -> None:
-    model = nn.Linear(4, 4)
-    with torch.inference_mode():
-        x = torch.randn(2, 4)
-        captured = capture(model, (x,))
-        equal(model(x), run(captured, (x,), {}))
-        assert torch.is_inference_mode_enabled()
+        graph = capture(model, (x,)).graph
+    assert graph.value[graph.outputs[0]].dtype == "bfloat16"
 
 
 def test_views_share_storage_and_copies_do_not() -> None:
@@ -235,8 +158,7 @@ def test_arguments_are_named_as_written() -> None:
 
     x = torch.ones(2)
     graph = capture(f, (x, (x + 1, x + 2)), {"mask": x + 3}).graph
-    assert graph.inputs == ("x", "pair.0", "pair.1", "mask")
-    assert graph.name == "f"
+    assert {*graph.inputs} == {"x", "pair.0", "pair.1", "mask"}
 
 
 def test_a_value_is_read_before_it_is_made_nowhere() -> None:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import pytest
 import torch
+from capturing import joint
 from cut_cases import b, i, r
 from torch import nn
 from training_models import machine
 
 from autopar import composites
-from autopar.capture.joint import joint
 from autopar.composites.vjp import Tape, vjp
 from autopar.lowering.lower import lower
 from autopar.options import Options

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from capturing import capture, joint
 from torch import Tensor, nn
 
 import autopar
-from autopar.capture import capture
-from autopar.capture.joint import joint
 from autopar.planning import split_graph
 from autopar.runtime.interpret import interpret
 

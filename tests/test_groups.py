@@ -11,6 +11,7 @@ from typing import Any
 import networkx
 import pytest
 import torch
+from capturing import joint
 from plain_loop import Pair, batches
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -18,7 +19,6 @@ from training_models import machine
 from twins import Twins, eager
 from twins import batches as twin_batches
 
-from autopar.capture.joint import joint
 from autopar.errors import PlanError, ProgramError, RunError
 from autopar.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
 from autopar.lowering.lower import lower

@@ -35,7 +35,7 @@ LAYERS = [
     ["detect", "doctor", "runtime", "snapshot"],
     ["measure", "checking", "forms", "view"],
     ["propagate", "options"],
-    ["stages", "batches", "keys"],
+    ["stages"],
     ["dynamo", "training"],
     ["compiled"],
     ["api", "bench"],
@@ -45,8 +45,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
-         "equal", "stages", "batches", "forms", "propagate", "snapshot", "composites", "dynamo", "training",
-         "parallel", "entry", "options", "compiled", "keys", "api", "plan_command", "__main__", "strides"}  # fmt: skip
+         "equal", "stages", "forms", "propagate", "snapshot", "composites", "dynamo", "training",
+         "parallel", "entry", "options", "compiled", "api", "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
     ("machine", "view"),

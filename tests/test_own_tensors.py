@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.capture import capture
 
 
 class Own(nn.Module):
@@ -119,18 +118,6 @@ def test_as_eager(call, grad, caplog):
         state = zip(ours.state_dict().items(), eager.state_dict().values())
         assert all(torch.allclose(one, other) for (_, one), other in state), gift
         fast.close()
-
-
-@torch.no_grad()
-def test_what_is_only_read_is_planned_and_what_is_changed_is_one_task(caplog):
-    model = Own(read)
-    assert capture(model, (model.buf,)).how == "export"
-    model = Own(between)
-    assert capture(model, (torch.ones(4),)).how == "export"
-    captured = capture(model, (model.buf,))
-    assert captured.how == "opaque"
-    assert "an argument shares its memory with another or with the model's own tensors" in captured.notes[0]
-    assert torch.equal(model.buf, torch.arange(4.0))
 
 
 @torch.no_grad()

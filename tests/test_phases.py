@@ -3,9 +3,9 @@
 import networkx
 import pytest
 import torch
+from capturing import joint
 from torch import nn
 
-from autopar.capture.joint import joint
 from autopar.graph import Graph, Ref, Task, Value
 from autopar.rewrites.phases import alive, closed, divide, reached
 from autopar.rewrites.views import own

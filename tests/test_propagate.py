@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capturing import capture
 from fake_devices import gpus
 from torch import library, nn
 from training_models import machine
 
 from autopar import propagate
-from autopar.capture import capture
 from autopar.errors import PlanError
 from autopar.lowering.lower import lower
 from autopar.options import Options
@@ -60,7 +60,6 @@ def placed(model, x=None, policy="single cuda:0", on=None, **options):
     x = torch.randn(4, 6) if x is None else x
     with torch.no_grad():
         captured = capture(model, (x,))
-        assert captured.how == "export"
         settings = Options(policy=policy, split=None, check="never", **options)
         return captured, plan_captured(captured, on or gpus(), settings, [x])
 

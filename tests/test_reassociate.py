@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from capturing import joint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from autopar.capture.joint import joint
 from autopar.graph import Graph, Ref, Task, Value
 from autopar.rewrites.reassociate import reassociated
 from autopar.runtime.interpret import interpret

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from capturing import joint
 from graphs import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from split_models import Block
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.capture.joint import joint
 from autopar.graph import Graph, Ref, Task, Value
 from autopar.placement import place
 from autopar.rewrites.recompute import recomputed, saved, saved_bytes

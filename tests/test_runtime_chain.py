@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capturing import capture
 from torch import nn
 
-from autopar.capture import capture
 from autopar.fuse import fuse
 from autopar.lowering.lower import lower
 from autopar.machine import Device, Link, Machine

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from capturing import capture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import MLP, MODELS, Block, D, Ends, Later, twice
 from torch import nn
 
-from autopar.capture import Captured, capture
+from autopar.capture import Captured
 from autopar.errors import PlanError
 from autopar.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
 from autopar.rewrites.split import allot, batch_of, even, shares, split

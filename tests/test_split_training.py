@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from capturing import joint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import MLP, Block, D
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.capture.joint import joint
 from autopar.graph import JOIN, PART, SUM, Graph
 from autopar.rewrites.split import batch_of, split
 from autopar.runtime.interpret import interpret

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from capturing import capture, joint
 from torch import nn
 
-from autopar.capture import Captured, capture
-from autopar.capture.joint import joint
+from autopar.capture import Captured
 from autopar.graph import SUM, SUMMED, Graph, Task
 from autopar.rewrites.split import split
 from autopar.rewrites.sums import summed

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 import torch
+from capturing import joint
 from torch import nn
 from training_models import Convolved, Dropped, Heads, Tied, machine, mlp
 
 import autopar
-from autopar.capture.joint import joint
 from autopar.equal import error
 from autopar.training.gradcheck import Eager
 

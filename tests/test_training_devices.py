@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capturing import joint
 from fake_devices import gpus, run_fake
 from torch import nn
 from training_models import Convolved, Tied, mlp
 
-from autopar.capture.joint import joint
 from autopar.forms import Form, axes
 from autopar.lowering.lower import lower
 from autopar.options import Options

@@ -4,13 +4,13 @@ import re
 
 import pytest
 import torch
+from capturing import joint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from training_models import Convolved, machine, mlp
 
 import autopar
-from autopar.capture.joint import joint
 from autopar.detect import detect
 from autopar.errors import MemoryCapError
 from autopar.graph import ALIGNED, PART

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from capturing import joint
 from test_phases import CASES, values_of
 from torch import nn
 
-from autopar.capture.joint import joint
 from autopar.rewrites.split import split
 from autopar.rewrites.views import T, folded, own
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from capturing import joint
 from torch import nn
 from torch.optim import Optimizer
 
 from autopar.capture import Captured
-from autopar.capture.joint import joint
 from autopar.rewrites.groups import grouped
 from autopar.runtime.interpret import interpret
 from autopar.training.optimizers import committed, obstacle, trained, updated

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..api import compile
-from ..capture import capture
+from ..dynamo.ahead import ahead
 from ..fuse import fuse
 from ..lowering.lower import lower
 from ..machine import Device, Machine
@@ -87,7 +87,8 @@ def ping_pong() -> Callable[[], Any]:
         return x
 
     x = torch.randn(8)
-    captured = capture(chain, (x,), {})
+    with torch.no_grad():
+        captured, _ = ahead(chain, (x,), {})
     machine = Machine((Device("cpu", "cpu", lanes=2, threads=torch.get_num_threads()),)).check()
     costed = cost(captured.graph, machine, homes={})
     costed = replace(costed, runs=fuse(captured.graph, machine, costed.costs, shortest_s=0.0))

@@ -1,7 +1,6 @@
-"""Turn a model and example inputs into a graph."""
+"""Captured graphs: from traced nodes to tasks and values, their costs, cuts, effects and places in the source."""
 
 from .captured import Captured
 from .refusals import Untraceable, fails_alone
-from .routes import capture
 
-__all__ = ["Captured", "Untraceable", "capture", "fails_alone"]
+__all__ = ["Captured", "Untraceable", "fails_alone"]

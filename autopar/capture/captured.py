@@ -19,8 +19,8 @@ class Captured:
     The tensor of a state value is `owner[key]` with `state[value] = (owner, key)`: the module's own dict, so
     that an optimizer step or `load_state_dict` is seen at the next call. `calls` holds targets that are no
     torch operator. `flatten(args, kwargs)` gives tensors in the order of `graph.inputs`; `rebuild(values)`
-    the user's structure from values in the order of `graph.outputs`. `how` is the route: "export", "symbolic
-    trace", "opaque". `home` is the device the call comes from. `grads` says of each output whether eager
+    the user's structure from values in the order of `graph.outputs`.
+    `home` is the device the call comes from. `grads` says of each output whether eager
     would have made it require grad. `same` pairs the index of an output with the input or state that eager
     returned in that place, the very object. `strides` are those that eager gives each output, as fake tensors have
     them (None: whatever comes out of the graph); a check that sees others puts them there. `alike` says of each output
@@ -38,7 +38,6 @@ class Captured:
     calls: dict[str, Callable[..., Any]]
     flatten: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]]
     rebuild: Callable[[list[Any]], Any]
-    how: str
     home: torch.device
     grads: tuple[bool, ...] = ()
     same: tuple[tuple[int, str], ...] = ()

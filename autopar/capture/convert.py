@@ -1,12 +1,11 @@
-"""From an exported program's fx graph to a `Graph`. One pass, linear in nodes."""
+"""From a traced fx graph to a `Graph`. One pass, linear in nodes."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -16,12 +15,11 @@ from ..graph import Argument, Const, Ref, Task, Value, refs
 from .cuts import cuts
 from .effects import draws, shared, written
 from .flops import flops
-from .locations import Locations, module_path
+from .locations import Locations
 from .private import result
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
-_ISLAND = "autopar::island"
 _CHANGES = ("dtype", "layout", "memory_format")
 _STRIDELESS = {
     _aten.view.default: _aten.reshape.default,
@@ -41,9 +39,8 @@ class Conversion:
     `graph`.
     """
 
-    def __init__(self, name: str, locations: Locations, calls: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, name: str, locations: Locations) -> None:
         self.name = name
-        self.calls = calls or {}
         self.locations = locations
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
@@ -60,10 +57,6 @@ class Conversion:
         self.values[name] = self.value(node, name, node.meta["val"], name, kind, path)
         self.fakes[name] = node.meta["val"]
         return name
-
-    def same(self, node: Node, name: str) -> None:
-        """Let a placeholder stand for a value that is there already: tied weights."""
-        self.made[node] = Ref(name)
 
     def free(self, name: str) -> str:
         """The name, with a suffix when a value has it already."""
@@ -90,9 +83,6 @@ class Conversion:
             return
         if target is _aten._to_copy.default and not any(node.kwargs.get(key) is not None for key in _CHANGES):
             self.made[node] = self.made[node.args[0]]
-            return
-        if target._schema.name == _ISLAND:
-            self.island(node)
             return
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
@@ -148,35 +138,6 @@ class Conversion:
         if key is not None:
             self.twins[key] = found
 
-    def island(self, node: Node) -> None:
-        """Convert the call of a module that is kept whole; it runs at home, where its own tensors are."""
-        key, given = node.args
-        outputs = []
-        for index, item in enumerate(node.meta["val"]):
-            name = self.free(f"{node.name}.{index}")
-            self.values[name] = self.value(node, name, item, name)
-            self.fakes[name] = item
-            outputs.append(name)
-        random = self.calls[str(key)].random
-        self.tasks.append(
-            Task(
-                name=node.name,
-                target=str(key),
-                args=self.argument(node, given),  # type: ignore[arg-type]
-                outputs=tuple(outputs),
-                unpack=True,
-                after=(self.random,) if random and self.random else (),
-                random="default" if random else None,
-                home=True,
-                module=self.calls[str(key)].path,
-                source=self.locations.find(node)[1],
-                code=self.locations.find(node)[2],
-            )
-        )
-        if random:
-            self.random = node.name
-        self.made[node] = tuple(map(Ref, outputs))
-
     def stand_in(self, item: Any) -> Any:
         """Arguments with the fake tensor of a value in its place: one object for each value, whoever
         names it.
@@ -223,9 +184,7 @@ class Conversion:
             return item
         expression = item.node.expr
         if not expression.is_number:
-            refusal = self.refusal(node, f"the size {expression} depends on the values in a tensor")
-            refusal.module = _confines(node)
-            raise refusal
+            raise self.refusal(node, f"the size {expression} depends on the values in a tensor")
         return bool(item) if isinstance(item, torch.SymBool) else type(item.node.hint)(expression)
 
     def value(
@@ -309,25 +268,6 @@ def _memory(item: Any) -> int | None:
     return item.untyped_storage()._cdata
 
 
-def _confines(node: Node) -> str:
-    """The innermost module that no value of unknown size leaves, of those that came from this node."""
-    pending, seen = [node], {node}
-    common = module_path(node).split(".")
-    while pending:
-        for user in pending.pop().users:
-            path = module_path(user).split(".")
-            common = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(common, path))]
-            if user not in seen and _unknown(user.meta.get("val")):
-                seen.add(user)
-                pending.append(user)
-    return ".".join(common)
-
-
-def _unknown(output: Any) -> bool:
-    sizes = [size for item in _items(output) if isinstance(item, torch.Tensor) for size in item.shape]
-    return any(isinstance(size, torch.SymInt) for size in (*sizes, *_items(output)))
-
-
 def _items(output: Any) -> tuple[Any, ...]:
     return () if output is None else tuple(output) if isinstance(output, (tuple, list)) else (output,)
 
@@ -346,9 +286,7 @@ def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
 def effect(node: Node) -> bool:
     """Whether a call does more than make its outputs: writes in place, or draws random numbers."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(
-        node.target._schema.name == _ISLAND
-        or written(node.target)
-        or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
+        written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import traceback
 
-from torch import nn
-
 from ..errors import CaptureError
 from .locations import foreign, short
 
@@ -68,7 +66,7 @@ def explain(name: str, error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     what, change = known(text) or ("torch cannot trace it", "write it with torch operators on tensors")
-    return f"{subject(name, error)}{place(error)}: {what} ({_first(error)}); {change}"
+    return f"{name}{place(error)}: {what} ({_first(error)}); {change}"
 
 
 def known(text: str) -> tuple[str, str] | None:
@@ -81,33 +79,8 @@ def known(text: str) -> tuple[str, str] | None:
 def fails_alone(name: str, error: BaseException) -> CaptureError:
     """What to raise when the model itself, or a part of it with a name of its own, cannot take a call."""
     return CaptureError(
-        f"{subject(name, error)} fails on these arguments without autopar too{place(error)}: "
-        f"{type(error).__name__}: {error}"
+        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
     )
-
-
-def subject(name: str, error: BaseException) -> str:
-    """What an error was raised in: `name`, or a child of a Module around the user's, by what that calls it.
-
-    Such a Module has `autopar_parts`: for the name of each child what people call it, "" for the model.
-    """
-    parts: dict[int, str] = {}
-    found = name
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if not isinstance(owner, nn.Module):
-            continue
-        if id(owner) in parts:
-            found = parts[id(owner)] or name
-        for child, called in getattr(type(owner), "autopar_parts", {}).items():
-            parts[id(getattr(owner, child))] = called
-    return found
-
-
-def own_attribute(model: nn.Module, path: str) -> str:
-    """An attribute as the author of its module writes it: without the Module around that."""
-    around, _, rest = path.partition(".")
-    return rest if around in getattr(type(model), "autopar_parts", {}) else path
 
 
 def place(error: BaseException) -> str:

@@ -162,7 +162,6 @@ class Assembly:
             {},
             lambda args, kwargs: [args[number] for number in inputs],
             results.rebuild,
-            "dynamo",
             _home(given),
             tuple(region.results[at].index in smooth for at in tensors),
             tuple(same),

@@ -211,7 +211,7 @@ class Served:
         options = self.backend.options
         if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
             return False
-        return options.check == "always" or not unwanted(prepared.plan, prepared.captured)
+        return options.check == "always" or not unwanted(prepared.plan)
 
     def keep(self, key: Hashable, prepared: Planned) -> None:
         """Keep a program, and drop the one that was not used for longest where there are too many."""
@@ -243,7 +243,7 @@ class Served:
         backend = self.backend
         given = backend.given_for(self.name, training=bool(captured.tangents))
         if not captured.tangents:
-            return prepare(None, backend.machine, options, tuple(args), {}, given, captured, backend.pool)
+            return prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
         tensors = captured.flatten(tuple(args), {})
         joint, apart = plan_training(captured, backend.machine, options, tensors, given)
         return Training(joint, apart, backend.pool, backend.recorder)

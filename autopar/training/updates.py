@@ -178,7 +178,7 @@ class Signature:
         plan = self.gradients.plan
         if by_parts(plan, self.options.batch_norm):
             return None
-        if self.options.check == "first" and unwanted(plan, self.raw):
+        if self.options.check == "first" and unwanted(plan):
             return None
         ((tangent, _),) = self.raw.tangents
         with alone():

@@ -1,4 +1,4 @@
-"""Keys that tell the calls of a model apart: all that a captured graph takes for fixed."""
+"""Calls under another autocast are other calls, with graphs of their own."""
 
 from __future__ import annotations
 
