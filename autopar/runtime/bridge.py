@@ -40,6 +40,11 @@ class Bridge(torch.autograd.Function):
         ctx.halved, ctx.saved, ctx.leaves = halved, len(saved), leaves
         ctx.save_for_backward(*saved, *watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
+        # A view of an output that has a gradient would be given one by autograd.
+        outputs = [
+            tensor.detach() if id(tensor) not in smooth and tensor._is_view() else tensor
+            for tensor in outputs
+        ]
         ctx.mark_non_differentiable(*(tensor for tensor in outputs if id(tensor) not in smooth))
         return tuple(outputs)
 
