@@ -52,7 +52,6 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "geometric_": lambda v: torch.empty_like(v).geometric_(0.3),
     "cauchy_": lambda v: torch.empty_like(v).cauchy_(),
     "log_normal_": lambda v: torch.empty_like(v).log_normal_(),
-    "random_": lambda v: torch.empty_like(v).random_(5),
     "after normal": lambda v: torch.randn_like(torch.sin(torch.normal(0.5, v.detach().abs()))),
     "after poisson": lambda v: torch.randn_like(torch.sin(torch.poisson(v.detach().abs()))),
     "gamma": lambda v: torch._standard_gamma(v.detach().abs() + 0.1),

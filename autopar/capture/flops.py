@@ -68,6 +68,13 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> in
     return sum(2 * steps * weight.numel() for weight in weights if weight.dim() == 2)
 
 
+def _encoder(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+    """Each weight matrix at every position, and the two products of self-attention."""
+    batch, length, width = args[0].shape
+    matrices = sum(item.numel() for item in args[3:] if isinstance(item, torch.Tensor) and item.ndim == 2)
+    return 2 * batch * length * matrices + 4 * batch * length**2 * width
+
+
 def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
     return 2 * args[0].shape[0] * (args[2].numel() + args[3].numel())
 
@@ -104,6 +111,8 @@ _WHOLE: dict[Any, Callable[..., Any]] = {
     _aten.conv_transpose2d: _conv_transpose,
     _aten.conv_transpose3d: _conv_transpose,
     _aten.scaled_dot_product_attention: _attention,
+    _aten._transformer_encoder_layer_fwd: _encoder,
+    _aten._native_multi_head_attention: _encoder,
     _aten.lstm: _recurrent,
     _aten.gru: _recurrent,
     _aten.rnn_tanh: _recurrent,

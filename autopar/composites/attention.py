@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
-from .define import arguments, become, whole
+from .define import whole
 from .vjp import Tape
 
 _aten = torch.ops.aten
@@ -41,27 +41,3 @@ def _fused(
 # No fused kernel of a CPU takes a mask that requires grad, which few do.
 _TAPE = Tape(_shape, _fused, fixed=(3,))
 attention = whole(_aten.scaled_dot_product_attention.default, cast=_low, tape=_TAPE)
-
-
-def _attention(*args: Any) -> Tensor:
-    output: Tensor = attention.forward(*args)[0]
-    return output
-
-
-def _random(*args: Any, **kwargs: Any) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return _aten.scaled_dot_product_attention.default(*args, **kwargs)
-
-
-def swap_attention(node: torch.fx.Node) -> None:
-    """With dropout it becomes matrix products, softmax and `dropout`, so that its mask is drawn once, and as
-    eager draws it on a CPU.
-    """
-    given = arguments(node)
-    if given["dropout_p"]:
-        node.target = _random
-    else:
-        become(node, _attention, given.values())
-
-
-SWAPS = {_aten.scaled_dot_product_attention.default: swap_attention}

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ..errors import CaptureError
-from .define import arguments, become, define
+from .define import define
 
 _aten = torch.ops.aten
 
@@ -59,54 +59,31 @@ embedding_bag = define(
 )
 
 
-def swap_bag(node: torch.fx.Node) -> None:
-    """One task each way, whose bags are rows where the module was given rows: then the batch may be cut.
-
-    Raises CaptureError for `sparse=True`. A call whose second to fourth results are used stays as it is.
-    """
-    given = arguments(node)
-    if given["sparse"]:
-        raise CaptureError(
-            "embedding_bag(sparse=True) has a sparse gradient, which no graph holds; build it with sparse=False"
-        )
-    if any(user.args[1] != 0 and user.users for user in node.users):
-        return
-    indices, offsets, weights = (given[name] for name in ("indices", "offsets", "per_sample_weights"))
-    rows = _rows(indices, offsets)
-    if rows is not None:
-        flat = weights is None or (weights.target is _aten.reshape.default and weights.args[1] == [-1])
-        if flat:
-            indices, offsets = rows, None
-            weights = weights and weights.args[0]
-    for user in list(node.users):
-        user.replace_all_uses_with(node)
-        node.graph.erase_node(user)
-    node.meta["val"] = node.meta["val"][0]
-    become(
-        node,
-        embedding_bag.forward,
-        (
-            given["weight"],
-            indices,
-            offsets,
-            weights,
-            given["scale_grad_by_freq"],
-            given["mode"],
-            given["include_last_offset"],
-            given.get("padding_idx"),
-        ),
+def rows(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """`torch.nn.functional.embedding_bag`, whose bags stay the rows of a matrix if they are that: then the batch may
+    be cut."""
+    if input.ndim != 2 or offsets is not None or max_norm is not None or sparse or not input.numel():
+        found: Tensor = functional.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+        return found
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    number = ("sum", "mean", "max").index(mode)
+    made: Tensor = embedding_bag.forward(
+        weight, input, None, per_sample_weights, scale_grad_by_freq, number, False, padding_idx
     )
-
-
-def _rows(indices: torch.fx.Node, offsets: torch.fx.Node) -> torch.fx.Node | None:
-    """The matrix whose rows `torch.nn.functional.embedding_bag` made into bags, None when there was none."""
-    if indices.target is not _aten.reshape.default or offsets.target is not _aten.arange.start_step:
-        return None
-    rows: Any = indices.args[0]
-    shape = tuple(rows.meta["val"].shape)
-    if len(shape) != 2 or 0 in shape or not all(type(size) is int for size in shape):
-        return None
-    return rows if tuple(offsets.args) == (0, shape[0] * shape[1], shape[1]) else None
-
-
-SWAPS = {_aten.embedding_bag.padding_idx: swap_bag, _aten.embedding_bag.default: swap_bag}
+    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,22 +91,6 @@ def whole(
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
     return define(plain._opname, given, returned, _positional(plain), like, cast, tape)
-
-
-def arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """The arguments of a node by the schema of its operator, in order, defaults filled in."""
-    schema: Any = node.target
-    return {
-        argument.name: node.args[place]
-        if place < len(node.args)
-        else node.kwargs.get(argument.name, argument.default_value)
-        for place, argument in enumerate(schema._schema.arguments)
-    }
-
-
-def become(node: torch.fx.Node, target: Callable[..., Any], given: Iterable[Any]) -> None:
-    """Let a node call something else; its meta stays."""
-    node.target, node.args, node.kwargs = target, tuple(given), {}
 
 
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:

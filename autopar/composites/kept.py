@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .define import Composite, arguments, become, whole
+from .define import Composite, whole
 
 _aten = torch.ops.aten
 _RESIZES = """
@@ -38,27 +38,7 @@ NORMS: dict[Any, Composite] = {
 }
 
 
-def swap_kept(node: torch.fx.Node) -> None:
-    """One task each way."""
-    become(node, KEPT[node.target].forward, arguments(node).values())
-
-
-def swap_norm(node: torch.fx.Node) -> None:
-    """One task each way in low precision, where a CPU and an accelerator save statistics of different dtypes."""
-    given = arguments(node)
-    if given["input"].meta["val"].dtype in LOW:
-        become(node, NORMS[node.target].forward, given.values())
-
-
-def swap_pool(node: torch.fx.Node) -> None:
-    """Pooling to one number is a mean, as torch has it, but for a view by strides that fit no other memory."""
-    given = arguments(node)
-    if set(given["output_size"]) == {1}:
-        become(node, _aten.mean.dim, (given["self"], POOLS[node.target], True))
-
-
 POOLS: dict[Any, list[int]] = {
     _aten.adaptive_avg_pool2d.default: [-1, -2],
     _aten.adaptive_avg_pool3d.default: [-1, -2, -3],
 }
-SWAPS = dict.fromkeys(KEPT, swap_kept) | dict.fromkeys(NORMS, swap_norm) | dict.fromkeys(POOLS, swap_pool)

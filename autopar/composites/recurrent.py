@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CaptureError
-from .define import Composite, arguments, become, whole
+from .define import Composite, whole
 from .vjp import Tape
 
 _aten = torch.ops.aten
@@ -99,33 +98,3 @@ def layered(layer: torch._ops.OpOverload, *args: Any) -> tuple[Tensor, ...]:
             sequence = torch.dropout(sequence, dropout, True)
     output = sequence.transpose(0, 1) if batch_first else sequence
     return (output, *(torch.cat(kept) for kept in last))
-
-
-def swap_layers(node: torch.fx.Node) -> None:
-    """One task each way; with dropout between layers, one for each layer."""
-    given = arguments(node)
-    layer = LAYERS[node.target].forward
-    if given["train"] and given["dropout"] and given["num_layers"] > 1:
-        become(node, layered, (layer, *given.values()))
-    else:
-        become(node, layer, (given | {"dropout": 0.0}).values())
-
-
-def swap_cell(node: torch.fx.Node) -> None:
-    """One task each way."""
-    become(node, CELLS[node.target].forward, arguments(node).values())
-
-
-def refuse_packed(node: torch.fx.Node) -> None:
-    """Raises CaptureError."""
-    raise CaptureError(
-        f"{node.target} runs over a packed sequence, whose steps depend on the lengths in a tensor, and cannot be "
-        "trained; pad the batch (torch.nn.utils.rnn.pad_sequence) and mask the loss"
-    )
-
-
-SWAPS = (
-    dict.fromkeys(LAYERS, swap_layers)
-    | dict.fromkeys(CELLS, swap_cell)
-    | {layer.overloadpacket.data: refuse_packed for layer in LAYERS}
-)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import CaptureError
@@ -95,12 +96,20 @@ def _pool(dims: list[int]) -> Rule:
     return rule
 
 
+def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
+    """In training it draws into row-major memory whatever it is given, which its fake does not know."""
+    if training:
+        given = given.contiguous()
+    return _aten.rrelu.default.decompose(given, lower, upper, training)
+
+
 def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
     """A new row-major tensor: the operator means a draw in place from then on (see `draws`)."""
     return torch.empty_like(given, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
 RULES: dict[Any, Rule] = {
+    _aten.rrelu.default: _rrelu,
     _aten.scaled_dot_product_attention.default: _attention,
     **{
         plain: _recurrent(layer, 3 if plain is _aten.lstm.input else 2)
@@ -114,6 +123,9 @@ RULES: dict[Any, Rule] = {
     **{plain: _pool(dims) for plain, dims in kept.POOLS.items()},
 }
 """For training; torch composes what is not here."""
+
+FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: bags.rows}
+"""What is traced in the place of functions of torch, of which operators do not say enough."""
 
 DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """For every trace."""

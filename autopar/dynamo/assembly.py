@@ -133,7 +133,10 @@ class Assembly:
                 outputs.append(updated.get(name, name))
             else:
                 outputs.append(computed[result.index])
-        gradients = tuple((values[index], conversion.keep(node)) for index, node in traced.gradients)
+        made = dict(traced.gradients)
+        gradients = tuple(
+            (values[index], conversion.keep(made[index])) for index in region.by_parameter(list(made))
+        )
         read = {value for task in conversion.tasks for value in task.inputs} | {*outputs, *updated}
         kept = {name: slot for name, slot in state.items() if name in read}
         names = tuple(values[number] for number in inputs)

@@ -65,6 +65,11 @@ class Region:
         self.held: dict[str, Any] = {}
         """State that is in no slot of `root`, by path."""
         self.places = _places(nodes, examples, root, parameters, self.held)
+        self._ranks = (
+            {path: rank for rank, path in enumerate(dict.fromkeys(slot.path for slot in slots(root)))}
+            if root is not None
+            else {}
+        )
         _name_modules(module, root)
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
@@ -85,6 +90,13 @@ class Region:
                     place = replace(place, path=slot.path, owner=slot.owner, key=slot.key)
             other.places.append(place)
         return other
+
+    def by_parameter(self, numbers: Sequence[int]) -> list[int]:
+        """Numbers of placeholders in the order of the module's parameters, then of the arguments: norms over all
+        gradients are summed in that order."""
+        return sorted(
+            numbers, key=lambda number: (self._ranks.get(self.places[number].path, len(self._ranks)), number)
+        )
 
     @property
     def differentiable(self) -> list[int]:

@@ -19,7 +19,7 @@ from .. import casting
 from ..capture.lowered import Lowered
 from ..capture.refusals import Untraceable
 from ..composites.draws import IN_PLACE
-from ..composites.rules import DRAWN, RULES, standing_in
+from ..composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
 from .private import autograd_keys, differentiated, flattened
 
 _aten = torch.ops.aten
@@ -135,7 +135,7 @@ class _Nodes(fx.Interpreter):
         self.casts = casts
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = super().call_function(target, args, kwargs)
+        made = super().call_function(FUNCTIONS.get(target, target), args, kwargs)
         if getattr(target, "__name__", "") == "_exit_autocast":
             self.casts.forget()
         return made
