@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+import torch._dynamo
 
 from ..capture.private import raising
 
@@ -49,6 +50,7 @@ class Bridge(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @torch._dynamo.disable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if all(tangent is None for tangent in tangents):
             return (None, None, *(None for _ in ctx.leaves))
