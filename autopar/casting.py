@@ -13,6 +13,11 @@ def enabled(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
+def anywhere() -> bool:
+    """True if autocast is on in this thread for devices of any type."""
+    return torch._C._is_any_autocast_enabled()
+
+
 @contextlib.contextmanager
 def off(kinds: Iterable[str]) -> Iterator[None]:
     """Without autocast for these types of devices."""

@@ -18,6 +18,7 @@ from ..machine import Machine
 from ..options import Options
 from ..plans import Plan
 from ..recording import Recorded
+from ..runtime.bridge import Written
 from ..runtime.memory import Replicas
 from ..timeline import Timeline
 from ..training.dropin import Training
@@ -107,13 +108,14 @@ class Backend(Recorded):
         if not any(why in known for known in list(self.breaks)):
             self.breaks[f"no graph of the function at {place}: {why}"] = None
 
-    def trained(self, prepared: Training, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of one call in training, which is measured while there is a recording."""
+    def trained(self, prepared: Training, inputs: Sequence[Any], written: Written | None) -> list[Any]:
+        """The outputs of one call in training, which is measured while there is a recording; `written` is the call in
+        eager."""
         recording = self.recording
         if recording and recording.calls:
             # The backward of the call before has ended since.
             self.keep_up(prepared, recording.calls[-1])
-        outputs = prepared.outputs(inputs)
+        outputs = prepared.outputs(inputs, written)
         if recording and recording.calls:
             self.timeline = recording.calls[-1]
         return outputs

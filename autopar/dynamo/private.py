@@ -58,6 +58,8 @@ _SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     # Numpy's random numbers are otherwise drawn by torch, as others.
     "use_numpy_random_stream": True,
+    # A gradient that forward itself asks for is otherwise a graph break.
+    "trace_autograd_ops": True,
     # A frame that Dynamo cannot take runs as the user wrote it, whose errors are then the user's own.
     "suppress_errors": True,
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.

@@ -10,10 +10,12 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch import fx
 
 from ..capture import Captured, Untraceable
 from ..capture.refusals import explain
+from ..casting import anywhere
 from ..checking import Reference, by_parts, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
@@ -21,6 +23,7 @@ from ..options import Options
 from ..pins import naming
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
+from ..runtime.bridge import Written
 from ..snapshot import Snapshot
 from ..stages import Prepared, prepare, rewritten, rows_of, timed
 from ..strides import settle
@@ -39,6 +42,7 @@ log = logging.getLogger("autopar")
 
 Planned: TypeAlias = Prepared | Training
 
+TWICE = "its gradients are differentiated once more"
 SIZES = 64
 """Sets of sizes of a region for which programs are kept."""
 
@@ -70,7 +74,9 @@ class Served:
             self.region = self.assembly.region
             self.name = self.region.name
         except Exception as error:
-            # What Dynamo captured is a right answer whatever becomes of it here.
+            # What Dynamo captured is a right answer whatever becomes of it here, unless its graph is broken: then what
+            # is raised lets Dynamo run the frame as the user wrote it.
+            module.graph.lint()
             self.as_written(explain(self.name, error))
             return
         self._twins: list[Served] = []
@@ -253,7 +259,7 @@ class Served:
         captured = prepared.captured
         inputs = self.arguments.inputs(args)
         if isinstance(prepared, Training):
-            outputs = self.backend.trained(prepared, inputs)
+            outputs = self.backend.trained(prepared, inputs, self._written(prepared, args))
         else:
             outputs = self.backend.executed(prepared, inputs)
             settle(outputs, captured.strides, captured.home.type)
@@ -261,6 +267,18 @@ class Served:
             # Where eager returns an argument or a parameter itself, so do we: the very object.
             outputs[index] = self._own(captured, name, inputs)
         return captured.rebuild(outputs)
+
+    def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
+        """The call in eager, to be run once more for a second derivative; None where that would not be the same."""
+        if not prepared.repeatable or anywhere():
+            return None
+        unplaced = self.backend.unplaced
+
+        def written() -> list[torch.Tensor]:
+            unplaced[TWICE] = unplaced.get(TWICE, 0) + 1
+            return [item for item in self.module(*args) if isinstance(item, torch.Tensor)]
+
+        return written
 
     @staticmethod
     def _own(captured: Captured, name: str, inputs: Sequence[Any]) -> Any:

@@ -2,20 +2,24 @@
 
 What eager promises, this keeps: gradients through an output that nobody used are None and cost nothing; what is
 kept for the backward goes through `save_for_backward`, so that weights changed in between are an error and saved
-tensor hooks work; each call owns what it saved, so that two forwards before one backward are right. A second
-derivative is an error: a backward program has none.
+tensor hooks work; each call owns what it saved, so that two forwards before one backward are right. A backward
+program has no derivative: where one is asked for (`create_graph=True`) the gradients are those of the call as the
+user wrote it, run once more, and an error where it cannot be.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch._dynamo
 
 from ..capture.private import raising
+
+Written: TypeAlias = Callable[[], Sequence[torch.Tensor]]
+"""The same call as the user wrote it, in eager: its outputs."""
 
 
 class Halved(Protocol):
@@ -30,15 +34,22 @@ class Halved(Protocol):
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """The outputs that have a gradient."""
 
+    def paired(
+        self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Outputs of the call as written, each with its tangent."""
+
 
 class Bridge(torch.autograd.Function):
-    """`apply(halved, inputs, *leaves)`: the outputs of one forward, as a function of the leaves to autograd."""
+    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, to autograd a function of the leaves."""
 
     @staticmethod
-    def forward(ctx: Any, halved: Halved, inputs: Sequence[Any], *leaves: torch.Tensor) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, halved: Halved, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
+    ) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         outputs, saved, watched = halved.ahead(inputs)
-        ctx.halved, ctx.saved, ctx.leaves = halved, len(saved), leaves
+        ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
         ctx.save_for_backward(*saved, *watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
         # A view of an output that has a gradient would be given one by autograd.
@@ -53,13 +64,21 @@ class Bridge(torch.autograd.Function):
     @torch._dynamo.disable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if all(tangent is None for tangent in tangents):
-            return (None, None, *(None for _ in ctx.leaves))
+            return (None, None, None, *(None for _ in ctx.leaves))
         saved = ctx.saved_tensors[: ctx.saved]
+        if torch.is_grad_enabled() and ctx.written is not None:
+            return None, None, None, *_as_written(ctx, tangents)
         with torch.no_grad():
             gradients = ctx.halved.back(saved, tangents)
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
-        return None, None, *gradients
+        return None, None, None, *gradients
+
+
+def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """Gradients that can be differentiated."""
+    outputs, given = zip(*ctx.halved.paired(ctx.written(), tangents))
+    return torch.autograd.grad(outputs, ctx.leaves, given, create_graph=True, allow_unused=True)
 
 
 def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
@@ -104,7 +123,8 @@ def _not_twice(
     made = [gradient.detach() for gradient in gradients if gradient is not None]
     behind = [source for source in sources if source is not None and source.requires_grad]
     text = (
-        "a compiled model has no second derivative: differentiate twice through the plain model, fast.module"
+        "there is no second derivative of a compiled model that draws random numbers, changes buffers or runs under "
+        "autocast: differentiate twice through the plain model, fast.module"
     )
     tensors = (*made, *behind)
     found = iter(raising(text, tensors))

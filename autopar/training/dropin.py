@@ -22,7 +22,7 @@ from ..capture import Captured
 from ..hardware.emulation import slowed
 from ..programs import Program
 from ..runtime import Executor
-from ..runtime.bridge import Bridge, own
+from ..runtime.bridge import Bridge, Written, own
 from ..runtime.memory import Replicas
 from ..stages import Prepared, copies
 from ..strides import Strides, settle
@@ -44,6 +44,8 @@ class Training:
         self.captured = captured if copies(apart.plan) else captured.kernels_trusted()
         self.apart, self.pool, self.recorder = apart, pool, recorder
         self.halves = apart.halves
+        self.repeatable = not captured.stateful
+        """True if a call could be made once more and give the same."""
         self.plan = apart.plan
         """Of forward and backward together, with the memory that the two hold as they run."""
         self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}
@@ -102,9 +104,10 @@ class Training:
             for name, _ in self.captured.gradients
         ]
 
-    def outputs(self, inputs: Sequence[Any]) -> list[Any]:
-        """One call, as a function of the leaves to autograd; outputs in the order of the graph."""
-        found = dict(zip(self.apart.names, Bridge.apply(self, inputs, *self.leaves(inputs))))
+    def outputs(self, inputs: Sequence[Any], written: Written | None = None) -> list[Any]:
+        """One call, as a function of the leaves to autograd; outputs in the order of the graph. `written` is the same
+        call in eager, for second derivatives."""
+        found = dict(zip(self.apart.names, Bridge.apply(self, inputs, written, *self.leaves(inputs))))
         return [found[name] for name in self.captured.graph.outputs[: self.halves.forward_outputs]]
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -141,6 +144,17 @@ class Training:
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""
         return [value for name, value in zip(self.apart.names, outputs) if name in self._first]
+
+    def paired(
+        self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """See `bridge.Halved`."""
+        given = dict(zip(self.apart.names, tangents))
+        made = {
+            name: output for name, output in zip(self.captured.graph.outputs, outputs) if name in self._first
+        }
+        pairs = ((output, given[name]) for name, output in made.items())
+        return [(output, tangent) for output, tangent in pairs if tangent is not None]
 
     def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """See `bridge.Halved`."""

@@ -252,8 +252,23 @@ def test_as_eager(body: Body):
     fast.close()
 
 
-def test_penalty_by_name_in_one_loss():
-    """A gradient penalty, as trainers of critics write it: around the model, not in it."""
+def accumulates(m: Any, x: torch.Tensor) -> Any:
+    m.linear(x).sum().backward(retain_graph=True)
+    return m.linear(x)
+
+
+def test_a_backward_inside_forward():
+    torch.manual_seed(0)
+    plain, one = Model(accumulates), Model(accumulates)
+    one.load_state_dict(plain.state_dict())
+    fast, x = compiled(one), torch.randn(3, 4)
+    for _ in range(3):
+        assert alike(plain(x), fast(x))
+        assert alike([p.grad for p in plain.parameters()], [p.grad for p in one.parameters()])
+
+
+def test_a_gradient_penalty_around_the_model():
+    """As trainers of critics write it."""
     torch.manual_seed(0)
     plain, one = Model(lambda m, x: m.linear(x).tanh()), Model(lambda m, x: m.linear(x).tanh())
     one.load_state_dict(plain.state_dict())
@@ -264,11 +279,7 @@ def test_penalty_by_name_in_one_loss():
         (slope,) = grad(model(x).sum(), x, create_graph=True)
         return ((slope.norm(2, dim=1) - 1) ** 2).mean()
 
-    x = torch.randn(3, 4)
-    wanted = gradients(plain, lambda: loss(plain, x))
-    try:
-        found = gradients(fast, lambda: loss(fast, x))
-    except RuntimeError as error:
-        assert "twice" in str(error) or "double" in str(error) or "second" in str(error)
-    else:
-        assert alike(wanted, found)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        wanted = gradients(plain, lambda x=x: loss(plain, x))
+        assert alike(wanted, gradients(fast, lambda x=x: loss(fast, x)))
