@@ -127,6 +127,10 @@ def transformer() -> Call:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (torch.randn(2, 3, 8),), {}
 
 
+def recurrent() -> Call:
+    return nn.LSTM(4, 5, 2, dropout=0.4, batch_first=True), (torch.randn(2, 3, 4, requires_grad=True),), {}
+
+
 def bag() -> Call:
     return nn.EmbeddingBag(9, 4, mode="mean"), (torch.randint(0, 9, (2, 5)),), {}
 
@@ -194,6 +198,11 @@ def in_place() -> Call:
     return Does(body, linear=nn.Linear(4, 4), count=torch.zeros(4)), (x(),), {}
 
 
+def parametrized() -> Call:
+    weight, orthogonal = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal
+    return nn.Sequential(weight(nn.Linear(4, 4)), orthogonal(nn.Linear(4, 4))), (x(),), {}
+
+
 def checkpointed() -> Call:
     from torch.utils.checkpoint import checkpoint
 
@@ -201,7 +210,17 @@ def checkpointed() -> Call:
     return Does(lambda s, x: checkpoint(s.m, x, use_reentrant=False), m=m), (x(),), {}
 
 
+def penalty() -> Call:
+    def body(m: Any, x: torch.Tensor) -> Any:
+        y = m.linear(x).tanh().sum()
+        (kept,) = torch.autograd.grad(y, m.linear.weight, create_graph=True)
+        (constant,) = torch.autograd.grad(y, m.linear.weight, retain_graph=True)
+        return y + kept.norm() + (constant * m.linear.weight).sum()
+
+    return Does(body, linear=nn.Linear(4, 4)), (x(),), {}
+
+
 MODELS = (
-    mlp, convolutions, norm_in_eval, tied, transformer, bag, shared, frozen, input_that_requires_grad, half,
-    double, closure, nested, unused, no_grad, in_place, checkpointed,
+    mlp, convolutions, norm_in_eval, tied, transformer, recurrent, bag, shared, frozen, input_that_requires_grad, half,
+    double, closure, nested, unused, no_grad, in_place, parametrized, checkpointed, penalty,
 )  # fmt: skip

@@ -46,6 +46,8 @@ def transformers_model(name):
     heads = {"num_key_value_heads": 1}
     models = {
         "bert": ("BertForMaskedLM", "BertConfig", text),
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2,
+                                                   "bos_token_id": 0, "eos_token_id": 0}),
         "llama": ("LlamaForCausalLM", "LlamaConfig", {**text, **heads}),
     }  # fmt: skip
     kind, config, settings = models[name]
@@ -57,7 +59,7 @@ def transformers_model(name):
     return model, (), {"input_ids": ids, "labels": ids, **keep}
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_transformers(name):
     captured = agrees(*transformers_model(name))
     neutral_and_in_two_phases(captured)

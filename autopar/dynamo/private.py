@@ -76,13 +76,15 @@ class _Entry:
     `skipped(reason, place)` is called for frames that Dynamo gives up without a graph.
     """
 
-    def __init__(self, entry: Callable[..., Any], skipped: Callable[[str, str], None]) -> None:
-        self.entry, self.skipped = entry, skipped
+    def __init__(
+        self, entry: Callable[..., Any], skipped: Callable[[str, str], None], settings: dict[str, Any]
+    ) -> None:
+        self.entry, self.skipped, self.settings = entry, skipped, settings
         self._torchdynamo_orig_backend = entry
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known = dict(counters["graph_break"])
-        with torch._dynamo.config.patch(**_SETTINGS), _quiet(), uncollected():
+        with torch._dynamo.config.patch(**self.settings), _quiet(), uncollected():
             found = self.entry(frame, *args, **kwargs)
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
@@ -173,9 +175,17 @@ def compiled(
     # There is none where torch.compile is switched off.
     callback: Any = getattr(context, "callback", None)
     if callback is not None:
-        vars(context)["callback"] = _Entry(callback, skipped)
+        # A line in a log is no reason to refuse a call; where graphs may break it is written.
+        settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
+        vars(context)["callback"] = _Entry(callback, skipped, settings)
     made: Callable[..., Any] = context(call)
     return lambda *args, **kwargs: made(_hooks(), *args, **kwargs)
+
+
+def _logging() -> set[Any]:
+    """The methods of loggers that write, those that libraries have added included."""
+    kinds = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+    return {method for name, method in vars(logging.Logger).items() if name.partition("_")[0] in kinds}
 
 
 def _hooks() -> str:
