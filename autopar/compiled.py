@@ -140,7 +140,7 @@ class Compiled:
         _, ready = backend.ready()
         timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        return explain(ready.plan, measured, ready.single_s, (*ready.captured.notes, *backend.notes()))
+        return explain(ready.plan, measured, ready.single_s, backend.notes())
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the placed graph as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""

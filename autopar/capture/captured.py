@@ -24,8 +24,7 @@ class Captured:
     would have made it require grad. `same` pairs the index of an output with the input or state that eager
     returned in that place, the very object. `strides` are those that eager gives each output, as fake tensors have
     them (None: whatever comes out of the graph); a check that sees others puts them there. `alike` says of each output
-    whether fake tensors have the same ones in the graph. `notes` are sentences on what a captured graph cannot repeat
-    (attribute side effects, Python's random numbers).
+    whether fake tensors have the same ones in the graph.
 
     A graph that was differentiated has `tangents`, (input value, index of the output whose gradient it is), among
     its inputs after those of the call, and `gradients`, (input or state value, its gradient), after its outputs,
@@ -43,7 +42,6 @@ class Captured:
     same: tuple[tuple[int, str], ...] = ()
     strides: list[tuple[int, ...] | None] = field(default_factory=list)
     alike: tuple[bool, ...] = ()
-    notes: tuple[str, ...] = field(default=())
     tangents: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
 

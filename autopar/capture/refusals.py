@@ -9,21 +9,12 @@ from .locations import foreign, short
 
 
 class Untraceable(CaptureError):
-    """One route cannot take this call; another may. `module` is the path of the module that is in the way."""
-
-    def __init__(self, text: str, module: str = "") -> None:
-        super().__init__(text)
-        self.module = module
+    """No graph can hold this call; it can still run as written."""
 
 
 _ADVICE = (
     (
         ("GuardOnDataDependent", "data-dependent", "Could not guard on", "unbacked"),
-        "what runs depends on the values in a tensor",
-        "use torch.where or torch.cond, or take the decision outside the model",
-    ),
-    (
-        ("symbolically traced variables cannot be used as inputs to control flow", "TraceError"),
         "what runs depends on the values in a tensor",
         "use torch.where or torch.cond, or take the decision outside the model",
     ),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
@@ -36,6 +34,8 @@ differs by rounding alone."""
 
 class Eager(Snapshot):
     """What eager answers for one call and gives as gradients; afterwards nothing of the caller's has changed.
+
+    The `model` has no state of its own: `weights`, by path, are among its arguments.
 
     `tangents` are random unless given, by name of the graph's input; `gradients` by the path of the parameter, or of
     the argument, for all that require grad: None where eager has none.
@@ -151,32 +151,15 @@ class Eager(Snapshot):
                 'Pass check="never" to run anyway, or report the model with this message'
             )
 
-    @property
-    def _given(self) -> bool:
-        """True if the weights are arguments of the model, which has none of its own."""
-        ids = {id(leaf) for leaf in pytree.tree_leaves(self.arguments)}
-        return all(id(leaf) in ids for leaf in self.leaves.values())
-
     def in_double(self) -> dict[str, Any]:
         """The same outputs and gradients by a copy of the model in float64; empty when there can be none."""
         if any(task.random for task in self.captured.graph.tasks):
             return {}
-        if self._given:
-            return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), widened)
-        return self._twin("in float64", lambda twin: twin.double(), _leaf)
+        return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), widened)
 
     def shaken(self) -> dict[str, Any]:
-        """The same by a copy of the model whose weights differ in their last bits: as far as this, rounding alone
-        takes the model from eager. Empty when there can be none."""
-
-        def shake(twin: nn.Module) -> nn.Module:
-            draw = torch.Generator().manual_seed(0)
-            with torch.no_grad():
-                for weight in twin.parameters():
-                    if weight.is_floating_point():
-                        _shaken(weight, draw)
-            return twin
-
+        """The same with weights that differ in their last bits: as far as this, rounding alone takes the model from
+        eager. Empty when there can be none."""
         draw = torch.Generator().manual_seed(0)
 
         def shaken(path: str, leaf: Any) -> Any:
@@ -185,9 +168,7 @@ class Eager(Snapshot):
                 _shaken(made, draw)
             return _alike(made, leaf)
 
-        if self._given:
-            return self._retold("of its rounding", shaken, lambda model: model)
-        return self._twin("of its rounding", shake, apart)
+        return self._retold("of its rounding", shaken, lambda model: model)
 
     def _retold(
         self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
@@ -219,32 +200,6 @@ class Eager(Snapshot):
         updates = {graph.value[name].path: made[id(live[name])].detach() for name in self.updates}
         return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
-    def _twin(
-        self, what: str, make: Callable[[nn.Module], nn.Module], leaf: Callable[[Any], Any]
-    ) -> dict[str, Any]:
-        if not isinstance(self.model, nn.Module):
-            return {}
-        graph, now = self.captured.graph, generators()
-        restore(self.random)
-        try:
-            twin = make(copy.deepcopy(self.model))
-            state, names = dict(twin.state_dict(keep_vars=True)), dict(twin.named_parameters())
-            with torch.no_grad():
-                for name, saved in self.before.items():
-                    if graph.value[name].path in state:
-                        state[graph.value[name].path].copy_(saved)
-            args, kwargs = pytree.tree_map(leaf, self.arguments)
-            leaves = {path: names[path] for path in self.leaves if path in names}
-            outputs, gradients = self._run(twin, args, kwargs, leaves)
-        except Exception as failure:
-            log.info("no second opinion %s: %s", what, failure)
-            return {}
-        finally:
-            restore(now)
-        found = {f"output {index}": result.detach() for index, result in enumerate(outputs)}
-        updates = {path: state[path] for path in (graph.value[n].path for n in self.updates) if path in state}
-        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
-
 
 def _alike(made: Any, leaf: Any) -> Any:
     """A copy that requires grad where its original does."""
@@ -269,10 +224,6 @@ def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         for hooks, own in held:
             hooks.update(own)
-
-
-def _leaf(item: Any) -> Any:
-    return widen(item.detach()) if isinstance(item, torch.Tensor) else item
 
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:

@@ -280,7 +280,7 @@ class TrainStep(Recorded):
         ready = self.ready()
         plan = self.plan
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
-        return explain(plan, measured, None, (*ready.raw.notes, self._updated()))
+        return explain(plan, measured, None, (self._updated(),))
 
     def _updated(self) -> str:
         """One sentence on how the weights are updated, and why so."""
