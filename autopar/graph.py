@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -101,7 +101,8 @@ class Task:
     whose storage the call changes in place. `random` is the generator it draws from. `free` marks views, which
     move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device the user's
     call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote it.
-    `phase` is the part of a training step it belongs to.
+    `phase` is the part of a training step it belongs to. `inputs` are the names of the values it reads, each once, in
+    argument order.
     """
 
     name: str
@@ -124,18 +125,17 @@ class Task:
     origin: str = ""
     part: str = ""
     phase: Literal["forward", "backward", "update"] = "forward"
+    inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the values it reads, each once, in argument order."""
+    def __post_init__(self) -> None:
+        # Asked for several times at every stage.
         seen: dict[str, None] = {}
         for argument in (*self.args, *[value for _, value in self.kwargs]):
-            # Asked for several times of each task at every stage: nearly all arguments are plain.
             if isinstance(argument, Ref):
                 seen[argument.value] = None
             elif isinstance(argument, tuple):
                 seen.update(dict.fromkeys(refs(argument)))
-        return tuple(seen)
+        object.__setattr__(self, "inputs", tuple(seen))
 
     @property
     def where(self) -> str:

@@ -92,11 +92,12 @@ def best_plan(
 
 def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_norm: str) -> Plan:
     """The best plan over all cuts of the batch."""
-    rows = batch_of(graph)
-    if split is not None and not isinstance(split, str) and rows is not None and rows < 2:
-        # The last, short batch of a loader must not stop the loop.
-        log.info("%s: a batch of %d rows stays whole", graph.name, rows)
-        split = None
+    if split is not None and not isinstance(split, str):
+        rows = batch_of(graph)
+        if rows is not None and rows < 2:
+            # The last, short batch of a loader must not stop the loop.
+            log.info("%s: a batch of %d rows stays whole", graph.name, rows)
+            split = None
     whole: Plan | None = None
     refusal: PlanError | None = None
     try:
@@ -278,9 +279,9 @@ def candidates(
     graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
 ) -> list[tuple[int, ...]]:
     """The row counts to try, each once: even parts for 2 … lanes, and shares by the speed of the devices."""
-    batch = batch_of(graph)
     if wanted is None:
         return []
+    batch = batch_of(graph)
     require_split(wanted, machine)
     if not isinstance(wanted, str):
         if batch is None:

@@ -31,7 +31,7 @@ def encode(value: Any) -> Any:
         return {
             field.name: encode(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if getattr(value, field.name) != field.default
+            if field.init and getattr(value, field.name) != field.default
         }
     if isinstance(value, complex):
         return {"complex": [encode(value.real), encode(value.imag)]}
@@ -132,4 +132,5 @@ def _argument(data: Any, where: str) -> Argument:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    made = {field.name for field in dataclasses.fields(kind) if field.init}
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in made}

@@ -256,9 +256,19 @@ def memory_order(item: torch.Tensor) -> tuple[int, ...]:
     """The axes of a tensor like this from the slowest to the fastest; empty when they are in order."""
     if item.layout is not torch.strided or item.is_contiguous():
         return ()
-    strides = torch.empty_like(item).stride()
-    order = tuple(sorted(range(item.dim()), key=lambda axis: -strides[axis]))
+    order = _order(item.stride())
+    dense = 1
+    for axis in reversed(order):
+        if item.shape[axis] != 1 and item.stride(axis) != dense:
+            # Of memory with gaps or overlaps torch makes another order, which is slow to ask for.
+            order = _order(torch.empty_like(item).stride())
+            break
+        dense *= item.shape[axis]
     return () if order == tuple(range(item.dim())) else order
+
+
+def _order(strides: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
 def _memory(item: Any) -> int | None:

@@ -102,6 +102,11 @@ _aten = torch.ops.aten
 _WHOLE: dict[Any, Callable[..., Any]] = {
     _aten.linear: _linear,
     _aten.matmul: _matmul,
+    # torch's own formulas of these are slow to call.
+    _aten.mm: _matmul,
+    _aten.bmm: _matmul,
+    _aten.addmm: lambda args, kwargs, output: 2 * output.numel() * args[1].shape[-1],
+    _aten.baddbmm: lambda args, kwargs, output: 2 * output.numel() * args[1].shape[-1],
     _aten.mv: _matmul,
     _aten.dot: lambda args, kwargs, output: 2 * args[0].numel(),
     _aten.conv1d: _conv,

@@ -277,7 +277,6 @@ class TrainStep(Recorded):
         """As of a compiled model, and how the weights are updated and why."""
         from ..view import explain
 
-        ready = self.ready()
         plan = self.plan
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
         return explain(plan, measured, None, (self._updated(),))
