@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import compile, plan, train_step
     from .compiled import Compiled
+    from .device import Device, Link
     from .errors import (
         AutoparError,
         CaptureError,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
         RunError,
     )
     from .graph import Graph, Task, Value
-    from .machine import Device, Link, Machine
+    from .machine import Machine
     from .parallel import DataParallel
     from .plans import Plan
     from .programs import Program
@@ -49,7 +50,8 @@ _HOME = {
         "RunError",
     ),
     "graph": ("Graph", "Task", "Value"),
-    "machine": ("Device", "Link", "Machine"),
+    "device": ("Device", "Link"),
+    "machine": ("Machine",),
     "parallel": ("DataParallel",),
     "plans": ("Plan",),
     "programs": ("Program",),
@@ -92,6 +94,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}; it has {', '.join(__all__)}")
+    # Plans and timelines are drawn by what stands above them.
+    import_module(".view", __name__)
     return getattr(import_module(f".{_MODULE[name]}", __name__), name)
 
 

@@ -12,15 +12,16 @@ from torch import nn
 
 from .compiled import Compiled, CompiledModule, Placement, placed
 from .detect import detect
+from .device import Device
 from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
-from .machine import Device, Machine
+from .machine import Machine
 from .options import Options
-from .pins import parse_bytes
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
 from .stages import plan_captured, timed
+from .tables import parse_bytes
 from .training.capping import plan_training
 from .training.losses import Loss
 from .training.step import TrainStep

@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from .plans import Placed, Plan, Transfer
+from .cost import CostedGraph
+from .placed import Placed, Step, Transfer
 
-Step: TypeAlias = Placed | Transfer
 Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
 STRICT = "strict-msr"
 """The policy of plans whose accelerators work in calls (`placement.strict`)."""
@@ -89,17 +89,16 @@ class Critical:
         return [self.steps[index] for index in self.path]
 
 
-def critical(plan: Plan) -> Critical:
-    """The waits, critical path and slack of a plan."""
-    steps = plan.steps
-    called = plan.policy == STRICT and plan.period is None
-    waits = tuple(_waits_of_calls(plan, steps) if called else _waits(plan, steps))
+def critical(costed: CostedGraph, steps: tuple[Step, ...], *, in_calls: bool = False) -> Critical:
+    """The waits, critical path and slack of the steps of a plan, by start; `in_calls` where accelerators work in
+    calls."""
+    waits = tuple(_waits_of_calls(costed, steps) if in_calls else _waits(costed, steps))
     last = tuple(_binding(steps, found) for found in waits)
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
 
 
-def _waits(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
-    costed, machine = plan.costed, plan.costed.machine
+def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
+    machine = costed.machine
     at: dict[tuple[str, str], int] = {}
     index_of: dict[str, int] = {}
     for index, step in enumerate(steps):
@@ -140,10 +139,11 @@ def _waits(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
     return found
 
 
-def _waits_of_calls(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
+def _waits_of_calls(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
     """The same where an accelerator fetches, computes and sends in one call, begins it when all that it reads is
     there, and gives nothing before its end."""
-    costed, host = plan.costed, plan.costed.machine.host
+    host = costed.machine.host
+    device = {step.run: step.device for step in steps if isinstance(step, Placed)}
     calls: dict[str, list[int]] = {}
     alone: dict[str, int] = {}
     for index, step in enumerate(steps):
@@ -155,9 +155,7 @@ def _waits_of_calls(plan: Plan, steps: tuple[Step, ...]) -> list[tuple[Wait, ...
 
     def given(value: str) -> int | None:
         run = costed.producer.get(value, "")
-        return (
-            alone[run] if run in alone else calls[plan.place[run].device][-1] if run in plan.place else None
-        )
+        return alone[run] if run in alone else calls[device[run]][-1] if run in device else None
 
     found: list[dict[int, Kind]] = [{} for _ in steps]
     for own in calls.values():

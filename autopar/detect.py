@@ -16,8 +16,9 @@ import torch
 
 from . import cache, probe
 from .cores import cores
+from .device import HANDOFF_S, Device, Link
 from .errors import DeviceError
-from .machine import HANDOFF_S, Device, Link, Machine
+from .machine import Machine
 
 log = logging.getLogger("autopar")
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from .problem import Problem
+from .simulate import Play
 from .timeline import Memory
-
-if TYPE_CHECKING:
-    from .simulate import Play
 
 
 def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:

@@ -1,4 +1,4 @@
-"""What a graph can run on: `Device`, `Link` and `Machine`. Pure data; `detect` finds the real one."""
+"""What a graph can run on: devices and links as one `Machine`. Pure data; `detect` finds the real one."""
 
 from __future__ import annotations
 
@@ -10,80 +10,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from . import jsonfile
+from . import jsonfile, pictures
+from .device import MOST_LANES, Device, Link
 from .errors import DeviceError
+from .hardware.declared import declared, stood_in
 from .saving import decode, encode
-from .tables import size, table
+from .tables import parse_bytes, size, table
 
 FORMAT = "autopar machine 1"
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device with `lanes` in-order compute queues and, unless it is the CPU, one queue for copies each way.
-
-    `kind` is a torch device type or `emulated`. `threads` are the intra-op threads of each CPU lane.
-    `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
-    `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
-    `dispatch_s` of the host's Python.
-    """
-
-    name: str
-    kind: str
-    lanes: int = 1
-    threads: int = 1
-    memory_bytes: int | None = None
-    chip: str = ""
-    flops: tuple[tuple[str, float], ...] = ()
-    bytes_per_s: float = 1e10
-    launch_s: float = 1e-6
-    dispatch_s: float = 3e-6
-
-    def flops_per_s(self, dtype: str) -> float:
-        """FLOP/s reached in `dtype`; a dtype the chip's table lacks runs at its float32 rate."""
-        rates = dict(self.flops)
-        return rates.get(dtype) or rates.get("float32") or 1e9
-
-    @property
-    def torch_type(self) -> str:
-        """The torch device type of its tensors: those of stand-ins are the CPU's."""
-        return "cpu" if self.kind == "emulated" else self.kind
-
-    @property
-    def torch_device(self) -> str:
-        """The torch device that its tensors are on."""
-        return "cpu" if self.torch_type == "cpu" else self.name
-
-    @property
-    def compute_lanes(self) -> tuple[str, ...]:
-        """Names of its compute queues: `cpu/0`, `cpu/1`."""
-        return tuple(f"{self.name}/{index}" for index in range(self.lanes))
-
-
-MOST_LANES = 1_000_000
-"""Compute queues of one device: more than any has, and few enough to be written down."""
-HANDOFF_S = 1e-5
-"""What it takes to wake the thread of another lane (`bench --suite overhead`: 8 to 12 µs). A copy's queue waits for who
-made the value, and who reads it for the queue, so that the latency of a link holds two of these."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One direction between two devices: a copy takes `latency_s + bytes / bytes_per_s` seconds, hand-offs included.
-
-    Links with the same `wire` carry one transfer at a time between them; `wire` None carries any number at
-    once.
-    """
-
-    src: str
-    dst: str
-    latency_s: float
-    bytes_per_s: float
-    wire: str | None
-
-    def seconds(self, nbytes: int) -> float:
-        """Seconds a copy of `nbytes` takes on an idle wire."""
-        return self.latency_s + nbytes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -200,6 +134,10 @@ class Machine:
         devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)
         return replace(self, devices=devices)
 
+    def limited(self, memory: Mapping[str, int | str] | None) -> Machine:
+        """This machine with the memory of some devices limited, in bytes or as `"6GiB"`."""
+        return self.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
+
     def require(self, name: str) -> Device:
         """The device called `name`, or DeviceError listing those there are."""
         if name not in self.device:
@@ -238,11 +176,14 @@ class Machine:
         bus: str | Sequence[str] | None = None,
         memory: Mapping[str, int | str] | None = None,
     ) -> Machine:
-        """A machine to plan for without having it: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`. See
-        `declared`."""
-        from .hardware.declared import declare
+        """A machine to be planned for without having it: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`.
 
-        return declare(chips, bus=bus, memory=memory)
+        CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, … `bus` names the buses to use in place of the chips'
+        own: a PCIe one replaces the way to the host, an NVLink or Infinity Fabric one the way between accelerators.
+        `memory` caps devices by name, in bytes or as `"6GiB"`. Raises DeviceError for chips, buses and devices that
+        are not known.
+        """
+        return Machine(*declared(chips, "cuda", bus), absent=True).check().limited(memory)
 
     @staticmethod
     def emulate(
@@ -251,10 +192,19 @@ class Machine:
         bus: str | Sequence[str] | None = None,
         memory: Mapping[str, int | str] | None = None,
     ) -> Machine:
-        """A machine stood in for by this one: `Machine.emulate("cpu", "t4", "t4")`. See `declared`."""
-        from .hardware.declared import emulate
+        """A machine stood in for by this one, on a declared clock: `Machine.emulate("cpu", "t4", "t4")`.
 
-        return emulate(chips, slow_down=slow_down, bus=bus, memory=memory)
+        Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then sleep
+        until the declared chip would have been done, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to
+        be chosen from the costs once they are known (`emulation.slow_down_for`). Each lane computes with its
+        share of this machine's cores. `bus` and `memory` as for `declare`.
+        """
+        if slow_down != "auto" and not (isinstance(slow_down, (int, float)) and slow_down > 0):
+            raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
+        factor = 0.0 if slow_down == "auto" else float(slow_down)
+        devices, links = declared(chips, "emulated", bus)
+        machine = Machine(stood_in(devices), links, clock="declared", slow_down=factor)
+        return machine.check().limited(memory)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON."""
@@ -269,9 +219,7 @@ class Machine:
         return decode(Machine, data.get("machine"), str(path)).check()
 
     def _repr_html_(self) -> str:
-        from .view.notebook import text_html
-
-        return text_html(str(self))
+        return str(pictures.render("html", self))
 
     def __str__(self) -> str:
         rows = [("device", "chip", "lanes", "memory", "float32", "bandwidth")]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from . import cache, probe
+from .device import Device
 from .graph import Graph, Task
-from .machine import Device, Machine
+from .machine import Machine
 from .progress import bar
 from .roofline import signature
 from .runtime import bind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -10,22 +9,6 @@ from fnmatch import fnmatchcase
 from .errors import DeviceError, PlanError
 from .graph import SUM, Graph, Task
 from .machine import Machine
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
-
-
-def parse_bytes(size: int | float | str) -> int:
-    """Bytes of `6GiB`, `500 MB`, `1.5g` or a number; decimal unless the unit has an i. DeviceError for the
-    rest."""
-    if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < float("inf"):
-        return int(size)
-    if isinstance(size, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", size)
-        if match and match[2].lower() in _UNITS:
-            return round(float(match[1]) * _UNITS[match[2].lower()])
-    raise DeviceError(f'{size!r} is no amount of memory; write bytes as a number, or "6GiB", "500MB"')
 
 
 def resolve(

@@ -5,57 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from . import jsonfile
+from . import jsonfile, pictures
 from .cost import CostedGraph
+from .critical import STRICT, Critical, critical
 from .errors import PlanError
+from .placed import Placed, Step, Transfer
+from .plan_check import check
 from .saving import decode, encode
 from .sound import sound
 from .tables import percent, seconds, size, table
 from .timeline import Memory, Span, Timeline
 from .wording import Words
 
-if TYPE_CHECKING:
-    from .critical import Critical
-
 FORMAT = "autopar plan 1"
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A run on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more` are the other lanes of
-    the device that it takes at the same time."""
-
-    run: str
-    device: str
-    lane: str
-    start: float
-    end: float
-    more: tuple[str, ...] = ()
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        """All lanes it takes."""
-        return (self.lane, *self.more)
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A value on its way from `src` to `dst` in the copy queue `lane`; `ready` is when it could have begun."""
-
-    value: str
-    src: str
-    dst: str
-    lane: str
-    start: float
-    end: float
-    ready: float
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +142,15 @@ class Plan:
         return Words(self.costed)
 
     @cached_property
-    def steps(self) -> tuple[Placed | Transfer, ...]:
+    def steps(self) -> tuple[Step, ...]:
         """Runs and transfers by start."""
-        both: list[Placed | Transfer] = [*self.placed, *self.transfers]
+        both: list[Step] = [*self.placed, *self.transfers]
         return tuple(sorted(both, key=lambda step: (step.start, step.end)))
 
     @cached_property
-    def orders(self) -> dict[str, tuple[Placed | Transfer, ...]]:
+    def orders(self) -> dict[str, tuple[Step, ...]]:
         """What each lane of the machine does, in order."""
-        found: dict[str, list[Placed | Transfer]] = {lane: [] for lane in self.costed.machine.lanes}
+        found: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
         for step in self.steps:
             for lane in step.lanes if isinstance(step, Placed) else (step.lane,):
                 found[lane].append(step)
@@ -214,7 +181,7 @@ class Plan:
         all that it makes.
 
         Caps hold for these and for the most bytes in any order that the lanes may take, which
-        `program.check(plan.costed.graph).peaks` gives and which may be more. The plan of a compiled model in training
+        `lowering.check(program, plan.costed.graph).peaks` gives and which may be more. The plan of a compiled model in training
         has the larger of both.
         """
         return {memory.device: memory.peak for memory in self.memory}
@@ -222,9 +189,7 @@ class Plan:
     @cached_property
     def critical(self) -> Critical:
         """What each step waited for, the critical path, and the slack of the rest."""
-        from .critical import critical
-
-        return critical(self)
+        return critical(self.costed, self.steps, in_calls=self.policy == STRICT and self.period is None)
 
     def timeline(self) -> Timeline:
         """The prediction as a timeline, which knows its critical path."""
@@ -273,15 +238,11 @@ class Plan:
         The report tells the critical path with its waits, and which one change of hardware or of a cap would shorten
         the plan most, for which it plans again: up to some seconds. Raises PlanError for a name that no run has.
         """
-        from .view import explain, explain_runs
-
-        return explain_runs(self, runs) if runs else explain(self)
+        return str(pictures.render("explain", self, *runs))
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw it as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
-        from .view import draw
-
-        draw(self, path)
+        pictures.render("draw", self, path)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON, graph, machine and costs included."""
@@ -290,12 +251,12 @@ class Plan:
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
         """Read what `save` wrote, edited perhaps; PlanError or DeviceError says what is not as it should be."""
-        from .plan_check import check
-
         data = jsonfile.load(path, "a plan is read from what Plan.save wrote, never a pickle")
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
-        return check(decode(Plan, data.get("plan"), str(path)), str(path))
+        plan = decode(Plan, data.get("plan"), str(path))
+        check(str(path), **{each.name: getattr(plan, each.name) for each in fields(plan)})
+        return plan
 
     def __str__(self) -> str:
         return self._table(self.steps)
@@ -307,11 +268,9 @@ class Plan:
         return self._table(self.steps[:SCREEN]) + (rest if more > 0 else "")
 
     def _repr_html_(self) -> str:
-        from .view.notebook import plan_html
+        return str(pictures.render("html", self))
 
-        return plan_html(self)
-
-    def _table(self, steps: Sequence[Placed | Transfer]) -> str:
+    def _table(self, steps: Sequence[Step]) -> str:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]
         for step in steps:
             if isinstance(step, Placed):

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 from .errors import ProgramError
 
 if TYPE_CHECKING:
-    from .graph import Graph
-    from .lowering.check import Report
+    pass
 
 FORMAT = "autopar program 1"
 
@@ -133,14 +132,6 @@ class Program:
     def lane(self) -> dict[str, Lane]:
         """Lanes by name."""
         return {lane.name: lane for lane in self.lanes}
-
-    def check(self, graph: Graph | None = None) -> Report:
-        """Prove that no order the lanes may run in is wrong; ProgramError names the step that is. See
-        `check.check`.
-        """
-        from .lowering.check import check
-
-        return check(self, graph)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as the text `str(program)` gives."""

@@ -22,7 +22,7 @@ from .placement.bounds import lower_bound
 from .placement.orders import kept
 from .plans import Plan
 from .problem import Problem
-from .simulate import simulate
+from .timing import simulate
 
 log = logging.getLogger("autopar")
 

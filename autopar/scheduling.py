@@ -10,9 +10,10 @@ from .errors import PlanError
 from .formats import Source, partitioned, read
 from .garbage import uncollected
 from .machine import Machine
-from .pins import meant, parse_bytes
+from .pins import meant
 from .placement import OBJECTIVES, strict
 from .plans import Plan
+from .tables import parse_bytes
 
 MODELS = ("machine", "strict-msr")
 """What a plan may be held to."""

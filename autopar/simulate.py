@@ -8,18 +8,15 @@ GIL) serve whoever asked first. O((V + E) log V) for V runs and transfers, O(V +
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .cost import CostedGraph
 from .errors import PlanError
-from .events import serve
-from .liveness import memory
-from .plans import Placed, Transfer
 from .problem import Problem
 from .steps import Steps
-from .timeline import Memory
 
 Move = tuple[str, str, str]
 """A value, the device it comes from and the device it goes to: one entry of a copy queue."""
@@ -38,70 +35,6 @@ class Schedule:
     lanes: Mapping[str, tuple[str, ...]]
     copies: Mapping[str, tuple[Move, ...]] = field(default_factory=dict)
     first_come: bool = False
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A schedule with times, in seconds from the start of the call. Sorted by start, as in `Plan`, and what takes no
-    time at one moment by turn."""
-
-    placed: tuple[Placed, ...]
-    transfers: tuple[Transfer, ...]
-    resident: tuple[tuple[str, str], ...]
-    memory: tuple[Memory, ...]
-    makespan: float
-
-
-def simulate(costed: CostedGraph, schedule: Schedule, problem: Problem | None = None) -> Timing:
-    """Start everything as early as the orders allow.
-
-    `problem` spares building it again. Raises PlanError for a run that is missing, named twice, unknown or on
-    a device where it cannot run, for a transfer without a way, and for orders that wait for each other.
-    """
-    play = Play(problem or Problem(costed), schedule)
-    return timing(play)
-
-
-def timing(play: Play) -> Timing:
-    """What a simulation found, in names."""
-    problem, first = play.problem, play.problem.runs
-    placed = [
-        Placed(
-            problem.names[r],
-            problem.devices[play.device[r]],
-            play.lane[r],
-            play.start[r],
-            play.end[r],
-            tuple(play.more.get(r, ())),
-        )
-        for r in sorted(range(first), key=play.when)
-    ]
-    transfers = []
-    lanes = {
-        ends: problem.costed.machine.copy_lane(problem.devices[ends[0]], problem.devices[ends[1]])
-        for ends in {(hop.src, hop.dst) for _, hop in play.moves}
-    }
-    for number in sorted(range(first, len(play.start)), key=play.when):
-        v, hop = play.moves[number - first]
-        ends = problem.devices[hop.src], problem.devices[hop.dst]
-        times = play.start[number], play.end[number], play.ready[number]
-        transfers.append(
-            Transfer(problem.values[v], *ends, lanes[hop.src, hop.dst], *times, problem.bytes[v])
-        )
-    resident = residency(problem, play.device)
-    return Timing(tuple(placed), tuple(transfers), resident, memory(problem, play), play.makespan)
-
-
-def residency(problem: Problem, device: list[int]) -> tuple[tuple[str, str], ...]:
-    """(state, device) for each device that reads resident state, its home included, in the order of the
-    graph."""
-    costed = problem.costed
-    found: dict[str, dict[int, None]] = {name: {} for name in costed.graph.state if name in costed.resident}
-    for r, run in enumerate(costed.runs):
-        for name in run.reads:
-            if name in found:
-                found[name][device[r]] = None
-    return tuple((name, problem.devices[d]) for name, devices in found.items() for d in sorted(devices))
 
 
 class Play:
@@ -291,3 +224,128 @@ class Play:
                         f"it can take {' or '.join(map(str, ways))}"
                     )
                 duration[r] = ways[lanes]
+
+
+def serve(play: Play, duration: Sequence[float]) -> None:
+    """Set the times of all steps, each of which lasts `duration` seconds.
+
+    Whoever asks first for what is shared has it first. Raises PlanError for orders that wait for each other.
+    O((V + E) log V) for V steps.
+    """
+    problem, first = play.problem, play.problem.runs
+    count = len(play.end)
+    start, end, ready = play.start, play.end, play.ready
+    missing, waiting = [*play.steps.missing], play.steps.waiting
+
+    # A queue is (its order or None, position); its head asks for the shared resource it needs, then runs. A run
+    # that takes several lanes waits until it is the head of all of them.
+    orders: list[list[int] | None] = [*play.orders, *play.copies]
+    queue_of = [0] * count
+    wide: dict[int, list[int]] = {r: [] for r in play.more}
+    for queue, order in enumerate(play.orders):
+        for r in order:
+            queue_of[r] = queue
+            if r in wide:
+                wide[r].append(queue)
+    for number, (_, hop) in enumerate(play.moves, first):
+        queue_of[number] = len(play.orders) + hop.lane if hop.lane >= 0 else -1
+    arrived: list[deque[int]] = [deque() for _ in orders]
+    position = [0] * len(orders)
+    busy = [False] * len(orders)
+    shared_of = [0 if dispatch > 0 else -1 for dispatch in problem.dispatch]
+    shared_of += [1 + hop.wire if hop.wire >= 0 else -1 for _, hop in play.moves]
+    taken = [False] * (1 + problem.wires)
+    asking: list[deque[int]] = [deque() for _ in taken]
+
+    # What asks at one moment asks in the order of `rank`.
+    events: list[tuple[float, int, int, int]] = []
+    rank = play.rank
+    free, done, able = 0, 1, 2
+    for step in range(count):
+        if not missing[step]:
+            heapq.heappush(events, (0.0, able, rank[step], step))
+    finished = 0
+    turns = itertools.count()
+
+    def begin(step: int, now: float) -> None:
+        start[step] = now
+        play.turn[step] = next(turns)
+        end[step] = now + duration[step]
+        shared = shared_of[step]
+        if shared >= 0:
+            taken[shared] = True
+            held = problem.dispatch[step] if step < first else duration[step]
+            heapq.heappush(events, (now + held, free, shared, shared))
+        heapq.heappush(events, (end[step], done, step, step))
+
+    def advance(queue: int, now: float) -> None:
+        order = orders[queue]
+        if busy[queue]:
+            return
+        if order is None:
+            if not arrived[queue]:
+                return
+            step = arrived[queue].popleft()
+        else:
+            if position[queue] == len(order) or missing[order[position[queue]]]:
+                return
+            step = order[position[queue]]
+            if step in wide:
+                for q in wide[step]:
+                    if busy[q] or position[q] == len(play.orders[q]) or play.orders[q][position[q]] != step:
+                        return
+                for q in wide[step]:
+                    position[q] += q != queue
+                    busy[q] = True
+            position[queue] += 1
+        busy[queue] = True
+        shared = shared_of[step]
+        if shared >= 0 and taken[shared]:
+            asking[shared].append(step)
+        else:
+            begin(step, now)
+
+    while events:
+        now, kind, _, item = heapq.heappop(events)
+        if kind == free:
+            taken[item] = False
+            if asking[item]:
+                begin(asking[item].popleft(), now)
+        elif kind == done:
+            finished += 1
+            own = wide.get(item) or ((queue_of[item],) if queue_of[item] >= 0 else ())
+            for queue in own:
+                busy[queue] = False
+            for later in waiting[item]:
+                missing[later] -= 1
+                if not missing[later]:
+                    heapq.heappush(events, (now, able, rank[later], later))
+            for queue in own:
+                advance(queue, now)
+        elif queue_of[item] < 0:
+            ready[item] = now
+            begin(item, now)
+        else:
+            ready[item] = now
+            if orders[queue_of[item]] is None:
+                arrived[queue_of[item]].append(item)
+            advance(queue_of[item], now)
+    if finished < count:
+        _stuck(play, missing, orders, position)
+
+
+def _stuck(play: Play, missing: list[int], orders: Iterable[list[int] | None], position: list[int]) -> None:
+    heads = []
+    for order, at in zip(orders, position):
+        if order is not None and at < len(order):
+            step = order[at]
+            if step < play.problem.runs:
+                heads.append(f"{play.problem.names[step]!r} at the head of {play.lane[step]}")
+            else:
+                v, hop = play.moves[step - play.problem.runs]
+                heads.append(f"{play.problem.values[v]!r} at the head of {play.problem.copy_lanes[hop.lane]}")
+    raise PlanError(
+        "the orders of the plan wait for each other, so that it would never end: stuck are "
+        + ", ".join(heads)
+        + "; put each run after those whose values it reads"
+    )

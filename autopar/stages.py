@@ -19,7 +19,7 @@ from .fuse import unfused
 from .garbage import uncollected
 from .graph import Graph
 from .hardware.emulation import slowed, with_slow_down
-from .lowering.check import Report
+from .lowering.check import Report, check
 from .lowering.lower import lower
 from .machine import Machine
 from .options import Options
@@ -101,7 +101,7 @@ def copies(plan: Plan) -> bool:
 def proved(plan: Plan) -> Report:
     """The program of a plan, with the proof that it is right. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
-    report: Report = timed("check", program.check, plan.costed.graph)
+    report: Report = timed("check", check, program, plan.costed.graph)
     return report
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from .errors import DeviceError
 
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
@@ -70,3 +73,20 @@ def counted(number: int, noun: str) -> str:
 
 def _places(value: float) -> int:
     return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Bytes of `6GiB`, `500 MB`, `1.5g` or a number; decimal unless the unit has an i. DeviceError for the
+    rest."""
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < float("inf"):
+        return int(size)
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", size)
+        if match and match[2].lower() in _UNITS:
+            return round(float(match[1]) * _UNITS[match[2].lower()])
+    raise DeviceError(f'{size!r} is no amount of memory; write bytes as a number, or "6GiB", "500MB"')

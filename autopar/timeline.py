@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Literal
 
+from . import pictures
 from .errors import LateError
 
 
@@ -122,12 +123,8 @@ class Timeline:
         return sum(span.seconds for span in self.spans if span.lane == lane and not span.run)
 
     def _repr_html_(self) -> str:
-        from .view.notebook import timeline_html
-
-        return timeline_html(self)
+        return str(pictures.render("html", self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`, `.html`, `.png`)."""
-        from .view import save_timeline
-
-        save_timeline(self, path)
+        pictures.render("save", self, path)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autopar.device import Device, Link
 from autopar.forms import in_order, meaning
 from autopar.graph import Graph, Task, Value
 from autopar.lowering.clocks import History
-from autopar.machine import Device, Link, Machine
+from autopar.machine import Machine
 from autopar.programs import Compute, Copy, Free, Program
 from autopar.runtime import bind
 

@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 
 from autopar.cost import CostedGraph, TaskCost
+from autopar.device import Device, Link
 from autopar.fuse import fuse
 from autopar.graph import JOIN, PART, Graph, Ref, Task, Value
-from autopar.machine import Device, Link, Machine
+from autopar.machine import Machine
 
 MS = 1e-3
 KB = 1000

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autopar.cost import CostedGraph, Run, TaskCost
+from autopar.device import Device, Link
 from autopar.graph import Graph, Task, Value
-from autopar.machine import Device, Link, Machine
-from autopar.plans import Placed, Plan, Transfer
+from autopar.machine import Machine
+from autopar.placed import Placed, Transfer
+from autopar.plans import Plan
 
 
 def machine(lanes: int = 1, accelerators: int = 2, caps: Mapping[str, int] | None = None) -> Machine:

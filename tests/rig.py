@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.machine import Device, Link, Machine
+from autopar.device import Device, Link
+from autopar.machine import Machine
 
 _here = torch.accelerator.current_accelerator(check_available=True)
 KIND = _here.type if _here else "cuda"

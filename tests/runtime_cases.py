@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from autopar.cost import CostedGraph, Run, TaskCost
+from autopar.device import Device, Link
 from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Device, Link, Machine
-from autopar.plans import Placed, Plan, Transfer
+from autopar.machine import Machine
+from autopar.placed import Placed, Transfer
+from autopar.plans import Plan
 from autopar.programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
 from autopar.runtime import Executor
 

@@ -9,6 +9,7 @@ from naive import machine, plan, value
 from samples import R, changes, diamond, given, graph, mlp, op, same, sequential, towers, updates
 
 from autopar.graph import Ref, Task
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.programs import Copy, Free, Program, Record
 from autopar.runtime import adversary
@@ -114,7 +115,7 @@ def test_shared_storage_of_what_is_given_stays_shared() -> None:
     ]
     made = graph("tied", values, tasks, ("y_",))
     program = lower(plan(made, machine(), ["cpu"]))
-    program.check(made)
+    check(program, made)
     weight = torch.arange(16.0).reshape(4, 4)
     tensors = {"x": torch.ones(4, 4), "w": weight, "t": weight.t()}
     assert torch.equal(adversary.run(program, made, None, tensors, 0)[0][0], (weight + 1).t().sin())

@@ -18,10 +18,11 @@ from randoms import random_places, training
 from samples import R, given, graph, on, op, same, sequential, step
 
 from autopar.cost import CostedGraph, TaskCost
+from autopar.device import Link
 from autopar.errors import MemoryCapError, PlanError, ProgramError
 from autopar.graph import Graph
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.machine import Link
 from autopar.placement import POLICIES, place
 from autopar.placement.bounds import lower_bound
 from autopar.plans import Plan
@@ -53,7 +54,7 @@ def copies(program: Program) -> set[tuple[str, str]]:
 
 def test_new_values_go_to_their_home_and_to_every_reader() -> None:
     program = lower(naive_plan(step(), naive_machine(), on("cpu")))
-    program.check(step())
+    check(program, step())
     assert set(program.keeps) == {("n_@emulated:0", "w"), ("n_@emulated:1", "w")}
     assert program.updates == (("n_@cpu", "w"),)
     assert {("n_@cpu", "n_@emulated:0"), ("n_@cpu", "n_@emulated:1")} <= copies(program)
@@ -62,18 +63,18 @@ def test_new_values_go_to_their_home_and_to_every_reader() -> None:
 
 def test_nothing_is_moved_to_where_it_was_made() -> None:
     program = lower(naive_plan(step(), naive_machine(), on("emulated:1")))
-    program.check(step())
+    check(program, step())
     moved = {pair for pair in copies(program) if pair[0].startswith("n_")}
     assert moved == {("n_@emulated:1", "n_@cpu"), ("n_@emulated:1", "n_@emulated:0")}
     assert set(program.keeps) == {("n_@emulated:0", "w"), ("n_@emulated:1", "w")}
     alone = lower(naive_plan(step(), naive_machine(), ["cpu"]))
-    assert alone.keeps == () and alone.check(step()).redundant == ()
+    assert alone.keeps == () and check(alone, step()).redundant == ()
 
 
 def test_copies_of_what_changes_are_made_in_the_call_and_kept() -> None:
     made = step(carried=(), changing=("w",))
     program = lower(naive_plan(made, naive_machine(), on("cpu")))
-    assert program.check(made).redundant == ()
+    assert check(program, made).redundant == ()
     assert set(program.keeps) == {("w@emulated:0", "w"), ("w@emulated:1", "w")}
     assert {buffer.kind for buffer in program.buffers if buffer.value == "w"} == {"given", "result"}
 
@@ -81,7 +82,7 @@ def test_copies_of_what_changes_are_made_in_the_call_and_kept() -> None:
 def test_an_update_that_is_also_an_output() -> None:
     made = replace(step(), outputs=("g_", "n_"))
     program = lower(naive_plan(made, naive_machine(), on("emulated:0")))
-    program.check(made)
+    check(program, made)
     assert program.outputs[1] == "n_@cpu" and len(program.keeps) == 2
 
 
@@ -127,14 +128,14 @@ def test_wrong_keeps_are_named(how: str) -> None:
     broken, message = BROKEN[how]
     program = lower(naive_plan(step(), naive_machine(), on("cpu")))
     with pytest.raises(ProgramError, match=message):
-        broken(program).check(step())
+        check(broken(program), step())
 
 
 def test_a_kept_buffer_is_never_freed() -> None:
     program = lower(naive_plan(step(), naive_machine(), on("cpu")))
     buffers = tuple(replace(b, kind="made") if b.name == "n_@emulated:0" else b for b in program.buffers)
     with pytest.raises(ProgramError, match="n_@emulated:0 is of kind made, which is freed"):
-        replace(program, buffers=buffers).check(step())
+        check(replace(program, buffers=buffers), step())
 
 
 def test_carried_state_is_not_changed_in_place() -> None:
@@ -145,7 +146,7 @@ def test_carried_state_is_not_changed_in_place() -> None:
     with pytest.raises(
         ProgramError, match="'w' is carried from call to call, but a task changes it in place"
     ):
-        lower(each).check(inside)
+        check(lower(each), inside)
 
 
 def test_the_adversary_sees_a_stale_copy() -> None:
@@ -211,7 +212,7 @@ def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:
         return
     assert wrong(tight) == []
     _right(tight, seed)
-    assert all(peak.bytes <= peak.cap for peak in program.check(made).peaks if peak.cap is not None)
+    assert all(peak.bytes <= peak.cap for peak in check(program, made).peaks if peak.cap is not None)
 
 
 @settings(max_examples=30, deadline=None)
@@ -226,7 +227,7 @@ def test_any_placement_of_any_graph(seed: int) -> None:
 
 def _right(plan: Plan, seed: int) -> None:
     program, made = lower(plan), plan.costed.graph
-    assert program.check(made).redundant == ()
+    assert check(program, made).redundant == ()
     assert Program.parse(str(program)) == program
     tensors = given(made, seed)
     for order in range(3):

@@ -8,7 +8,7 @@ from naive import machine, plan, value
 from samples import R, graph, op
 
 from autopar.cost import TaskCost
-from autopar.plans import Placed
+from autopar.placed import Placed
 from autopar.runtime import emulated
 from autopar.runtime.emulated import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
 

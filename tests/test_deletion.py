@@ -20,6 +20,7 @@ from samples import every, given, same, sequential
 
 from autopar.errors import MemoryCapError, ProgramError
 from autopar.graph import Graph
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.plans import Plan
 from autopar.programs import Program, Record, Wait
@@ -31,7 +32,7 @@ PLANS = {f"{index} {plan.costed.graph.name}": plan for index, plan in enumerate(
 
 def flagged(program: Program, graph: Graph) -> bool:
     try:
-        program.check(graph)
+        check(program, graph)
     except ProgramError:
         return True
     return False
@@ -53,7 +54,7 @@ def wrong(program: Program, graph: Graph, seeds: range) -> int | None:
 @pytest.mark.parametrize("each", PLANS.values(), ids=PLANS)
 def test_intact_programs_are_right_in_every_order(each: Plan) -> None:
     program, graph = lower(each), each.costed.graph
-    assert program.check(graph).redundant == ()
+    assert check(program, graph).redundant == ()
     assert wrong(program, graph, range(30)) is None
 
 
@@ -92,7 +93,7 @@ def test_random_programs_too() -> None:
         with contextlib.suppress(MemoryCapError):
             programs.append(lower(plan(graph, machine(lanes, accelerators, caps), where)))
         for program in programs:
-            assert program.check(graph).redundant == ()
+            assert check(program, graph).redundant == ()
             for what, at, mutant in mutants(program):
                 assert flagged(mutant, graph), (seed, what, at)
                 seen = wrong(mutant, graph, range(SEEDS)) is not None
@@ -117,7 +118,7 @@ def padded(program: Program) -> Iterator[tuple[Program, tuple[str, int]]]:
 def test_what_is_not_needed_is_named_and_not_missed(each: Plan) -> None:
     program, graph = lower(each), each.costed.graph
     for more, added in padded(program):
-        named = more.check(graph).redundant
+        named = check(more, graph).redundant
         assert added in named
         for what, at, mutant in mutants(more):
             assert flagged(mutant, graph) == (at not in named), (what, at)
@@ -129,4 +130,4 @@ def test_a_record_nobody_waits_for_is_named() -> None:
     program = lower(PLANS["1 diamond"])
     lane = program.lanes[0]
     more = replace(program, lanes=(replace(lane, steps=lane.steps + (Record("spare"),)), *program.lanes[1:]))
-    assert more.check().redundant == ((lane.name, len(lane.steps)),)
+    assert check(more).redundant == ((lane.name, len(lane.steps)),)

@@ -12,15 +12,16 @@ from samples import R, given, graph, op, same, sequential
 
 from autopar.errors import PlanError, ProgramError
 from autopar.graph import Graph
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.programs import Buffer, Compute, Lane, Program, Record, Step, Wait
 from autopar.runtime import adversary
 
 
-def check(program: Program, made: Graph) -> str:
+def refusal(program: Program, made: Graph) -> str:
     """The first line of what is wrong, empty when nothing is."""
     try:
-        program.check(made)
+        check(program, made)
     except ProgramError as error:
         return str(error)
     return ""
@@ -43,13 +44,13 @@ def test_a_change_waits_for_those_who_read_before_it(reader: str, lane: str) -> 
     bare = graph("bare", values, tasks, ("r_", "b"))
     where = {"a": "cpu/0", "r": reader, "w": "cpu/0"}
     program = lower(plan(bare, machine(2), where))
-    program.check()
+    check(program)
     message = (
         rf"\(task 'w'\) changes a_@cpu in place, used before, but nothing makes it follow .* lane {lane}"
     )
     assert wrong(program, bare, range(20))
     with pytest.raises(ProgramError, match=message):
-        program.check(bare)
+        check(program, bare)
 
 
 def test_a_reader_waits_for_the_changes_before_it() -> None:
@@ -63,7 +64,7 @@ def test_a_reader_waits_for_the_changes_before_it() -> None:
     program = lower(plan(bare, machine(2), {"a": "cpu/0", "w": "cpu/0", "r": "cpu/1"}))
     assert wrong(program, bare, range(20))
     with pytest.raises(ProgramError, match=r"\(task 'r'\) uses a_@cpu, which is changed in place before"):
-        program.check(bare)
+        check(program, bare)
 
 
 def contested(rng: random.Random) -> Graph:
@@ -94,7 +95,7 @@ def test_what_the_check_lets_through_is_right_without_a_single_edge() -> None:
         made = contested(rng)
         lanes = [lane for device in on.devices for lane in device.compute_lanes]
         program = lower(plan(made, on, random_places(rng, made, lanes)))
-        why = check(program, made)
+        why = refusal(program, made)
         found = wrong(program, made, range(30))
         assert why or not found, (seed, str(program))
         assert not why or "in place" in why
@@ -125,10 +126,10 @@ def test_a_wait_that_is_needed_far_behind_it_is_not_redundant(far: int, through:
     buffers.append(Buffer("y@a", "y", "a", 8, "y@a", "result"))
     lanes = tuple(Lane(lane, "a", tuple(found)) for lane, found in steps.items())
     idle = Program("idle", lanes, tuple(buffers[:-1]), ())
-    assert ("a/1", 0) in idle.check().redundant
+    assert ("a/1", 0) in check(idle).redundant
     steps[reader].append(Compute("last", ("x@a",), ("y@a",)))
     lanes = tuple(Lane(lane, "a", tuple(found)) for lane, found in steps.items())
-    assert Program("busy", lanes, tuple(buffers), ()).check().redundant == ()
+    assert check(Program("busy", lanes, tuple(buffers), ())).redundant == ()
 
 
 def test_an_error_names_values_as_they_are_also_with_the_sign_of_a_device_in_them() -> None:

@@ -21,7 +21,8 @@ from autopar.placement.race import Race
 from autopar.problem import Problem
 from autopar.replay import replay
 from autopar.scheduling import schedule
-from autopar.simulate import Play, timing
+from autopar.simulate import Play
+from autopar.timing import timing
 from autopar.verify import infeasibilities
 
 

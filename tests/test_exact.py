@@ -16,8 +16,9 @@ from autopar.formats import read
 from autopar.liveness import memory
 from autopar.placement.bounds import lower_bound
 from autopar.placement.bounds.ways import ways
-from autopar.placement.exact import FIRST, TOLERANCE, exact, held, proofs
+from autopar.placement.exact import exact, held, proofs
 from autopar.placement.exact.joins import joined
+from autopar.placement.exact.result import FIRST, TOLERANCE
 from autopar.placement.exact.windows import narrowed
 from autopar.placement.heft import heft
 from autopar.placement.race import Race

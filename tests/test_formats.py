@@ -10,9 +10,9 @@ import pytest
 from taskfiles import link, randomly, small
 
 from autopar import Machine
+from autopar.device import Device, Link
 from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.formats import described, read, text
-from autopar.machine import Device, Link
 from autopar.problem import Problem
 from autopar.scheduling import schedule
 from autopar.verify import infeasibilities

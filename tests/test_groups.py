@@ -21,6 +21,7 @@ from twins import batches as twin_batches
 
 from autopar.errors import PlanError, ProgramError, RunError
 from autopar.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.placement import place
 from autopar.planning import split_graph
@@ -184,7 +185,7 @@ def test_planned_lowered_proved_and_right_in_every_order(monkeypatch) -> None:
     graph = cut(1300, monkeypatch)
     plan = place(cost(graph, machine(), homes={}), "round_robin")
     program = lower(plan)
-    assert program.check(graph).redundant == ()
+    assert check(program, graph).redundant == ()
     assert Program.parse(str(program)) == program
     whole = {name for name, _ in program.keeps if program.buffer[name].value in graph.flat}
     assert whole and len(whole) < len(program.keeps)

@@ -7,15 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly, small
 
+from autopar.device import Device
 from autopar.errors import PlanError
 from autopar.formats import read, text
-from autopar.machine import Device, Machine
+from autopar.machine import Machine
 from autopar.placement import replan
 from autopar.placement.orders import kept
 from autopar.plans import Plan
 from autopar.problem import Problem
 from autopar.scheduling import schedule
-from autopar.simulate import Play, Schedule, simulate
+from autopar.simulate import Play, Schedule
+from autopar.timing import simulate
 
 
 def wide(**seconds: float):

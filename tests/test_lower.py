@@ -21,6 +21,7 @@ from samples import R, every, fork, given, graph, op, same, sequential, towers
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.graph import Graph, Ref, Task
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.placement import place
 from autopar.programs import Compute, Copy, Free, Program, Record, Wait
@@ -37,7 +38,7 @@ def count(program: Program, kind: type) -> int:
 def test_samples(each) -> None:
     """Every task in the plan's order, every transfer a copy, no event without a wait, no device mixed."""
     program, made = lower(each), each.costed.graph
-    assert program.check(made).redundant == ()
+    assert check(program, made).redundant == ()
     for lane in program.lanes:
         ours = [step.task for step in lane.steps if isinstance(step, Compute)]
         theirs = [p.run for p in each.orders[lane.name] if p in each.placed]
@@ -62,7 +63,7 @@ def test_random_graphs_anywhere(seed: int) -> None:
     seconds = {task.name: rng.choice([0.1, 1.0, 3.0]) for task in made.tasks}
     workspace = {task.name: 64 for task in made.tasks if rng.random() < 0.1}
     program = lower(plan(made, free, where, seconds=seconds, workspace=workspace))
-    report = program.check(made)
+    report = check(program, made)
     assert report.redundant == ()
     tensors = given(made, seed)
     right = sequential(made, tensors)
@@ -90,7 +91,7 @@ def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
         made = random_graph(random.Random(seed), 20)
         bare = plan(made, machine(2), ["cpu"]).costed
         program = lower(place(bare, policy))
-        peaks = {peak.device: peak.bytes for peak in program.check(made).peaks}
+        peaks = {peak.device: peak.bytes for peak in check(program, made).peaks}
         for share in (0.9, 0.8):
             caps = {device: int(nbytes * share) for device, nbytes in peaks.items()}
             try:
@@ -99,7 +100,7 @@ def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
                 continue
             planned += 1
             program = lower(capped)
-            assert program.check(made).redundant == ()
+            assert check(program, made).redundant == ()
             assert same(adversary.run(program, made, None, given(made), seed), sequential(made, given(made)))
     assert planned
 
@@ -119,7 +120,7 @@ def test_long_chain_is_neither_slow_nor_deep() -> None:
     start = time.process_time()
     program = lower(each)
     assert time.process_time() - start < 5
-    program.check(made)
+    check(program, made)
     assert count(program, Compute) == 10_000
 
 
@@ -127,13 +128,14 @@ HASHED = """
 import random, sys
 from naive import machine, plan
 from randoms import random_graph, random_places
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 rng = random.Random(3)
 made = random_graph(rng, 40, changes=True)
 on = machine(2, 2, {"emulated:0": 64 * 14, "cpu": 64 * 40})
 lanes = [lane for device in on.devices for lane in device.compute_lanes]
 program = lower(plan(made, on, random_places(rng, made, lanes)))
-program.check(made)
+check(program, made)
 assert "torch" not in sys.modules
 print(program)
 """
@@ -179,7 +181,7 @@ def test_waits_that_follow_from_others_are_not_made() -> None:
     program = lower(plan(made, machine(3, 0), {"a": "cpu/0", "b": "cpu/0", "c": "cpu/1", "r": "cpu/2"}))
     steps = program.lane["cpu/2"].steps
     assert [type(step) for step in steps[:2]] == [Wait, Compute]
-    assert program.check(made).redundant == ()
+    assert check(program, made).redundant == ()
 
 
 def test_storage_outlives_its_base_through_a_view() -> None:
@@ -192,14 +194,14 @@ def test_storage_outlives_its_base_through_a_view() -> None:
     ]
     made = graph("view", [value("x", kind="input"), value("v", storage="a_")], tasks, ("c_",))
     program = lower(plan(made, machine(), ["emulated:0"]))
-    peak = {peak.device: peak.bytes for peak in program.check(made).peaks}["emulated:0"]
+    peak = {peak.device: peak.bytes for peak in check(program, made).peaks}["emulated:0"]
     assert program.buffer["v@emulated:0"].storage == "a_@emulated:0"
     assert peak == 4 * 64, "x, a with its view, b, c"
 
 
 def test_caps_add_waits_only_where_they_bind() -> None:
     free = lower(fork(2))
-    peaks = {peak.device: peak.bytes for peak in free.check().peaks}
+    peaks = {peak.device: peak.bytes for peak in check(free).peaks}
     roomy = lower(fork(2, peaks))
     assert roomy.lanes == free.lanes
     loose = {peak.device: peak.bytes for peak in lower(towers()).check().peaks}
@@ -224,12 +226,12 @@ def test_results_where_they_are_wanted() -> None:
     made = graph("results", values, tasks, ("x", "w", "v", "v", "a_"))
     each = plan(made, machine(), ["emulated:0"])
     program = lower(each)
-    program.check(made)
+    check(program, made)
     assert program.outputs == ("x@cpu", "w@cpu", "v@cpu", "v@cpu", "a_@cpu")
     stay = replace(each.costed, deliver=(*each.costed.deliver[:4], ("a_", "")))
     moves = tuple(t for t in each.transfers if t.value != "a_")
     program = lower(replace(each, costed=stay, transfers=moves))
-    program.check(made)
+    check(program, made)
     assert program.outputs[-1] == "a_@emulated:0"
     assert program.buffer["a_@emulated:0"].kind == "result"
     tensors = given(made)

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from autopar import cache
+from autopar.device import Device, Link
 from autopar.errors import DeviceError, PlanError
 from autopar.hardware.buses import BUSES, REACHED
 from autopar.hardware.chips import CHIPS
-from autopar.machine import Device, Link, Machine
+from autopar.machine import Machine
 
 
 @pytest.fixture

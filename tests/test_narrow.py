@@ -39,7 +39,7 @@ def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
         costed = read(graph)
     except PlanError:
         return
-    with mock.patch("autopar.problem.narrow", lambda problem: problem.able):
+    with mock.patch("autopar.problem._narrow", lambda problem: problem.able):
         found = [*placements(Problem(costed))]
     if not found:
         with pytest.raises(PlanError, match=r"no placement brings .* to all that read it"):

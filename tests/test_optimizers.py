@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from twins import CPU, Make, Twins, batches, eager, net, nothing
 
 from autopar.errors import PlanError, RunError
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.placement import place
 from autopar.roofline import cost
@@ -257,7 +258,7 @@ def test_new_weights_are_carried_to_the_devices_that_read_them():
     graph = stepping.captured.graph
     costed = cost(graph, machine(2), homes={})
     program = lower(place(costed, "round_robin"))
-    program.check(graph)
+    check(program, graph)
     kept = {state for _, state in program.keeps}
     assert kept and kept <= set(graph.carried)
 

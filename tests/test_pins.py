@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from autopar.errors import DeviceError, PlanError
 from autopar.graph import Graph, Ref, Task, Value
 from autopar.machine import Machine
-from autopar.pins import parse_bytes, resolve, resolve_sums
+from autopar.pins import resolve, resolve_sums
+from autopar.tables import parse_bytes
 
 MACHINE = Machine.declare("cpu", "t4", "t4")
 

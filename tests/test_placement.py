@@ -13,8 +13,9 @@ from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, 
 
 from autopar.bench.planner.captured import price, tangle
 from autopar.errors import DeviceError, MemoryCapError, PlanError
+from autopar.placed import Placed
 from autopar.placement import Schedule, place, replan, search
-from autopar.plans import Placed, Plan
+from autopar.plans import Plan
 
 US = 1e-6
 SLOW_CPU = (10 * MS, MS, MS)

@@ -13,7 +13,7 @@ from autopar.placement import POLICIES, Schedule, place
 from autopar.placement.bounds import lower_bound
 from autopar.plans import Plan
 from autopar.problem import Problem
-from autopar.simulate import simulate
+from autopar.timing import simulate
 
 SLACK = 1 + 1e-9
 

@@ -11,6 +11,7 @@ from training_models import machine
 
 from autopar import propagate
 from autopar.errors import PlanError
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.options import Options
 from autopar.stages import plan_captured
@@ -86,7 +87,7 @@ def test_a_view_that_becomes_a_copy_has_memory_of_its_own():
     assert before.storage != before.name
     assert now.storage == now.name
     program = lower(plan)
-    program.check(plan.costed.graph)
+    check(program, plan.costed.graph)
     buffer = program.buffer[f"{now.name}@cuda:0"]
     assert buffer.storage == buffer.name
     assert plan.peaks["cuda:0"] >= 3 * now.bytes

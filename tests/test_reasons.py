@@ -14,7 +14,6 @@ import autopar
 from autopar.bench import instances
 from autopar.bench.planner import scale
 from autopar.bench.planner.judging import by_direction
-from autopar.critical import critical
 from autopar.formats import read
 from autopar.placement import change, native, search
 from autopar.placement.change import changes
@@ -328,7 +327,7 @@ def test_the_path_tells_why_each_step_is_on_it():
     graph = two({"gpu": 1.0})
     graph["tasks"].append({"id": "c", "seconds": {"cpu": 2.0}})
     plan = autopar.schedule(graph)
-    found = critical(plan)
+    found = plan.critical
     assert sum(found.busy_s.values()) == pytest.approx(plan.makespan)
     assert found.busy_s["compute", "data"] + found.busy_s.get(("transfer", "data"), 0) > 0
     for before, after in pairwise(found.path):
@@ -337,7 +336,7 @@ def test_the_path_tells_why_each_step_is_on_it():
     alone = autopar.schedule(
         {**graph, "values": [], "tasks": [{"id": n, "seconds": {"cpu": 1.0}} for n in "ab"]}
     )
-    assert critical(alone).busy_s == {("compute", "lane"): 1.0, ("compute", "data"): 1.0}
+    assert alone.critical.busy_s == {("compute", "lane"): 1.0, ("compute", "data"): 1.0}
     assert "50 % only for keeping a lane busy" in explain(alone)
     assert "lane cpu/0, busy with" in explain(alone)
 
@@ -385,7 +384,7 @@ def test_under_the_strict_model_reasons_and_changes_are_those_of_calls():
     assert found["no memory cap on accelerators"] == pytest.approx(3.0)
     assert found["all accelerators twice as fast"] == pytest.approx(2.5)
     assert found["transfers twice as fast"] == pytest.approx(3.5)
-    path = critical(plan)
+    path = plan.critical
     assert path.compute_s + path.transfer_s == pytest.approx(plan.makespan)
     assert min(path.slack[number] for number in path.path) == pytest.approx(0)
 

@@ -17,6 +17,7 @@ from samples import R, graph, on, op, step
 
 from autopar.errors import RunError
 from autopar.graph import Graph
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.runtime import Executor
 from autopar.runtime.memory import Replicas
@@ -28,7 +29,7 @@ FIRST, SECOND = "emulated:0", "emulated:1"
 def executor(made: Graph, state: dict, where, pool=None, calls=None, caps=None) -> Executor:
     each = plan(made, machine(caps=caps), where)
     program = lower(each)
-    program.check(made)
+    check(program, made)
     captured = SimpleNamespace(
         graph=made, state={name: (state, name) for name in made.state}, calls=calls or {}, home=CPU
     )
@@ -230,7 +231,7 @@ def test_results_and_copies_are_apart() -> None:
     made = replace(step(), outputs=("n_", "g_"))
     each = plan(made, machine(), on(FIRST), deliver=FIRST)
     program = lower(each)
-    program.check(made)
+    check(program, made)
     assert program.outputs[0] == f"n_@{FIRST}"
     state = {"w": torch.randn(4, 4)}
     captured = SimpleNamespace(graph=made, state={"w": (state, "w")}, calls={}, home=CPU)
@@ -278,7 +279,7 @@ def test_writes_without_a_trace_are_found_by_checksum_and_mended_by_refresh() ->
 @torch.no_grad()
 def test_measured_peaks_are_below_what_was_proved() -> None:
     for made in (step(), step((), ("w",))):
-        free = lower(plan(made, machine(), on("cpu"))).check(made)
+        free = check(lower(plan(made, machine(), on("cpu"))), made)
         caps = {peak.device: peak.bytes for peak in free.peaks}
         run = executor(made, {"w": torch.randn(4, 4)}, on("cpu"), caps=caps)
         for _ in range(3):

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.machine import Device, Link, Machine
+from autopar.device import Device, Link
+from autopar.machine import Machine
 
 THREADS = torch.get_num_threads()
 

@@ -16,9 +16,10 @@ from naive import plan
 from runtime_cases import mlp
 from samples import on, step
 
+from autopar.device import Device, Link
 from autopar.errors import RunError
 from autopar.lowering.lower import lower
-from autopar.machine import Device, Link, Machine
+from autopar.machine import Machine
 from autopar.programs import Copy
 from autopar.runtime import Executor, accelerator, memory
 from autopar.runtime.assembly import Assembly

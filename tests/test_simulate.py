@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost import TaskCost
+from autopar.device import Device, Link
 from autopar.errors import PlanError
 from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Device, Link, Machine
+from autopar.machine import Machine
 from autopar.placement import place
 from autopar.plans import Plan
-from autopar.simulate import Schedule, Timing, simulate
+from autopar.simulate import Schedule
+from autopar.timing import Timing, simulate
 
 US = 1e-6
 CPU, E0, E1 = "cpu/0", "emulated:0/0", "emulated:1/0"

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 import autopar
+from autopar.lowering.check import check
 
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 
@@ -28,9 +29,9 @@ def test_eager_is_not_asked_again_nor_with_check_never(monkeypatch):
     asked = []
     eager = updates.Eager
     monkeypatch.setattr(updates, "Eager", lambda *a: (asked.append(1), eager(*a))[1])
-    for check, count in (("first", 1), ("never", 0), ("always", 4)):
+    for mode, count in (("first", 1), ("never", 0), ("always", 4)):
         asked.clear()
-        Pair(mlp, MOMENTUM, check=check).same(batches(4))
+        Pair(mlp, MOMENTUM, check=mode).same(batches(4))
         assert len(asked) == count
 
 
@@ -182,7 +183,7 @@ def test_the_face(tmp_path):
     graph = step.plan.costed.graph
     assert {task.phase for task in graph.tasks} == {"forward", "backward", "update"}
     assert {graph.value[name].path for name in graph.carried} >= {*pair.model.state_dict()}
-    step.program.check(graph)
+    check(step.program, graph)
     for suffix in ("svg", "txt"):
         step.draw(tmp_path / f"step.{suffix}")
         assert (tmp_path / f"step.{suffix}").stat().st_size > 100

@@ -13,9 +13,8 @@ import view_plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.critical import critical
 from autopar.errors import AutoparError
-from autopar.plans import Placed, Transfer
+from autopar.placed import Placed, Transfer
 from autopar.view import draw, fonts
 from autopar.view.fold import BUDGET, fold
 from autopar.view.labels import box_labels, free_labels
@@ -187,7 +186,7 @@ def test_equal_blocks_fold_and_the_slowest_stays_open():
 @plans
 def test_the_critical_path_is_a_chain_of_waits_to_the_end(make):
     plan = make()
-    found = critical(plan)
+    found = plan.critical
     steps = found.steps
     assert steps[found.path[-1]].end == pytest.approx(plan.makespan)
     for before, after in pairwise(found.path):
@@ -203,7 +202,7 @@ def test_the_critical_path_is_a_chain_of_waits_to_the_end(make):
 @settings(max_examples=20, deadline=None)
 def test_a_step_may_be_late_by_its_slack(runs, seed, data):
     plan = view_plans.rough(runs, seed)
-    found = critical(plan)
+    found = plan.critical
     late = data.draw(st.integers(0, len(found.steps) - 1))
     for share, longer in ((0.999, False), (1.5, True)):
         extra = found.slack[late] * share + (1e-3 if longer else 0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_view_placed import overlapping, texts
 
 from autopar.errors import AutoparError
-from autopar.plans import Placed
+from autopar.placed import Placed
 from autopar.timeline import Memory, Span, Timeline
 from autopar.view import facts, save_timeline
 from autopar.view.happened import happened

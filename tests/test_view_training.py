@@ -12,7 +12,8 @@ from test_view_placed import check_fold, overlapping
 
 from autopar.cost import CostedGraph, Run, TaskCost
 from autopar.graph import PART, SUM, Graph, Ref, Task, Value
-from autopar.plans import Placed, Plan, Transfer
+from autopar.placed import Placed, Transfer
+from autopar.plans import Plan
 from autopar.timeline import Span, Timeline
 from autopar.view import draw, explain, fonts, hidden
 from autopar.view.fold import fold

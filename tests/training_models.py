@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from autopar.machine import Device, Link, Machine
+from autopar.device import Device, Link
+from autopar.machine import Machine
 
 
 def machine(devices=2, **caps):

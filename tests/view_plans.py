@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass
 
 from autopar.cost import CostedGraph, Run, TaskCost
+from autopar.device import Device, Link
 from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Device, Link, Machine
-from autopar.plans import Candidate, Choice, Placed, Plan, Reason, Transfer
+from autopar.machine import Machine
+from autopar.placed import Placed, Transfer
+from autopar.plans import Candidate, Choice, Plan, Reason
 from autopar.timeline import Memory, Span, Timeline
 
 

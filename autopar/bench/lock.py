@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..compiled import Compiled
-from ..runtime import run
+from ..runtime.crew import Call
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def one_lock(compiled: Compiled) -> Iterator[None]:
     """Inside, each compute and each copy of `compiled` ends before the next begins, whichever lane it is in."""
     lock = threading.Lock()
     clocks: dict[str, Any] = {}
-    clock, recorder = run.Call.clock, run.Call.recorder
+    clock, recorder = Call.clock, Call.recorder
 
     def shared_clock(call: Any, lane: str) -> Any:
         clocks[lane] = clock(call, lane)
@@ -26,12 +26,12 @@ def one_lock(compiled: Compiled) -> Iterator[None]:
     def locked_recorder(call: Any, lane: str) -> Any:
         return _Locked(recorder(call, lane), lock, lambda: clocks.get(lane), call.assembly.lanes[lane].drain)
 
-    run.Call.clock, run.Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
+    Call.clock, Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
     try:
         with compiled.record():
             yield
     finally:
-        run.Call.clock, run.Call.recorder = clock, recorder  # type: ignore[method-assign]
+        Call.clock, Call.recorder = clock, recorder  # type: ignore[method-assign]
 
 
 class _Locked:

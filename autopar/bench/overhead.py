@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from ..api import compile
+from ..device import Device
 from ..dynamo.ahead import ahead
 from ..fuse import fuse
 from ..lowering.lower import lower
-from ..machine import Device, Machine
+from ..machine import Machine
 from ..placement import Schedule, place
 from ..roofline import cost
 from ..runtime import Executor

@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -34,9 +34,7 @@ from .arguments import Arguments, Short
 from .assembly import assembled
 from .model_check import answer, asked
 from .private import broken, effects, outermost
-
-if TYPE_CHECKING:
-    from .backend import Backend
+from .session import Session
 
 log = logging.getLogger("autopar")
 
@@ -58,7 +56,7 @@ class Served:
     Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
     """
 
-    def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
+    def __init__(self, backend: Session, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
@@ -84,7 +82,7 @@ class Served:
         self.arguments = Arguments(self.assembly)
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> Session:
         """The backend it was captured for."""
         backend = self._backend()
         assert backend is not None
@@ -117,7 +115,7 @@ class Served:
             return self._rebound(args)
         return self._placed(backend, args)
 
-    def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
+    def _placed(self, backend: Session, args: Sequence[Any]) -> Any:
         key = self.arguments.sizes(args)
         prepared = self.programs.get(key)
         checked = backend.options.check == "always"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from ..device import Device, Link
 from ..errors import PlanError
-from ..machine import Device, Link, Machine
+from ..machine import Machine
 from . import fields
 
 DEVICE = frozenset(("name", "lanes", "memory_bytes"))

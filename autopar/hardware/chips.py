@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..device import Device
 from ..errors import DeviceError
-from ..machine import Device
 from .buses import nearest
 
 COMPUTE_REACHED = 0.7

@@ -6,58 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..cores import cores
+from ..device import HANDOFF_S, Device, Link
 from ..errors import DeviceError
-from ..machine import HANDOFF_S, Device, Link, Machine
-from ..pins import parse_bytes
 from .buses import Bus, find_bus
 from .chips import Chip, find_chip
 
 
-def declare(
-    chips: Sequence[str | Device],
-    *,
-    bus: str | Sequence[str] | None = None,
-    memory: Mapping[str, int | str] | None = None,
-) -> Machine:
-    """A machine of these chips, to be planned for: CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, …
+def stood_in(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """These devices with this machine's cores shared out among their lanes."""
+    threads = max(1, cores() // sum(device.lanes for device in devices))
+    return tuple(replace(device, threads=threads) for device in devices)
 
-    `bus` names the buses to use in place of the chips' own: a PCIe one replaces the way to the host, an
-    NVLink or Infinity Fabric one the way between accelerators. `memory` caps devices by name, in bytes or as
-    `"6GiB"`. Raises DeviceError for chips, buses and devices that are not known.
+
+def declared(
+    chips: Sequence[str | Device], kind: str, bus: str | Sequence[str] | None
+) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+    """Devices of these chips, accelerators being of `kind` and numbered from 0, and the links between any two.
+
+    `bus` names the buses to use in place of the chips' own. Raises DeviceError for chips and buses that are not known.
     """
-    return replace(_assemble(chips, "cuda", bus, memory), absent=True).check()
-
-
-def emulate(
-    chips: Sequence[str | Device],
-    *,
-    slow_down: float | str = "auto",
-    bus: str | Sequence[str] | None = None,
-    memory: Mapping[str, int | str] | None = None,
-) -> Machine:
-    """A machine of these chips stood in for by this one, on a declared clock.
-
-    Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then sleep
-    until the declared chip would have been done, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to
-    be chosen from the costs once they are known (`emulation.slow_down_for`). Each lane computes with its
-    share of this machine's cores.
-    """
-    if slow_down != "auto" and not (isinstance(slow_down, (int, float)) and slow_down > 0):
-        raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
-    machine = _assemble(chips, "emulated", bus, memory)
-    lanes = sum(device.lanes for device in machine.devices)
-    threads = max(1, cores() // lanes)
-    devices = tuple(replace(device, threads=threads) for device in machine.devices)
-    factor = 0.0 if slow_down == "auto" else float(slow_down)
-    return replace(machine, devices=devices, clock="declared", slow_down=factor).check()
-
-
-def _assemble(
-    chips: Sequence[str | Device],
-    kind: str,
-    bus: str | Sequence[str] | None,
-    memory: Mapping[str, int | str] | None,
-) -> Machine:
     found = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
     if not found:
         raise DeviceError('the chip list is empty; give at least one, for example "cpu", "h100-sxm"')
@@ -83,8 +50,7 @@ def _assemble(
         else:
             devices.append(chip)
         buses[devices[-1].name] = (host or find_bus("pcie4"), peer)
-    machine = Machine(tuple(devices), _links(devices, buses)).check()
-    return machine.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
+    return tuple(devices), _links(devices, buses)
 
 
 def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]]) -> tuple[Link, ...]:

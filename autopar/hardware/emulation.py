@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..machine import Device, Machine
+from ..device import Device
+from ..machine import Machine
 from ..plans import Plan
 from ..roofline import main_dtype, touched
 

@@ -15,7 +15,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import MemoryCapError
-from ..plans import Plan, Transfer
+from ..placed import Transfer
+from ..plans import Plan
 from ..programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
 from ..tables import size
 from .clocks import Clock, joined, needed

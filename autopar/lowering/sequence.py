@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
 from ..errors import PlanError
-from ..plans import Placed, Plan, Transfer
+from ..placed import Placed, Transfer
+from ..plans import Plan
 
 Item: TypeAlias = Placed | Transfer
 _At: TypeAlias = tuple[int, int]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import AutoparError
-from ..plans import Placed, Plan
+from ..placed import Placed
+from ..plans import Plan
 from ..problem import Problem
 from ..simulate import Schedule
 from .anneal import POLICY as SEARCHED

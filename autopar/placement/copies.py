@@ -7,15 +7,10 @@ where it is: so a result is never moved to where it is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from .neighbours import Neighbourhood
 from .network import Network
 
-if TYPE_CHECKING:
-    from .neighbours import Neighbourhood
-
-Made = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""A value, what it serves, and the devices it must come to."""
 MOST = 24
 """Copies in a list at most."""
 FEWER, SWAPPED = 0.25, 0.25
@@ -24,40 +19,6 @@ ELSEWHERE = 0.5
 """How often what copies are made for goes to another device with them."""
 ONWARD, ENOUGH = 0.5, 0.2
 """How often the next copy is made for the last, and how often there is none."""
-
-
-class Served:
-    """A network of R runs with copies: number R + 1 + i is one of run `of[i]`, on the device that the list says, and R
-    stands for what no run makes.
-
-    `run[i]` is what number i computes, `numbers` has those of all runs and copies, `on[r, d]` that of the copy of a run
-    on a device, and `each[r]` those of a run and its copies, where it has any. `seconds`, `makes`, `later` and `waits`
-    are as in `Network`, by number, with what each serves as readers; `readers[v]` are those that the run serves.
-    """
-
-    def __init__(self, network: Network, device: Sequence[int], of: Sequence[int]) -> None:
-        runs = network.runs
-        self.run = [*range(runs + 1), *of]
-        self.numbers = [*range(runs), *range(runs + 1, len(self.run))]
-        self.on = {(r, device[i]): i for i, r in enumerate(of, runs + 1)}
-        self.each: dict[int, tuple[int, ...]] = {r: (r,) for r in of}
-        for (r, _), i in sorted(self.on.items()):
-            self.each[r] += (i,)
-        self.seconds = [*network.seconds, (), *(network.seconds[r] for r in of)]
-        self.waits = [*network.waits, 0, *(network.waits[r] for r in of)]
-        # Nothing waits for a copy but what reads from it.
-        self.later = [*network.later, *([] for _ in of)]
-        read = [[i for r in readers for i in self.each.get(r, (r,))] for readers in network.readers]
-        self.readers = [*network.readers]
-        self.makes: list[list[Made]] = []
-        for r, own in enumerate(network.makes):
-            for v, _, _ in own:
-                self.readers[v] = tuple(i for i in read[v] if (r, device[i]) not in self.on)
-            left = [(v, self.readers[v], tuple(d for d in to if (r, d) not in self.on)) for v, _, to in own]
-            self.makes.append([*left])
-        for i, r in enumerate(of, runs + 1):
-            here = [(v, tuple(j for j in read[v] if device[j] == device[i])) for v, _, _ in network.makes[r]]
-            self.makes.append([(v, readers, ()) for v, readers in here])
 
 
 def tidy(network: Network, device: list[int], keys: list[float], of: list[int]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..plans import Placed
+from ..placed import Placed
 from ..problem import Hop, Problem
-from ..simulate import Timing
+from ..timing import Timing
 from .gaps import Gaps, Interval, find_all
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..plans import Placed, Plan
+from ..placed import Placed
+from ..plans import Plan
 from ..problem import Hop, Problem
 from ..simulate import Move, Schedule
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ..simulate import Schedule
-from .exact import TOLERANCE, held, proofs
+from .exact import held, proofs
+from .exact.result import TOLERANCE
 from .race import Entry, Race
 
 RUNS = 60

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ..cost import CostedGraph
-from ..plans import Choice, Placed, Reason
+from ..placed import Placed
+from ..plans import Choice, Reason
 from ..problem import Problem
-from ..simulate import Timing
 from ..tables import seconds, size
+from ..timing import Timing
 from .elsewhere import Arrival, Elsewhere
 from .lazily import Lazily
 

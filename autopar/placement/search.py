@@ -13,9 +13,10 @@ from ..cost import CostedGraph
 from ..errors import PlanError
 from ..plans import Plan
 from ..problem import Problem
-from ..simulate import Schedule, timing
+from ..simulate import Schedule
 from ..sound import sound
 from ..tables import seconds
+from ..timing import timing
 from .anneal import anneal, polish
 from .bounds import lower_bound
 from .coarse import coarse

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..cost import CostedGraph, Run
 from ..errors import MemoryCapError
-from ..plans import Placed, Plan
+from ..placed import Placed
+from ..plans import Plan
 from ..problem import Problem
 from .bounds.load import load
 from .bounds.traffic import traffic

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..simulate import Schedule
-from .copies import Served
-from .network import Hops, Network
+from .network import Hops, Network, Served
 from .orders import in_order
 
 Sent = tuple[int, int, int, int, int, int, float, float]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..cost import CostedGraph, Run
-from ..machine import Device, Link, Machine
+from ..device import Device, Link
+from ..machine import Machine
 
 FASTER = 2.0
 """Times as fast as it is that a device or a wire is tried."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -11,13 +11,33 @@ from ..programs import Compute
 from . import ambient
 from .ambient import Ambient
 from .assembly import Assembly, LaneFunction
+from .emulated import Clock, LaneClock
 from .failures import Ended, failure
 from .handoff import Gates
 from .hosts import HostLane
 from .lanes import Job, Worker, stop_all
+from .record import LaneRecorder, Recording
 
-if TYPE_CHECKING:
-    from .run import Call
+
+class Call:
+    """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams."""
+
+    def __init__(self, assembly: Assembly, clock: Clock | None, recording: Recording | None) -> None:
+        self.assembly, self._clock, self._recording = assembly, clock, recording
+        self.arrived: list[torch.Event] = []
+        self.ended: list[torch.Event] = []
+
+    def clock(self, lane: str) -> LaneClock:
+        """The declared clock of a lane."""
+        assert self._clock is not None
+        return LaneClock(self._clock)
+
+    def recorder(self, lane: str) -> LaneRecorder:
+        """The recorder of a lane."""
+        assert self._recording is not None
+        made = self.assembly.lanes[lane].recorder(self._recording)
+        self._recording.lanes[lane] = made
+        return made
 
 
 class Crew:

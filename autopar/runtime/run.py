@@ -17,39 +17,18 @@ from ..programs import Program
 from ..timeline import Timeline
 from . import accelerator, ambient
 from .assembly import Assembly
-from .crew import Crew
-from .emulated import TOLERANCE, Clock, LaneClock
+from .crew import Call, Crew
+from .emulated import TOLERANCE, Clock
 from .flat import pieces
 from .lanes import stop_all
 from .memory import Replicas
-from .record import LaneRecorder, Recording
+from .record import Recording
 from .residents import Residents
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 _alive: weakref.WeakSet[Executor] = weakref.WeakSet()
-
-
-class Call:
-    """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams."""
-
-    def __init__(self, assembly: Assembly, clock: Clock | None, recording: Recording | None) -> None:
-        self.assembly, self._clock, self._recording = assembly, clock, recording
-        self.arrived: list[torch.Event] = []
-        self.ended: list[torch.Event] = []
-
-    def clock(self, lane: str) -> LaneClock:
-        """The declared clock of a lane."""
-        assert self._clock is not None
-        return LaneClock(self._clock)
-
-    def recorder(self, lane: str) -> LaneRecorder:
-        """The recorder of a lane."""
-        assert self._recording is not None
-        made = self.assembly.lanes[lane].recorder(self._recording)
-        self._recording.lanes[lane] = made
-        return made
 
 
 class Executor:

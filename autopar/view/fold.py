@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from ..plans import Placed, Plan
+from ..placed import Placed
+from ..plans import Plan
 from ..wording import CRITERION, common_module
 from .names import module_of
 

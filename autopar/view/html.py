@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..plans import Placed, Plan, Transfer
+from ..placed import Placed, Transfer
+from ..plans import Plan
 from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from .facts import level_at

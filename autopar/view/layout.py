@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from ..critical import Critical
-from ..plans import Placed, Plan, Transfer
+from ..placed import Placed, Transfer
+from ..plans import Plan
 from .columns import Column, columns
 from .fold import Card, fold
 from .room import Rect, Room

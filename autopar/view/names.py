@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..critical import Critical
-from ..plans import Candidate, Placed, Plan, Transfer
+from ..placed import Placed, Transfer
+from ..plans import Candidate, Plan
 from ..wording import common_module
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..plans import Placed, Plan
+from ..placed import Placed
+from ..plans import Plan
 from ..tables import percent, seconds, size
 from ..timeline import Timeline
 from . import fonts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..plans import Placed, Plan, Transfer
+from ..placed import Placed, Transfer
+from ..plans import Plan
 from ..tables import percent, seconds, size
 from .facts import busy_shares
 

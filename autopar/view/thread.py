@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..critical import Critical
-from ..plans import Placed, Transfer
+from ..placed import Placed, Transfer
 from .columns import Column
 from .svg import Point
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..critical import Critical
-from ..plans import Placed, Plan, Transfer
+from ..placed import Placed, Transfer
+from ..plans import Plan
 from ..tables import percent, seconds
 
 

@@ -15,8 +15,9 @@ import autopar
 from autopar import stages
 from autopar.capture import Captured
 from autopar.compiled import Compiled
+from autopar.device import Device, Link
 from autopar.dynamo.backend import Backend
-from autopar.machine import Device, Link, Machine
+from autopar.machine import Machine
 from autopar.plans import Plan
 from autopar.programs import Program
 from autopar.runtime import adversary

@@ -10,7 +10,8 @@ from typing import Any
 from ...formats import read
 from ...placement import place
 from ...placement.anneal import STEPS
-from ...placement.exact import EFFORT, exact
+from ...placement.exact import exact
+from ...placement.exact.result import EFFORT
 from ...placement.orders import kept
 from ...problem import Problem
 from ...tables import table

@@ -13,8 +13,8 @@ from ...sound import sound
 from ..bounds import lower_bound
 from ..bounds.load import load
 from ..bounds.ways import ways
-from . import STAGES, TOLERANCE, Exact
 from .joins import joined
+from .result import STAGES, TOLERANCE, Exact
 from .solving import Known, solve
 from .units import Units
 from .windows import narrowed

@@ -13,9 +13,11 @@ from ...critical import STRICT
 from ...errors import MemoryCapError, PlanError
 from ...formats.msr import Partitioning, described
 from ...formats.own import costed
-from ...plans import Placed, Plan, Transfer
-from ...simulate import Schedule, simulate
+from ...placed import Placed, Transfer
+from ...plans import Plan
+from ...simulate import Schedule
 from ...timeline import Memory
+from ...timing import simulate
 from ...topological import topological
 from ..period import balance, bound
 from ..period.loads import Standing

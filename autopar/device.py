@@ -1,0 +1,73 @@
+"""Devices and the links between them. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device with `lanes` in-order compute queues and, unless it is the CPU, one queue for copies each way.
+
+    `kind` is a torch device type or `emulated`. `threads` are the intra-op threads of each CPU lane.
+    `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
+    `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
+    `dispatch_s` of the host's Python.
+    """
+
+    name: str
+    kind: str
+    lanes: int = 1
+    threads: int = 1
+    memory_bytes: int | None = None
+    chip: str = ""
+    flops: tuple[tuple[str, float], ...] = ()
+    bytes_per_s: float = 1e10
+    launch_s: float = 1e-6
+    dispatch_s: float = 3e-6
+
+    def flops_per_s(self, dtype: str) -> float:
+        """FLOP/s reached in `dtype`; a dtype the chip's table lacks runs at its float32 rate."""
+        rates = dict(self.flops)
+        return rates.get(dtype) or rates.get("float32") or 1e9
+
+    @property
+    def torch_type(self) -> str:
+        """The torch device type of its tensors: those of stand-ins are the CPU's."""
+        return "cpu" if self.kind == "emulated" else self.kind
+
+    @property
+    def torch_device(self) -> str:
+        """The torch device that its tensors are on."""
+        return "cpu" if self.torch_type == "cpu" else self.name
+
+    @property
+    def compute_lanes(self) -> tuple[str, ...]:
+        """Names of its compute queues: `cpu/0`, `cpu/1`."""
+        return tuple(f"{self.name}/{index}" for index in range(self.lanes))
+
+
+MOST_LANES = 1_000_000
+"""Compute queues of one device: more than any has, and few enough to be written down."""
+HANDOFF_S = 1e-5
+"""What it takes to wake the thread of another lane (`bench --suite overhead`: 8 to 12 µs). A copy's queue waits for who
+made the value, and who reads it for the queue, so that the latency of a link holds two of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two devices: a copy takes `latency_s + bytes / bytes_per_s` seconds, hand-offs included.
+
+    Links with the same `wire` carry one transfer at a time between them; `wire` None carries any number at
+    once.
+    """
+
+    src: str
+    dst: str
+    latency_s: float
+    bytes_per_s: float
+    wire: str | None
+
+    def seconds(self, nbytes: int) -> float:
+        """Seconds a copy of `nbytes` takes on an idle wire."""
+        return self.latency_s + nbytes / self.bytes_per_s
