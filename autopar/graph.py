@@ -50,6 +50,11 @@ UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
 """Targets of tasks that step parameters: args are `(path, number of its group, parameter, gradient, coefficient,
 *state)` for each; they make the new parameter and its state, of several parameters each as one `Graph.flat` value."""
 
+DEFAULT = "default"
+"""`Task.random` of what draws from the generator of the device that the call comes from, in program order."""
+LOCAL = "local"
+"""`Task.random` of what draws from the generator of the device it runs on, in the order that a plan has there."""
+
 ALIGNED = 64
 """Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
 
@@ -98,8 +103,8 @@ class Task:
     """One call: `target(*args, **kwargs)` makes `outputs` (unpacked from a sequence when `unpack`).
 
     `after` names tasks that must have ended though no value says so (mutation, random order). `writes` are values
-    whose storage the call changes in place. `random` is the generator it draws from. `free` marks views, which
-    move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device the user's
+    whose storage the call changes in place. `random` is the generator it draws from, `DEFAULT` or `LOCAL`. `free`
+    marks views, which move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device the user's
     call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote it.
     `phase` is the part of a training step it belongs to.
     """

@@ -30,6 +30,7 @@ from .plans import Candidate, Plan
 from .programs import Program
 from .progress import ticking
 from .propagate import propagated
+from .rewrites.draws import local
 from .rewrites.groups import grouped
 from .roofline import cost
 from .runtime import Executor
@@ -164,6 +165,8 @@ def plan_captured(
     pins = resolve(captured.graph, options.pins, machine, weights)
     sums = resolve_sums(captured.graph, options.pins, weights)
     graph = grouped(captured.graph, homes, pins)
+    if machine.draws_apart:
+        graph = local(graph, captured.calls)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
     deliver = deliveries(graph, machine, homes, options.outputs, gradients)
