@@ -104,9 +104,9 @@ class Task:
 
     `after` names tasks that must have ended though no value says so (mutation, random order). `writes` are values
     whose storage the call changes in place. `random` is the generator it draws from, `DEFAULT` or `LOCAL`. `free`
-    marks views, which move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device the user's
-    call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote it.
-    `phase` is the part of a training step it belongs to.
+    marks views, which move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device
+    the user's call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
+    it. `phase` is the part of a training step it belongs to.
     """
 
     name: str
