@@ -14,6 +14,7 @@ from .compiled import Compiled, CompiledModule, Placement, placed
 from .detect import detect
 from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
+from .homes import Home
 from .machine import Device, Machine
 from .options import Options
 from .pins import parse_bytes
@@ -44,6 +45,7 @@ def compile(
     recompute: Literal["auto"] | float | None = None,
     reassociate: bool = False,
     verify_replicas: bool = False,
+    home: Home = "auto",
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> Compiled:
@@ -65,6 +67,8 @@ def compile(
     the saved bytes says how many may stay saved.
     reassociate: turn chains of additions into trees, which rounds differently.
     verify_replicas: compare checksums of the copies of weights on other devices at each call.
+    home: "auto", copies of weights stay on each device that reads them; or the device that all weights are on, or
+    module path or glob → device: these live there alone, and each call brings them to who reads them elsewhere.
     fullgraph, dynamic: as in `torch.compile`: refuse a model that is not one graph; leave sizes open from the start
     (True), never (False), or once they have varied (None).
 
@@ -91,6 +95,7 @@ def compile(
         recompute=recompute,
         reassociate=reassociate,
         verify_replicas=verify_replicas,
+        home=home,
     )
     compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
     if example_inputs is not None or example_kwargs is not None:
@@ -110,6 +115,7 @@ def prepared(
     Raises DeviceError or PlanError."""
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
+    checked.living(machine, model)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
     if given is not None and not isinstance(given, Plan):
         raise PlanError(
@@ -130,6 +136,7 @@ def plan(
     split: Split = "auto",
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
+    home: Home = "auto",
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
@@ -141,7 +148,7 @@ def plan(
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
-    options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
+    options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute, home=home)
     options.fitting(machine, model)
     plain = model.module if isinstance(model, CompiledModule) else model
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
@@ -170,6 +177,7 @@ def train_step(
     measure: bool = False,
     reassociate: bool = False,
     verify_replicas: bool = False,
+    home: Home = "auto",
 ) -> TrainStep:
     """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
 
@@ -234,7 +242,9 @@ def train_step(
         recompute,
         reassociate,
         verify_replicas,
+        home,
     ).fitting(machine, model)
+    options.living(machine, model)
     return TrainStep(
         Loss(model, criterion, step_fn),
         optimizer,

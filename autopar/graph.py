@@ -192,7 +192,8 @@ class Graph:
     State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`
     state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies
     are kept. `carried` state is updated by the call itself: what is read is the resident copy, and the new value
-    is brought to every device that has one, to be the resident copy of the next call.
+    is brought to every device that has one, to be the resident copy of the next call. And `streamed` state has no
+    copies: it lives at home alone, and each call brings it to who reads it elsewhere.
 
     A `flat` value is the new value of several states at once (`pieces`), which travel together.
     """
@@ -208,6 +209,7 @@ class Graph:
     changing: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    streamed: tuple[str, ...] = ()
 
     @cached_property
     def pieces(self) -> dict[str, tuple[int, int]]:
@@ -245,7 +247,8 @@ class Graph:
     @cached_property
     def resident(self) -> frozenset[str]:
         """State of which each device that reads it has a copy before the call."""
-        return frozenset(self.state) - (self.mutated - {*self.carried}) - {*self.changing}
+        brought = {*self.changing, *self.streamed}
+        return frozenset(self.state) - (self.mutated - {*self.carried}) - brought
 
     @cached_property
     def kept(self) -> frozenset[str]:
@@ -337,9 +340,11 @@ class Graph:
         for name in (*self.outputs, *(made for made, _ in self.updates)):
             if name not in ready:
                 raise wrong(f"nothing makes the output {name!r}")
-        for name in (*self.changing, *self.carried):
+        for name in (*self.changing, *self.carried, *self.streamed):
             if name not in self.state:
-                raise wrong(f"{name!r} is said to change from call to call, but is no state")
+                raise wrong(
+                    f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+                )
         for made, target in self.updates:
             if target in self.carried and made not in self.producer:
                 raise wrong(
