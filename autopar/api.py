@@ -21,9 +21,10 @@ from .pins import parse_bytes
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
-from .stages import plan_captured, timed
+from .stages import at_home, plan_captured, timed
 from .training.capping import plan_training
 from .training.losses import Loss
+from .training.planned import step_ahead
 from .training.step import TrainStep
 
 
@@ -137,13 +138,24 @@ def plan(
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
     home: Home = "auto",
+    criterion: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
     Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run, and tensors and
     parameters may be on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
     forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
-    nothing. Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`).
+    nothing.
+
+    optimizer: built on the model's parameters; the whole step of `train_step` is planned, its update included. Of its
+    state only the form is asked, before the first step too.
+    criterion: `criterion(outputs, *targets)`, a part of the plan; `example_inputs` are then `(inputs, *targets)`.
+    home: as in `compile`; weights need not be there yet. On a machine that is not here "auto" also tries the weights of
+    what is trained on the best single device, where a plan is else slower than that device alone.
+
+    Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`);
+    PlanError, also for an optimizer whose update cannot be planned; DeviceError or MemoryCapError.
     """
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
@@ -151,9 +163,15 @@ def plan(
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute, home=home)
     options.fitting(machine, model)
     plain = model.module if isinstance(model, CompiledModule) else model
+    if criterion is not None or optimizer is not None:
+        _require_trainable(plain, optimizer)
+        captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
+        return at_home(lambda asked: plan_captured(captured, machine, asked, tensors), options, machine)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
     if captured.tangents:
-        return plan_training(captured, machine, options, tensors, None)[1].plan
+        return at_home(
+            lambda asked: plan_training(captured, machine, asked, tensors, None)[1].plan, options, machine
+        )
     return plan_captured(captured, machine, options, tensors)
 
 
@@ -203,8 +221,7 @@ def train_step(
         (optimizer, "optimizer"),
     ):
         _require_made(given, what)
-    if not isinstance(model, nn.Module):
-        raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
+    _require_trainable(model, None)
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
     rule = criterion if step_fn is None else step_fn
@@ -254,6 +271,16 @@ def train_step(
         scaler=scaler,
         autocast=autocast,
     )
+
+
+def _require_trainable(model: Any, optimizer: Any) -> None:
+    """Raise CaptureError for what is no model, and what is no optimizer."""
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise CaptureError(
+            f"optimizer={optimizer!r} is no torch optimizer; give one made of model.parameters()"
+        )
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -222,6 +223,19 @@ def plan_captured(
         raise PlanError(
             f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
         ) from error
+
+
+def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
+    """A plan for what is trained; on a machine that is not here, where nothing says that weights live where they are
+    now, the shorter of that and one whose weights live on the best single device, if that alone is quicker."""
+    plan = planned(options)
+    best = plan.best_single
+    if not machine.absent or options.home != "auto" or best is None or best[1] >= plan.makespan:
+        return plan
+    with suppress(MemoryCapError):
+        moved = planned(replace(options, home=best[0]))
+        return min(plan, moved, key=lambda each: each.makespan)
+    return plan
 
 
 def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:

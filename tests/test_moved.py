@@ -44,11 +44,19 @@ def test_neither_weights_nor_pins_nor_dropout_cost_the_model_that_is_moved(train
 
 def test_a_training_plan_with_weights_on_the_host_is_held_against_weights_on_the_device() -> None:
     model, x = layers(), torch.randn(64, 1024)
-    plan = planned(model, x, True, policy="single cuda:0", split=None)
+    plan = planned(model, x, True, policy="single cuda:0", split=None, home="cpu")
     link = plan.costed.machine.link["cpu", "cuda:0"]
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     assert plan.makespan - dict(plan.singles)["cuda:0"] > 0.5 * weights / link.bytes_per_s
     assert "slower than one device" in plan.explain()
+
+
+def test_weights_go_where_a_declared_machine_has_use_for_them() -> None:
+    """Nobody's weights are on a machine that is not here: none need be brought to it in each step."""
+    model, x = layers(), torch.randn(64, 1024)
+    plan = planned(model, x, True)
+    assert plan.makespan < planned(model, x, True, home="cpu").makespan
+    assert plan.costed.home[plan.costed.graph.state[0]] == "cuda:0"
 
 
 def test_where_the_weights_live_changes_nothing_of_it() -> None:
