@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import PlanError
+from .homes import Home, lives, require_home, require_known
 from .machine import Machine
 from .pins import require_devices, require_paths
 from .placement import require_policy
@@ -29,6 +30,7 @@ class Options:
     recompute: Literal["auto"] | float | None = None
     reassociate: bool = False
     verify_replicas: bool = False
+    home: Home = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.pins, Mapping) or not all(isinstance(path, str) for path in self.pins):
@@ -56,9 +58,29 @@ class Options:
         require_policy(self.policy, machine.device)
         require_split(self.split, machine)
         require_devices(self.pins, machine)
+        require_home(self.home, machine)
         if isinstance(model, nn.Module):
-            require_paths(self.pins, _paths(model))
+            paths = _paths(model)
+            require_paths(self.pins, paths)
+            require_known(self.home, paths)
         return self
+
+    def living(self, machine: Machine, model: Any) -> Options:
+        """Self, or PlanError where a weight of a module is not on the device that it is said to live on."""
+        for path, tensor in _tensors(model) if isinstance(model, nn.Module) else ():
+            device = lives(path, self.home)
+            if device and str(tensor.device) != machine.device[device].torch_device:
+                raise PlanError(
+                    f"home= says that {path} lives on {device}, but it is on {tensor.device}; move it there before, as "
+                    f"with model.to({machine.device[device].torch_device!r})"
+                )
+        return self
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Its parameters and buffers."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _paths(model: nn.Module) -> list[str]:

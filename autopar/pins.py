@@ -68,11 +68,11 @@ def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
             )
 
 
-def require_paths(pins: Mapping[str, str], known: Collection[str]) -> None:
+def require_paths(pins: Mapping[str, str], known: Collection[str], what: str = "pin") -> None:
     """Raise PlanError for a pin that means none of these paths of modules, parameters and buffers."""
     for pattern in pins:
         if not any(fnmatchcase(path, pattern) for path in known):
-            raise _unknown(pattern, list(known))
+            raise _unknown(pattern, list(known), what)
 
 
 def naming(graph: Graph, pins: Mapping[str, str]) -> dict[str, str]:
@@ -155,13 +155,13 @@ def _modules(graph: Graph) -> dict[str, list[Task]]:
     return found
 
 
-def _unknown(pattern: str, known: list[str]) -> PlanError:
+def _unknown(pattern: str, known: list[str], what: str = "pin") -> PlanError:
     close = get_close_matches(pattern, known, n=3, cutoff=0.4)
     near = f"; near are {', '.join(map(repr, close))}" if close else ""
     if not known:
-        return PlanError(f"the pin {pattern!r} names nothing: no task of this graph comes from a module")
+        return PlanError(f"the {what} {pattern!r} names nothing: no task of this graph comes from a module")
     some = "" if close else f"; there are {', '.join(sorted(known)[:5])}"
-    return PlanError(f"the pin {pattern!r} names no module, parameter or buffer of this model{near}{some}")
+    return PlanError(f"the {what} {pattern!r} names no module, parameter or buffer of this model{near}{some}")
 
 
 def _check_tied(graph: Graph, found: dict[str, str]) -> None:

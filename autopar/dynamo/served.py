@@ -16,7 +16,7 @@ from torch import fx
 from ..capture import Captured, Untraceable
 from ..capture.refusals import explain
 from ..casting import anywhere
-from ..checking import Reference, by_parts, unwanted
+from ..checking import Reference, by_parts, drawn_elsewhere, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
 from ..options import Options
@@ -120,7 +120,7 @@ class Served:
     def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
         key = self.arguments.sizes(args)
         prepared = self.programs.get(key)
-        checked = backend.options.check == "always"
+        checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
         if prepared is None:
             made = self._first(key, args)
             if made is None:
@@ -192,7 +192,8 @@ class Served:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
         with alone(), self.backend.lock, unseen():
             if key in self.programs:
-                return self.programs[key], self.backend.options.check == "always"
+                known = self.programs[key]
+                return known, self.backend.options.check == "always" and self._wants_check(known)
             try:
                 prepared = self._planned(args)
             except Untraceable as error:
@@ -216,6 +217,9 @@ class Served:
     def _wants_check(self, prepared: Planned) -> bool:
         options = self.backend.options
         if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
+            return False
+        plans = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
+        if drawn_elsewhere(plans, prepared.captured):
             return False
         return options.check == "always" or not unwanted(prepared.plan)
 

@@ -50,8 +50,8 @@ class TrainStep(Recorded):
     program is made for each set of sizes. The first call of each gives gradients, which are held against eager, and
     lets the optimizer itself step; later ones are one program where the optimizer allows it.
 
-    Random numbers: masks are drawn on the device of the call from torch's own generator, in the order of the
-    program, so that a seed gives the same losses run after run, and on the CPU the plain loop's.
+    Random numbers: a seed gives the same losses run after run, and the plain loop's on the CPU, its lanes and
+    stand-ins. Accelerators draw from their own generators, in the order of the program.
 
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError and DifferenceError from it.
     """

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..checking import by_parts, unwanted
+from ..checking import by_parts, drawn_elsewhere, unwanted
 from ..dynamo.served import again
 from ..errors import DifferenceError, MemoryCapError
 from ..machine import Machine
@@ -176,7 +176,7 @@ class Signature:
     def _eager(self, args: Sequence[Any]) -> Eager | None:
         """Eager's answer to this call, None where it would be another one by the user's wish."""
         plan = self.gradients.plan
-        if by_parts(plan, self.options.batch_norm):
+        if by_parts(plan, self.options.batch_norm) or drawn_elsewhere((plan,), self.captured):
             return None
         if self.options.check == "first" and unwanted(plan):
             return None
