@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -15,8 +16,8 @@ from .detect import detect
 from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
 from .machine import Device, Machine
-from .options import Options
-from .pins import parse_bytes
+from .options import Options, Pins
+from .pins import parse_bytes, unused
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
@@ -25,6 +26,8 @@ from .training.capping import plan_training
 from .training.losses import Loss
 from .training.step import TrainStep
 
+log = logging.getLogger("autopar")
+
 
 def compile(
     model: Callable[..., Any],
@@ -32,7 +35,7 @@ def compile(
     *,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
@@ -53,7 +56,8 @@ def compile(
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
     `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
     example_inputs, example_kwargs: capture and plan now instead of at the first call.
-    pins: module path or glob → device; the longest match wins. memory: device → cap in bytes or "6GiB".
+    pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
+    model, a number an accelerator. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
     measure: time each distinct operation on each real device once instead of estimating it.
@@ -124,7 +128,7 @@ def plan(
     *,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
@@ -142,9 +146,13 @@ def plan(
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
-    options.fitting(machine, model)
     plain = model.module if isinstance(model, CompiledModule) else model
+    options = options.fitting(machine, plain)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
+    if isinstance(plain, nn.Module):
+        for remark in unused([captured.graph], options.pins):
+            log.info("%s: %s", captured.graph.name, remark)
+        options = options.within(captured.graph)
     if captured.tangents:
         return plan_training(captured, machine, options, tensors, None)[1].plan
     return plan_captured(captured, machine, options, tensors)
@@ -160,7 +168,7 @@ def train_step(
     clip_norm: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
     autocast: torch.dtype | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",

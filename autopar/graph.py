@@ -190,6 +190,9 @@ class Graph:
     is brought to every device that has one, to be the resident copy of the next call.
 
     A `flat` value is the new value of several states at once (`pieces`), which travel together.
+
+    `paths` pairs the path of every parameter and buffer of the model, read or not, with the first path of the same
+    tensor; empty where there is no model.
     """
 
     name: str
@@ -203,6 +206,7 @@ class Graph:
     changing: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    paths: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def pieces(self) -> dict[str, tuple[int, int]]:
