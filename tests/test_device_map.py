@@ -113,6 +113,21 @@ def test_paths_are_the_shortest_that_agree_and_cover_each_tensor_once():
         assert key in pieces(model) or isinstance(model.get_submodule(key), nn.Module)
 
 
+def test_tied_weights_are_on_one_device_wherever_the_plan_has_their_readers():
+    model = Model().eval()
+
+    def apart(costed):
+        return {run.name: "cpu" if "linear_6" in run.tasks else "cuda:1" for run in costed.runs}
+
+    with torch.no_grad():
+        plan = autopar.plan(model, MACHINE, example_inputs=(TOKENS,), policy=apart, split=None)
+        mapping = plan.device_map()
+        again = autopar.plan(model, MACHINE, example_inputs=(TOKENS,), pins=mapping)
+    assert {placed.device for placed in plan.placed} == {"cpu", "cuda:1"}
+    assert mapping[covering(mapping, "head.weight")] == mapping[covering(mapping, "embed.weight")]
+    obeyed(again, mapping)
+
+
 @pytest.mark.filterwarnings("ignore:The following device_map keys")
 def test_accelerate_takes_a_device_map():
     modeling = pytest.importorskip("accelerate.utils.modeling")
