@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
 from .homes import Home
 from .machine import Device, Machine
-from .options import Options
-from .pins import parse_bytes
+from .options import Options, Pins
+from .pins import parse_bytes, unused
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
@@ -27,6 +28,8 @@ from .training.losses import Loss
 from .training.planned import step_ahead
 from .training.step import TrainStep
 
+log = logging.getLogger("autopar")
+
 
 def compile(
     model: Callable[..., Any],
@@ -34,7 +37,7 @@ def compile(
     *,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
@@ -56,7 +59,8 @@ def compile(
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
     `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
     example_inputs, example_kwargs: capture and plan now instead of at the first call.
-    pins: module path or glob → device; the longest match wins. memory: device → cap in bytes or "6GiB".
+    pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
+    model, a number an accelerator. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
     measure: time each distinct operation on each real device once instead of estimating it.
@@ -131,7 +135,7 @@ def plan(
     *,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
@@ -161,13 +165,17 @@ def plan(
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
     options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute, home=home)
-    options.fitting(machine, model)
     plain = model.module if isinstance(model, CompiledModule) else model
+    options = options.fitting(machine, plain)
     if criterion is not None or optimizer is not None:
         _require_trainable(plain, optimizer)
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
         return at_home(lambda asked: plan_captured(captured, machine, asked, tensors), options, machine)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
+    if isinstance(plain, nn.Module):
+        for remark in unused([captured.graph], options.pins):
+            log.info("%s: %s", captured.graph.name, remark)
+        options = options.within(captured.graph)
     if captured.tangents:
         return at_home(
             lambda asked: plan_training(captured, machine, asked, tensors, None)[1].plan, options, machine
@@ -185,7 +193,7 @@ def train_step(
     clip_norm: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
     autocast: torch.dtype | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",

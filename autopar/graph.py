@@ -196,6 +196,9 @@ class Graph:
     copies: it lives at home alone, and each call brings it to who reads it elsewhere.
 
     A `flat` value is the new value of several states at once (`pieces`), which travel together.
+
+    `paths` pairs the path of every parameter and buffer of the model, read or not, with the first path of the same
+    tensor; empty where there is no model.
     """
 
     name: str
@@ -210,6 +213,7 @@ class Graph:
     carried: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
     streamed: tuple[str, ...] = ()
+    paths: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def pieces(self) -> dict[str, tuple[int, int]]:

@@ -51,7 +51,7 @@ def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, windo
             task = Task(f"t{index}", "aten.add_.Tensor", (Ref(a), Ref("x")), (), (out,), writes=(a,))
             outs = [value(out, storage=about[a].storage)]
         after = orders.of(task, about, outs)
-        made.append(Task(**{f: getattr(task, f) for f in task.__slots__} | {"after": after}))  # type: ignore[arg-type]
+        made.append(replace(task, after=after))
         for v in outs:
             values.append(v)
             about[v.name] = v

@@ -27,7 +27,7 @@ LAYERS = [
     ["graph"],
     ["saving", "rewrites"],
     ["machine", "pins"],
-    ["cost", "reduction", "wording"],
+    ["cost", "reduction", "wording", "device_map"],
     ["fuse", "plans", "critical", "timeline", "narrow", "problem", "steps"],
     ["plan_check", "roofline", "programs", "simulate", "events", "liveness", "recording"],
     ["placement", "formats", "lowering", "hardware", "casting"],
@@ -48,6 +48,7 @@ LAYERS = [
     ["propagate", "options"],
     ["stages"],
     ["dynamo", "training"],
+    ["classes"],
     ["compiled"],
     ["api", "bench"],
     ["plan_command"],
@@ -57,7 +58,8 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TORCH = {"capture", "casting", "runtime", "bench", "detect", "doctor", "probe", "measure", "checking",
          "equal", "stages", "forms", "propagate", "snapshot", "composites", "dynamo", "training",
-         "parallel", "entry", "options", "compiled", "api", "plan_command", "__main__", "strides"}  # fmt: skip
+         "parallel", "entry", "options", "classes", "compiled", "api",
+         "plan_command", "__main__", "strides"}  # fmt: skip
 LATER = {
     ("timeline", "view"),
     ("machine", "view"),

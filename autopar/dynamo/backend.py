@@ -16,6 +16,7 @@ from torch import fx, nn
 from ..errors import AutoparError
 from ..machine import Machine
 from ..options import Options
+from ..pins import unused
 from ..plans import Plan
 from ..recording import Recorded
 from ..runtime.bridge import Written
@@ -163,6 +164,8 @@ class Backend(Recorded):
                 f"torch.compile captured {len(self.served)} graphs, {len(tasks)} of them placed, with "
                 f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
             )
+        if self.root is not None:
+            found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
         found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
         return [*found, *list(self.breaks)]
 

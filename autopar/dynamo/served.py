@@ -20,7 +20,6 @@ from ..checking import Reference, by_parts, drawn_elsewhere, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
 from ..options import Options
-from ..pins import naming
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
 from ..runtime.bridge import Written
@@ -242,7 +241,7 @@ class Served:
         captured = rewritten(self.assembly.at(args), options)
         if self.backend.root is not None:
             # They were held against the whole model.
-            options = dataclasses.replace(options, pins=naming(captured.graph, options.pins))
+            options = options.within(captured.graph)
         if self.placed is not None:
             options = again(options, self.placed)
         prepared = self._prepared(captured, options, args)

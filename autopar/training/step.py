@@ -21,6 +21,7 @@ from ..dynamo.served import Done
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..machine import Machine
 from ..options import Options
+from ..pins import unused
 from ..plans import Plan
 from ..programs import Program
 from ..recording import Recorded
@@ -279,7 +280,9 @@ class TrainStep(Recorded):
 
         plan = self.plan
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
-        return explain(plan, measured, None, (self._updated(),))
+        ready = self.ready()
+        notes = [*unused([ready.captured.graph], self.options.pins), self._updated()]
+        return explain(plan, measured, None, notes)
 
     def _updated(self) -> str:
         """One sentence on how the weights are updated, and why so."""

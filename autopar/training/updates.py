@@ -53,11 +53,12 @@ class Signature:
         pool: Replicas,
         plans: dict[Hashable, Plan],
     ) -> None:
-        self.raw, self.module, self.machine, self.options, self.pool = raw, module, machine, options, pool
+        self.raw, self.module, self.machine, self.pool = raw, module, machine, pool
         self.start: dict[str, Any] = {}
         self.own = {id(parameter) for parameter in parameters}
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
         self.captured = trained(own_paths(resident_tangent(raw, self.start)), self.own)
+        self.options = options.within(self.captured.graph)
         self.devices = [torch.empty(0, device=tensor.device) for tensor in self._inputs(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
         self.checked = options.check == "never"
