@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -15,16 +16,21 @@ from .detect import detect
 from .device import Device
 from .dynamo.ahead import ahead
 from .errors import CaptureError, DeviceError, PlanError
+from .homes import Home
 from .machine import Machine
-from .options import Options
+from .options import Options, Pins
+from .pins import unused
 from .placement import Policy
 from .planning import Split
 from .plans import Plan
-from .stages import plan_captured, timed
+from .stages import at_home, plan_captured, timed
 from .tables import parse_bytes
 from .training.capping import plan_training
 from .training.losses import Loss
+from .training.planned import step_ahead
 from .training.step import TrainStep
+
+log = logging.getLogger("autopar")
 
 
 def compile(
@@ -33,7 +39,7 @@ def compile(
     *,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
@@ -45,6 +51,7 @@ def compile(
     recompute: Literal["auto"] | float | None = None,
     reassociate: bool = False,
     verify_replicas: bool = False,
+    home: Home = "auto",
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> Compiled:
@@ -54,7 +61,8 @@ def compile(
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
     `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
     example_inputs, example_kwargs: capture and plan now instead of at the first call.
-    pins: module path or glob → device; the longest match wins. memory: device → cap in bytes or "6GiB".
+    pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
+    model, a number an accelerator. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
     measure: time each distinct operation on each real device once instead of estimating it.
@@ -66,6 +74,8 @@ def compile(
     the saved bytes says how many may stay saved.
     reassociate: turn chains of additions into trees, which rounds differently.
     verify_replicas: compare checksums of the copies of weights on other devices at each call.
+    home: "auto", copies of weights stay on each device that reads them; or the device that all weights are on, or
+    module path or glob → device: these live there alone, and each call brings them to who reads them elsewhere.
     fullgraph, dynamic: as in `torch.compile`: refuse a model that is not one graph; leave sizes open from the start
     (True), never (False), or once they have varied (None).
 
@@ -92,6 +102,7 @@ def compile(
         recompute=recompute,
         reassociate=reassociate,
         verify_replicas=verify_replicas,
+        home=home,
     )
     compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
     if example_inputs is not None or example_kwargs is not None:
@@ -111,6 +122,7 @@ def prepared(
     Raises DeviceError or PlanError."""
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
+    checked.living(machine, model)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
     if given is not None and not isinstance(given, Plan):
         raise PlanError(
@@ -125,29 +137,51 @@ def plan(
     *,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
+    home: Home = "auto",
+    criterion: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
     Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run, and tensors and
     parameters may be on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
     forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
-    nothing. Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`).
+    nothing.
+
+    optimizer: built on the model's parameters; the whole step of `train_step` is planned, its update included. Of its
+    state only the form is asked, before the first step too.
+    criterion: `criterion(outputs, *targets)`, a part of the plan; `example_inputs` are then `(inputs, *targets)`.
+    home: as in `compile`; weights need not be there yet. On a machine that is not here "auto" also tries the weights of
+    what is trained on the best single device, where a plan is else slower than that device alone.
+
+    Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`);
+    PlanError, also for an optimizer whose update cannot be planned; DeviceError or MemoryCapError.
     """
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
-    options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute)
-    options.fitting(machine, model)
+    options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute, home=home)
     plain = model.module if isinstance(model, CompiledModule) else model
+    options = options.fitting(machine, plain)
+    if criterion is not None or optimizer is not None:
+        _require_trainable(plain, optimizer)
+        captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
+        return at_home(lambda asked: plan_captured(captured, machine, asked, tensors), options, machine)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
+    if isinstance(plain, nn.Module):
+        for remark in unused([captured.graph], options.pins):
+            log.info("%s: %s", captured.graph.name, remark)
+        options = options.within(captured.graph)
     if captured.tangents:
-        return plan_training(captured, machine, options, tensors, None)[1].plan
+        return at_home(
+            lambda asked: plan_training(captured, machine, asked, tensors, None)[1].plan, options, machine
+        )
     return plan_captured(captured, machine, options, tensors)
 
 
@@ -161,7 +195,7 @@ def train_step(
     clip_norm: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
     autocast: torch.dtype | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
@@ -171,6 +205,7 @@ def train_step(
     measure: bool = False,
     reassociate: bool = False,
     verify_replicas: bool = False,
+    home: Home = "auto",
 ) -> TrainStep:
     """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
 
@@ -196,8 +231,7 @@ def train_step(
         (optimizer, "optimizer"),
     ):
         _require_made(given, what)
-    if not isinstance(model, nn.Module):
-        raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
+    _require_trainable(model, None)
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
     rule = criterion if step_fn is None else step_fn
@@ -235,7 +269,9 @@ def train_step(
         recompute,
         reassociate,
         verify_replicas,
+        home,
     ).fitting(machine, model)
+    options.living(machine, model)
     return TrainStep(
         Loss(model, criterion, step_fn),
         optimizer,
@@ -245,6 +281,16 @@ def train_step(
         scaler=scaler,
         autocast=autocast,
     )
+
+
+def _require_trainable(model: Any, optimizer: Any) -> None:
+    """Raise CaptureError for what is no model, and what is no optimizer."""
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise CaptureError(
+            f"optimizer={optimizer!r} is no torch optimizer; give one made of model.parameters()"
+        )
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

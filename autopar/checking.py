@@ -16,6 +16,7 @@ from .capture import Captured, fails_alone
 from .capture.generators import restore
 from .equal import difference, error, limit, no_worse, widen
 from .errors import DifferenceError
+from .graph import LOCAL
 from .plans import Plan
 from .runtime.interpret import interpret
 from .snapshot import Snapshot, apart
@@ -195,3 +196,25 @@ def by_parts(plan: Plan, batch_norm: str) -> bool:
             'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
         )
     return wished
+
+
+def drawn_elsewhere(plans: Sequence[Plan], captured: Captured) -> bool:
+    """Whether the random numbers of any of these plans are not eager's: other generators than the caller's, parts that
+    draw for themselves, or another order. Says so in one log line."""
+    for plan in plans:
+        costed, home = plan.costed, str(captured.home)
+        drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
+        order = [name for placed in plan.placed for name in costed.run[placed.run].tasks]
+        place = costed.machine.device
+        devices = {place[plan.place[costed.run_of[name]].device].torch_device for name in drawing}
+        parts = any(costed.graph.task[name].part for name in drawing)
+        wanted = set(drawing)
+        if parts or devices - {home} or [name for name in order if name in wanted] != drawing:
+            log.info(
+                "check skipped: random numbers come from the generators of %s, in the order of the plan; eager's are "
+                "those of %s",
+                ", ".join(sorted(devices)),
+                home,
+            )
+            return True
+    return False

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import logging
-import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from .capture.private import transformed
+from .classes import sharing
 from .dynamo.backend import Backend
 from .dynamo.model_check import Asked, judge
 from .dynamo.private import compiled
@@ -28,9 +26,6 @@ from .programs import Program
 from .recording import Recording
 
 log = logging.getLogger("autopar")
-
-
-Shared = TypeVar("Shared", bound="CompiledModule")
 
 
 class Placement:
@@ -60,7 +55,7 @@ class Placement:
         expected: list[Any] = []
         backend = self.backend
         if transformed():
-            self._unplaced("a torch.func transform or forward-mode AD is active")
+            self.unplaced("a torch.func transform or forward-mode AD is active")
             return model(*args, **kwargs)
         before = backend.calls
         output = self.run(*args, **kwargs)
@@ -72,10 +67,11 @@ class Placement:
                 backend.forget()
                 raise
         if backend.calls == before:
-            self._unplaced("torch.compile captured no graph")
+            self.unplaced("torch.compile captured no graph")
         return output
 
-    def _unplaced(self, why: str) -> None:
+    def unplaced(self, why: str) -> None:
+        """Count a call that ran as written, and say so the first time."""
         unplaced = self.backend.unplaced
         unplaced[why] = unplaced.get(why, 0) + 1
         if unplaced[why] == 1:
@@ -232,37 +228,6 @@ def placed(placement: Placement) -> Compiled:
     model = placement.model
     if not isinstance(model, nn.Module):
         return Compiled(placement)
-    fast = sharing(CompiledModule, model)
+    fast = sharing(CompiledModule, model, type(model))
     object.__setattr__(fast, "_placement", placement)
     return fast
-
-
-def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
-    """A `forward` that shows the signature of another, by which libraries choose the columns of a batch, and is that
-    other one where a library has put a wrapper of it into the model, which the call of the model runs."""
-
-    @functools.wraps(like)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = like if "forward" in self.__dict__ else function
-        return chosen(self, *args, **kwargs)
-
-    return forward
-
-
-def sharing(form: type[Shared], model: nn.Module) -> Shared:
-    """An object of `form` and of the model's own class that has all attributes of the model, besides its slots."""
-    mixed: Any = _mixed
-    fast: Shared = object.__new__(mixed(form, type(model)))
-    object.__setattr__(fast, "__dict__", model.__dict__)
-    return fast
-
-
-@functools.lru_cache(maxsize=256)
-def _mixed(form: type[Shared], kind: type[nn.Module]) -> type[Shared]:
-    shown = kind if form is CompiledModule else form
-    own: dict[str, Any] = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
-    written = inspect.getattr_static(kind, "forward")
-    # That of a scripted module is none of Python's.
-    if inspect.isfunction(written):
-        own["forward"] = _signed(form.forward, written)
-    return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))

@@ -95,11 +95,11 @@ def _parse(name: str) -> Device:
     if index is None and kind == "emulated":
         raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
     if index is None:
-        index = _current(kind)
+        index = current(kind)
     return Device(f"{kind}:{int(index)}", kind)
 
 
-def _current(kind: str) -> int:
+def current(kind: str) -> int:
     """The index of the accelerator that torch means by a type alone; 0 where there is none of the type."""
     here = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.current_device_index() if here is not None and here.type == kind else 0

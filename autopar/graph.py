@@ -50,6 +50,11 @@ UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
 """Targets of tasks that step parameters: args are `(path, number of its group, parameter, gradient, coefficient,
 *state)` for each; they make the new parameter and its state, of several parameters each as one `Graph.flat` value."""
 
+DEFAULT = "default"
+"""`Task.random` of what draws from the generator of the device that the call comes from, in program order."""
+LOCAL = "local"
+"""`Task.random` of what draws from the generator of the device it runs on, in the order that a plan has there."""
+
 ALIGNED = 64
 """Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
 
@@ -98,11 +103,11 @@ class Task:
     """One call: `target(*args, **kwargs)` makes `outputs` (unpacked from a sequence when `unpack`).
 
     `after` names tasks that must have ended though no value says so (mutation, random order). `writes` are values
-    whose storage the call changes in place. `random` is the generator it draws from. `free` marks views, which
-    move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device the user's
-    call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote it.
-    `phase` is the part of a training step it belongs to. `inputs` are the names of the values it reads, each once, in
-    argument order.
+    whose storage the call changes in place. `random` is the generator it draws from, `DEFAULT` or `LOCAL`. `free`
+    marks views, which move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device
+    the user's call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
+    it. `phase` is the part of a training step it belongs to. `inputs` are the names of the values it reads, each once,
+    in argument order.
     """
 
     name: str
@@ -187,9 +192,13 @@ class Graph:
     State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`
     state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies
     are kept. `carried` state is updated by the call itself: what is read is the resident copy, and the new value
-    is brought to every device that has one, to be the resident copy of the next call.
+    is brought to every device that has one, to be the resident copy of the next call. And `streamed` state has no
+    copies: it lives at home alone, and each call brings it to who reads it elsewhere.
 
     A `flat` value is the new value of several states at once (`pieces`), which travel together.
+
+    `paths` pairs the path of every parameter and buffer of the model, read or not, with the first path of the same
+    tensor; empty where there is no model.
     """
 
     name: str
@@ -203,6 +212,8 @@ class Graph:
     changing: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    streamed: tuple[str, ...] = ()
+    paths: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def pieces(self) -> dict[str, tuple[int, int]]:
@@ -240,7 +251,8 @@ class Graph:
     @cached_property
     def resident(self) -> frozenset[str]:
         """State of which each device that reads it has a copy before the call."""
-        return frozenset(self.state) - (self.mutated - {*self.carried}) - {*self.changing}
+        brought = {*self.changing, *self.streamed}
+        return frozenset(self.state) - (self.mutated - {*self.carried}) - brought
 
     @cached_property
     def kept(self) -> frozenset[str]:
@@ -332,9 +344,11 @@ class Graph:
         for name in (*self.outputs, *(made for made, _ in self.updates)):
             if name not in ready:
                 raise wrong(f"nothing makes the output {name!r}")
-        for name in (*self.changing, *self.carried):
+        for name in (*self.changing, *self.carried, *self.streamed):
             if name not in self.state:
-                raise wrong(f"{name!r} is said to change from call to call, but is no state")
+                raise wrong(
+                    f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+                )
         for made, target in self.updates:
             if target in self.carried and made not in self.producer:
                 raise wrong(

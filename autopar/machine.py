@@ -59,6 +59,11 @@ class Machine:
         return any(device.kind == "emulated" for device in self.devices)
 
     @property
+    def draws_apart(self) -> bool:
+        """Whether each device draws random numbers from a generator of its own: stand-ins all have that of the CPU."""
+        return not self.emulated and len({device.torch_device for device in self.devices}) > 1
+
+    @property
     def label(self) -> str:
         """How figures of this machine must be called: empty for real ones."""
         if self.absent:

@@ -12,7 +12,8 @@ from torch import nn
 
 from .api import compile
 from .capture.private import pytree
-from .compiled import CompiledModule, sharing
+from .classes import sharing
+from .compiled import CompiledModule
 from .detect import accelerators
 from .errors import CaptureError, DeviceError, PlanError
 from .graph import PART
@@ -52,7 +53,7 @@ class DataParallel(CompiledModule):
             raise CaptureError(
                 f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
             )
-        return sharing(cls, module)
+        return sharing(cls, module, cls)
 
     def __init__(
         self,

@@ -10,31 +10,34 @@ from .errors import DeviceError, PlanError
 from .graph import SUM, Graph, Task
 from .machine import Machine
 
+_SHOWN = 5
+"""Pins that a remark names."""
+
 
 def resolve(
     graph: Graph, pins: Mapping[str, str], machine: Machine, weights: Collection[str] = ()
 ) -> dict[str, str]:
     """The device of each task that a pin reaches: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
 
-    A pin is a module path, or a glob of one, and holds for everything below it; or the path of a parameter or
-    buffer, and holds for the tasks that read it; of `weights`, which are being trained, it is where their gradients
-    are summed (`resolve_sums`) and they are updated. Where several pins reach a task the one with the longest
-    path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then a plain path
-    over a glob. Raises PlanError for a path that names nothing, for a parameter shared by modules that are
-    pinned apart, and for tasks that must stay together but are pinned apart; DeviceError for a device the
-    machine lacks.
+    A pin is a module path, or a glob of one, and holds for everything below it; "" is the whole model; or the path of a
+    parameter or buffer, and holds for the tasks that read it; of `weights`, which are being trained, it is where their
+    gradients are summed (`resolve_sums`) and they are updated. Where several pins reach a task the one with the longest
+    path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then the path of the task's
+    module over that of what it reads, then a plain path over a glob. Raises PlanError for a path that names nothing,
+    for a parameter shared by modules that are pinned apart, and for tasks that must stay together but are pinned apart;
+    DeviceError for a device the machine lacks.
     """
     require_devices(pins, machine)
     modules = _modules(graph)
     paths = [graph.value[name].path for name in graph.state if graph.value[name].path]
-    strength: dict[str, tuple[int, bool, int, str]] = {}
+    strength: dict[str, tuple[int, bool, bool, int, str]] = {}
     found: dict[str, str] = {}
     for pattern, device in sorted(pins.items()):
         reached = _reached(graph, modules, pattern, weights)
-        if not reached and not any(fnmatchcase(path, pattern) for path in (*modules, *paths)):
+        if pattern and not reached and not any(_means(pattern, path) for path in (*modules, *paths)):
             raise _unknown(pattern, [*modules, *paths])
-        for task, depth in reached.items():
-            key = (depth, not _glob(pattern), len(pattern), pattern)
+        for task, (depth, inside) in reached.items():
+            key = (depth, inside, not _glob(pattern), len(pattern), pattern)
             if task not in strength or key > strength[task]:
                 strength[task], found[task] = key, device
     _check_tied(graph, found)
@@ -51,21 +54,31 @@ def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
             )
 
 
-def require_paths(pins: Mapping[str, str], known: Collection[str]) -> None:
+def require_paths(pins: Mapping[str, str], known: Collection[str], what: str = "pin") -> None:
     """Raise PlanError for a pin that means none of these paths of modules, parameters and buffers."""
     for pattern in pins:
-        if not any(fnmatchcase(path, pattern) for path in known):
-            raise _unknown(pattern, list(known))
+        if pattern and not any(_means(pattern, path) for path in known):
+            raise _unknown(pattern, list(known), what)
 
 
 def naming(graph: Graph, pins: Mapping[str, str]) -> dict[str, str]:
     """The pins that name something of this graph, which may be one of several of a model."""
-    paths = [*_modules(graph), *(graph.value[name].path for name in graph.state)]
+    paths = {*_modules(graph), *(graph.value[name].path for name in graph.state)} - {""}
     return {
         pattern: device
         for pattern, device in pins.items()
-        if any(path and fnmatchcase(path, pattern) for path in paths)
+        if not pattern or pattern in paths or any(_means(pattern, path) for path in paths)
     }
+
+
+def unused(graphs: Collection[Graph], pins: Mapping[str, str]) -> list[str]:
+    """A remark on the pins that name nothing of any of these graphs: parts of the model that did not run."""
+    named = {pattern for graph in graphs for pattern in naming(graph, pins)}
+    idle = [pattern for pattern in pins if pattern not in named]
+    if not idle:
+        return []
+    more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
+    return [f"pins of what has no task here, without effect: {', '.join(idle[:_SHOWN])}{more}"]
 
 
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
@@ -87,7 +100,7 @@ def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, 
     found: dict[str, str] = {}
     for pattern, device in sorted(pins.items(), key=lambda pin: (not _glob(pin[0]), len(pin[0]), pin[0])):
         for weight, gradient in gradients.items():
-            if fnmatchcase(graph.value[weight].path, pattern):
+            if _means(pattern, graph.value[weight].path):
                 found[gradient] = device
     return found
 
@@ -108,18 +121,25 @@ def _glob(pattern: str) -> bool:
     return any(letter in pattern for letter in "*?[")
 
 
+def _means(pattern: str, path: str) -> bool:
+    return pattern == path or (_glob(pattern) and fnmatchcase(path, pattern))
+
+
 def _reached(
     graph: Graph, modules: Mapping[str, list[Task]], pattern: str, weights: Collection[str]
-) -> dict[str, int]:
-    """The tasks a pin reaches, each with the length of the shortest path by which it does."""
-    reached: dict[str, int] = {}
-    for module in sorted((m for m in modules if fnmatchcase(m, pattern)), key=_depth):
+) -> dict[str, tuple[int, bool]]:
+    """The tasks a pin reaches, each with the length of the shortest path by which it does, and True where that is of a
+    module that it is in."""
+    if not pattern:
+        return {task.name: (0, True) for task in graph.tasks}
+    reached: dict[str, tuple[int, bool]] = {}
+    for module in sorted((m for m in modules if _means(pattern, m)), key=_depth):
         for task in modules[module]:
-            reached.setdefault(task.name, _depth(module))
+            reached.setdefault(task.name, (_depth(module), True))
     for name in graph.state:
-        if name not in weights and fnmatchcase(graph.value[name].path, pattern):
+        if name not in weights and _means(pattern, graph.value[name].path):
             for reader in graph.readers[name]:
-                reached.setdefault(reader, _depth(graph.value[name].path))
+                reached.setdefault(reader, (_depth(graph.value[name].path), False))
     return reached
 
 
@@ -138,13 +158,13 @@ def _modules(graph: Graph) -> dict[str, list[Task]]:
     return found
 
 
-def _unknown(pattern: str, known: list[str]) -> PlanError:
+def _unknown(pattern: str, known: list[str], what: str = "pin") -> PlanError:
     close = get_close_matches(pattern, known, n=3, cutoff=0.4)
     near = f"; near are {', '.join(map(repr, close))}" if close else ""
     if not known:
-        return PlanError(f"the pin {pattern!r} names nothing: no task of this graph comes from a module")
+        return PlanError(f"the {what} {pattern!r} names nothing: no task of this graph comes from a module")
     some = "" if close else f"; there are {', '.join(sorted(known)[:5])}"
-    return PlanError(f"the pin {pattern!r} names no module, parameter or buffer of this model{near}{some}")
+    return PlanError(f"the {what} {pattern!r} names no module, parameter or buffer of this model{near}{some}")
 
 
 def _check_tied(graph: Graph, found: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from . import jsonfile, pictures
 from .cost import CostedGraph
 from .critical import STRICT, Critical, critical
+from .device_map import device_map
 from .errors import PlanError
 from .placed import Placed, Step, Transfer
 from .plan_check import check
@@ -230,6 +231,15 @@ class Plan:
             machine.label,
             path=tuple(number for number, (_, critical) in enumerate(spans) if critical),
         )
+
+    def device_map(self) -> dict[str, str]:
+        """The plan as a device map of Hugging Face accelerate, which `pins=` takes too: {module path: device}.
+
+        Paths are the shortest that have all parameters and buffers below them on one device, "" the whole model, and
+        between them cover each of the model's. What is read on several devices is where most of the time of its
+        readers is; what no task reads where its neighbours are. A plan of one graph of several knows of that one.
+        """
+        return device_map(self.costed, {placed.run: placed.device for placed in self.placed})
 
     def explain(self, *runs: str) -> str:
         """The report, or of runs by name or glob why each is where it is: what it waited for, and when it would end on

@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +20,11 @@ from .fuse import unfused
 from .garbage import uncollected
 from .graph import Graph
 from .hardware.emulation import slowed, with_slow_down
+from .homes import Home, homes_asked, streamed
 from .lowering.check import Report, check
 from .lowering.lower import lower
 from .machine import Machine
+from .moved import seconds_moved
 from .options import Options
 from .pins import pinned_sums, resolve, resolve_sums
 from .placement import replan
@@ -30,6 +33,7 @@ from .plans import Candidate, Plan
 from .programs import Program
 from .progress import ticking
 from .propagate import propagated
+from .rewrites.draws import local
 from .rewrites.groups import grouped
 from .roofline import cost
 from .runtime import Executor
@@ -154,13 +158,22 @@ def plan_captured(
     """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead. Its
     values are those that the devices it places tasks on will make."""
     weights = dict(captured.gradients)
-    homes = homes_of(captured, machine, tensors)
+    homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
     sums = resolve_sums(captured.graph, options.pins, weights)
-    graph = grouped(captured.graph, homes, pins)
+    graph = grouped(streamed(captured.graph, homes_asked(captured.graph, options.home)), homes, pins)
+    if machine.draws_apart:
+        graph = local(graph, captured.calls)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
     deliver = deliveries(graph, machine, homes, options.outputs, gradients)
+
+    def measured(candidate: Graph) -> Mapping[tuple[str, str], float] | None:
+        if not options.measure:
+            return None
+        from .measure import measure
+
+        return measure(candidate, machine, captured.calls)
 
     def price(candidate: Graph) -> CostedGraph:
         pinned = {
@@ -169,12 +182,21 @@ def plan_captured(
             if (task.origin or task.name) in pins
         }
         pinned.update(pinned_sums(candidate, sums))
-        measured = None
-        if options.measure:
-            from .measure import measure
+        known = measured(candidate)
+        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=known)
 
-            measured = measure(candidate, machine, captured.calls)
-        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=measured)
+    def moved(candidate: Graph, device: str) -> CostedGraph:
+        own = {**homes, **dict.fromkeys(candidate.state, device)}
+        to = deliveries(candidate, machine, own, options.outputs, gradients)
+        only = dict.fromkeys((task.name for task in candidate.tasks), device)
+        return cost(candidate, machine, homes=own, deliver=to, pins=only, measured=measured(candidate))
+
+    def held(plan: Plan) -> Plan:
+        """The plan with what a model moved to one device would take, for it to be held against."""
+        if len(machine.devices) == 1 and not graph.streamed:
+            return plan
+        tied = pins or graph.changing or graph.updates or graph.streamed or any(t.home for t in graph.tasks)
+        return replace(plan, singles=seconds_moved(graph, machine, moved)) if tied else plan
 
     if given is None:
         best = best_plan(
@@ -185,10 +207,10 @@ def plan_captured(
             batch_norm=options.batch_norm,
             recompute=options.recompute,
         )
-        return on_clock(propagated(best, captured))
+        return on_clock(held(propagated(best, captured)))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
-        return on_clock(propagated(_as_given(graph, price, given, options.batch_norm), captured))
+        return on_clock(held(propagated(_as_given(graph, price, given, options.batch_norm), captured)))
     except MemoryCapError:
         raise
     except PlanError as error:
@@ -197,6 +219,19 @@ def plan_captured(
         raise PlanError(
             f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
         ) from error
+
+
+def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
+    """A plan for what is trained; on a machine that is not here, where nothing says that weights live where they are
+    now, the shorter of that and one whose weights live on the best single device, if that alone is quicker."""
+    plan = planned(options)
+    best = plan.best_single
+    if not machine.absent or options.home != "auto" or best is None or best[1] >= plan.makespan:
+        return plan
+    with suppress(MemoryCapError):
+        moved = planned(replace(options, home=best[0]))
+        return min(plan, moved, key=lambda each: each.makespan)
+    return plan
 
 
 def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
@@ -233,12 +268,15 @@ def rows_of(label: str) -> tuple[int, ...]:
         raise PlanError(f"{label!r} is no split; it reads like '2 parts: 50 + 50'") from None
 
 
-def homes_of(captured: Captured, machine: Machine, tensors: list[torch.Tensor]) -> dict[str, str]:
-    """The device of the machine on which each input and state value is before the call; tangents come from where the
-    outputs go."""
+def homes_of(
+    captured: Captured, machine: Machine, tensors: list[torch.Tensor], home: Home = "auto"
+) -> dict[str, str]:
+    """The device of the machine on which each input and state value is before the call, of state where `home` says
+    that it lives; tangents come from where the outputs go."""
     homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
     for name, (owner, key) in captured.state.items():
         homes[name] = place_of(owner[key].device, machine)
+    homes |= homes_asked(captured.graph, home)
     first = first_home(captured.graph, machine, homes)
     return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import autopar
 from autopar.__main__ import main
 
 
@@ -63,6 +64,15 @@ def test_doctor_says_what_there_is():
     assert done.returncode == 0, done.stderr
     for words in ("cpu", "h100-sxm", "plans are searched for in"):
         assert words in done.stdout
+
+
+def test_without_a_command_it_says_what_it_can_do(capsys):
+    assert main([]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"{command}: " in said for command in ("demo", "doctor", "plan", "bench"))
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0 and autopar.__version__ in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused():

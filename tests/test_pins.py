@@ -99,6 +99,18 @@ def test_a_constant_of_the_whole_model_is_not_tied():
     assert resolve(graph, {"left": "cuda:0", "right": "cuda:1"}, MACHINE) == {"a": "cuda:0", "b": "cuda:1"}
 
 
+def test_the_module_of_a_task_goes_before_what_it_reads():
+    graph = model(("a", "left", ["c"]), ("top", "", ["c"]), state=[("c", "scale")])
+    for pins in ({"left": "cuda:0", "scale": "cuda:1"}, {"scale": "cuda:1", "left": "cuda:0"}):
+        assert resolve(graph, pins, MACHINE) == {"a": "cuda:0", "top": "cuda:1"}
+
+
+def test_the_empty_path_is_the_whole_model_and_weaker_than_any_other():
+    assert resolve(TOWERS, {"": "cpu"}, MACHINE) == dict.fromkeys(("a0", "a1", "b0", "top"), "cpu")
+    found = resolve(TOWERS, {"": "cpu", "*": "cuda:0", "tower_b": "cuda:1"}, MACHINE)
+    assert found == {"a0": "cuda:0", "a1": "cuda:0", "b0": "cuda:1", "top": "cpu"}
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("6GiB", 6 << 30), ("500MB", 5e8), ("1.5 g", 1.5e9), ("12", 12), (7, 7), ("0.5KiB", 512), ("3b", 3)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -16,6 +16,8 @@ from .breaks import no_graph, valued
 from .private import TorchDynamoException, compiled
 from .region import positional
 
+Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
+
 
 class _Stopped(Exception):
     """Raised in the place of a graph, before anything of its call has happened; has its arguments."""
@@ -24,14 +26,16 @@ class _Stopped(Exception):
 class _Ahead:
     """A backend of `torch.compile` that keeps the one graph it is given, or why there is none."""
 
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self.model = model
+    def __init__(self, model: Callable[..., Any], rewrite: Rewrite | None) -> None:
+        self.model, self.rewrite = model, rewrite
         self.assembly: Assembly | None = None
         self.failure: Exception | None = None
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., NoReturn]:
         root = self.model if isinstance(self.model, nn.Module) else None
         try:
+            if self.rewrite is not None:
+                self.rewrite(module)
             self.assembly = assembled(module, examples, root, positional(self.model))
         except Exception as error:
             self.failure = error
@@ -43,15 +47,17 @@ class _Ahead:
 
 
 def ahead(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rewrite: Rewrite | None = None
 ) -> tuple[Captured, list[torch.Tensor]]:
     """The graph of one call of a model or a function, and the tensors that are its inputs.
+
+    `rewrite` changes what Dynamo captured in place.
 
     Grad mode and autocast are the caller's: forward and backward where something that comes back requires grad.
     Nothing is run, neither are side effects of `forward`. Raises CaptureError, with the line and what to change, where
     the call is not one graph.
     """
-    backend = _Ahead(model)
+    backend = _Ahead(model, rewrite)
     name = getattr(model, "__name__", type(model).__name__)
     try:
         compiled(model, backend, True, None)(*args, **kwargs)

@@ -148,6 +148,7 @@ class Assembly:
             tuple(kept),
             (*outputs, *(name for _, name in gradients)),
             updates,
+            paths=region.paths,
         )
         strides = [strides_of(sizes.at(region.results[at].fake)) for at in tensors]
         smooth = {index for _, index in tangents}

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from ..errors import AutoparError
+from ..pins import unused
 from ..plans import Plan
 from .private import broken
 from .served import Done, Planned, Served
@@ -76,6 +77,8 @@ class Backend(Session):
                 f"torch.compile captured {len(self.served)} graphs, {len(tasks)} of them placed, with "
                 f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
             )
+        if self.root is not None:
+            found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
         found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
         return [*found, *list(self.breaks)]
 

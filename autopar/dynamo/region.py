@@ -62,6 +62,8 @@ class Region:
     ) -> None:
         self.module = module
         nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.paths = _paths(root) if root is not None else ()
+        """The path of every tensor of `root`, with the first of the same tensor."""
         self.held: dict[str, Any] = {}
         """State that is in no slot of `root`, by path."""
         self.places = _places(nodes, examples, root, parameters, self.held)
@@ -154,6 +156,11 @@ def _places(
 def _known(root: nn.Module | None) -> dict[int, Slot]:
     """The first place of each tensor of a module, by its identity."""
     return {id(slot.tensor): slot for slot in reversed(list(slots(root)))} if root is not None else {}
+
+
+def _paths(root: nn.Module) -> tuple[tuple[str, str], ...]:
+    known = _known(root)
+    return tuple((slot.path, known[id(slot.tensor)].path) for slot in slots(root))
 
 
 def _given(path: str, parameters: Sequence[str]) -> str:

@@ -16,11 +16,10 @@ from torch import fx
 from ..capture import Captured, Untraceable
 from ..capture.refusals import explain
 from ..casting import anywhere
-from ..checking import Reference, by_parts, unwanted
+from ..checking import Reference, by_parts, drawn_elsewhere, unwanted
 from ..cost import CostedGraph
 from ..errors import AutoparError
 from ..options import Options
-from ..pins import naming
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
 from ..runtime.bridge import Written
@@ -118,7 +117,7 @@ class Served:
     def _placed(self, backend: Session, args: Sequence[Any]) -> Any:
         key = self.arguments.sizes(args)
         prepared = self.programs.get(key)
-        checked = backend.options.check == "always"
+        checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
         if prepared is None:
             made = self._first(key, args)
             if made is None:
@@ -190,7 +189,8 @@ class Served:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
         with alone(), self.backend.lock, unseen():
             if key in self.programs:
-                return self.programs[key], self.backend.options.check == "always"
+                known = self.programs[key]
+                return known, self.backend.options.check == "always" and self._wants_check(known)
             try:
                 prepared = self._planned(args)
             except Untraceable as error:
@@ -215,6 +215,9 @@ class Served:
         options = self.backend.options
         if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
             return False
+        plans = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
+        if drawn_elsewhere(plans, prepared.captured):
+            return False
         return options.check == "always" or not unwanted(prepared.plan)
 
     def keep(self, key: Hashable, prepared: Planned) -> None:
@@ -236,7 +239,7 @@ class Served:
         captured = rewritten(self.assembly.at(args), options)
         if self.backend.root is not None:
             # They were held against the whole model.
-            options = dataclasses.replace(options, pins=naming(captured.graph, options.pins))
+            options = options.within(captured.graph)
         if self.placed is not None:
             options = again(options, self.placed)
         prepared = self._prepared(captured, options, args)

@@ -18,6 +18,7 @@ from ..tables import size
 from .clocks import History, Stuck, joined
 from .demands import At, Demand, demands, matches
 from .footprint import Peak, footprint
+from .turns import turns
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def check(program: Program, graph: Graph | None = None) -> Report:
     missing.
 
     With `graph` also that it computes that graph: each task once, on its own inputs, and after what
-    `Task.after` and in-place writes ask for. Linear in steps times lanes, but for `Report.redundant`, which
+    `Task.after`, in-place writes and generators ask for. Linear in steps times lanes, but for `Report.redundant`, which
     is found when asked for.
     """
     _events(program)
@@ -68,6 +69,8 @@ def check(program: Program, graph: Graph | None = None) -> Report:
         history = History(program)
     except Stuck as stuck:
         raise ProgramError(_deadlock(program, stuck)) from None
+    if graph is not None:
+        wanted += turns(program, graph, history.order)
     for demand in wanted:
         if not history.follows(demand.later, demand.earlier):
             raise ProgramError(_race(program, demand, history))

@@ -24,6 +24,7 @@ from .footprint import footprint
 from .ledger import Ledger
 from .sequence import mutators, sequence
 from .tape import Tape
+from .turns import Turns
 
 
 def lower(plan: Plan) -> Program:
@@ -78,6 +79,7 @@ class _Lowering:
         # Where each made buffer and each task was written, and who is still to touch each buffer.
         self.writer: dict[str, tuple[int, int]] = {}
         self.done: dict[str, tuple[int, int]] = {}
+        self.turns = Turns()
         self.left = self.touches()
         self.last: dict[str, dict[int, int]] = {}
         self.missing: dict[str, int] = {}
@@ -192,7 +194,7 @@ class _Lowering:
                 self.parents[write] = parents
                 for parent in parents:
                     self.left[parent] += 1
-        wanted = self.before(tape, reads, task.after)
+        wanted = self.before(tape, reads, self.turns.after(task, tape.device))
         new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
         scratch = self.scratch.get(name, 0)
         position = self.step(tape, wanted, Compute(name, reads, writes), tape.device, new, scratch)

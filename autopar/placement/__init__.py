@@ -7,6 +7,7 @@ from ..plans import Plan
 from ..simulate import Schedule
 from .anneal import STEPS
 from .search import POLICIES, Policy, place, replan, require_policy
+from .single import alone
 from .throughput import throughput
 
 OBJECTIVES: dict[str, Callable[..., Plan]] = {
@@ -15,4 +16,4 @@ OBJECTIVES: dict[str, Callable[..., Plan]] = {
 }
 """What a plan is made for, and the function of a costed graph and `budget_s=` that makes it."""
 
-__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]
+__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "alone", "place", "replan", "require_policy"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..cost import CostedGraph
 from ..problem import Problem
 from ..simulate import Schedule
 from .heft import list_schedule
+from .race import Race
 from .rank import urgent_first
 
 
@@ -26,3 +28,14 @@ def single(problem: Problem, device: int) -> list[Schedule]:
 def is_single(problem: Problem, device: int) -> bool:
     """Whether every run can run on `device`."""
     return all(device in allowed for allowed in problem.allowed)
+
+
+def alone(costed: CostedGraph, device: str) -> float | None:
+    """The seconds of a costed graph with all runs on a device; None where one cannot run there or it does not fit."""
+    problem = Problem(costed)
+    d = costed.index[device]
+    if not is_single(problem, d):
+        return None
+    race = Race(problem)
+    entries = [race.enter(schedule) for schedule in single(problem, d)]
+    return min((entry.makespan for entry in entries if entry and not entry.over), default=None)

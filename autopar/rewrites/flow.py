@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..graph import OWN, SUMMED, Argument, Cut, Graph, Task
+from ..graph import DEFAULT, OWN, SUMMED, Argument, Cut, Graph, Task
 from .stretches import LIKE, Stretches
 
 
@@ -144,7 +144,7 @@ class _Flow:
 
         With it, the number of blocks in which the rows of its outputs lie.
         """
-        if task.random is not None or task.writes or task.home or task.colocate is not None:
+        if task.random == DEFAULT or task.writes or task.home or task.colocate is not None:
             return None, 1
         if task.name in self.refused:
             return None, 1

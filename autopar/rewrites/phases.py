@@ -107,6 +107,7 @@ def divide(graph: Graph, gradients: int) -> Halves:
         updates=(),
         changing=(),
         carried=(),
+        streamed=tuple(name for name in graph.streamed if name in kept),
     )
     return Halves(forward.check(), backward.check(), tuple(saved), tuple(tangents))
 
@@ -257,6 +258,13 @@ def _needed(
         for value in values.values()
         if value.name in present
     )
+    brought = tuple(name for name in backward.streamed if name in state)
     return replace(
-        backward, values=own, tasks=tuple(kept), inputs=inputs, state=state, outputs=outputs
+        backward,
+        values=own,
+        tasks=tuple(kept),
+        inputs=inputs,
+        state=state,
+        outputs=outputs,
+        streamed=brought,
     ).check()

@@ -47,4 +47,5 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
         updates=tuple((of(made), of(target)) for made, target in graph.updates),
         changing=tuple(map(of, graph.changing)),
         carried=tuple(map(of, graph.carried)),
+        streamed=tuple(map(of, graph.streamed)),
     ).check()

@@ -30,7 +30,12 @@ def plan_training(
 
     def planned(room: Machine, caps: Machine) -> Apart:
         plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), caps)
-        return Apart(plan, joint.gradients, homes_of(joint, plan.costed.machine, tensors), options.outputs)
+        return Apart(
+            plan,
+            joint.gradients,
+            homes_of(joint, plan.costed.machine, tensors, options.home),
+            options.outputs,
+        )
 
     try:
         return joint, _within(machine, planned, once=given is not None)

@@ -20,6 +20,7 @@ import torch
 
 from ..capture import Captured
 from ..hardware.emulation import slowed
+from ..plans import Plan
 from ..programs import Program
 from ..runtime import Executor
 from ..runtime.bridge import Bridge, Written, own
@@ -79,6 +80,11 @@ class Training:
         captured = replace(self.captured, state=state)
         plan = slowed(half.plan, self.plan.costed.machine.slow_down)
         return Prepared(captured, plan, half.program, Executor(captured, plan, half.program, self.pool))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Of each forward."""
+        return self.apart.forward.plan, self.apart.again.plan
 
     @property
     def program(self) -> Program:

@@ -261,9 +261,12 @@ def own_paths(captured: Captured) -> Captured:
         for value in graph.values
     )
     tasks = tuple(replace(task, module=_own_module(task.module)) for task in graph.tasks)
+    paths = tuple(
+        (own_path(path), own_path(first)) for path, first in graph.paths if path.startswith("model.")
+    )
     return replace(
         captured,
-        graph=replace(graph, values=values, tasks=tasks),
+        graph=replace(graph, values=values, tasks=tasks, paths=paths),
         state={now[name]: slot for name, slot in captured.state.items()},
         gradients=tuple((now[target], now[made]) for target, made in captured.gradients),
         tangents=tuple((now[name], index) for name, index in captured.tangents),

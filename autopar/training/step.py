@@ -21,6 +21,7 @@ from ..dynamo.served import Done
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..machine import Machine
 from ..options import Options
+from ..pins import unused
 from ..plans import Plan
 from ..programs import Program
 from ..recording import Recorded
@@ -50,8 +51,8 @@ class TrainStep(Recorded):
     program is made for each set of sizes. The first call of each gives gradients, which are held against eager, and
     lets the optimizer itself step; later ones are one program where the optimizer allows it.
 
-    Random numbers: masks are drawn on the device of the call from torch's own generator, in the order of the
-    program, so that a seed gives the same losses run after run, and on the CPU the plain loop's.
+    Random numbers: a seed gives the same losses run after run, and the plain loop's on the CPU, its lanes and
+    stand-ins. Accelerators draw from their own generators, in the order of the program.
 
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError and DifferenceError from it.
     """
@@ -279,7 +280,9 @@ class TrainStep(Recorded):
 
         plan = self.plan
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
-        return explain(plan, measured, None, (self._updated(),))
+        ready = self.ready()
+        notes = [*unused([ready.captured.graph], self.options.pins), self._updated()]
+        return explain(plan, measured, None, notes)
 
     def _updated(self) -> str:
         """One sentence on how the weights are updated, and why so."""

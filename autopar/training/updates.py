@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..checking import by_parts, unwanted
+from ..checking import by_parts, drawn_elsewhere, unwanted
 from ..dynamo.served import again
 from ..errors import DifferenceError, MemoryCapError
 from ..machine import Machine
@@ -53,11 +53,12 @@ class Signature:
         pool: Replicas,
         plans: dict[Hashable, Plan],
     ) -> None:
-        self.raw, self.module, self.machine, self.options, self.pool = raw, module, machine, options, pool
+        self.raw, self.module, self.machine, self.pool = raw, module, machine, pool
         self.start: dict[str, Any] = {}
         self.own = {id(parameter) for parameter in parameters}
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
         self.captured = trained(own_paths(resident_tangent(raw, self.start)), self.own)
+        self.options = options.within(self.captured.graph)
         self.devices = [torch.empty(0, device=tensor.device) for tensor in self._inputs(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
         self.checked = options.check == "never"
@@ -176,7 +177,7 @@ class Signature:
     def _eager(self, args: Sequence[Any]) -> Eager | None:
         """Eager's answer to this call, None where it would be another one by the user's wish."""
         plan = self.gradients.plan
-        if by_parts(plan, self.options.batch_norm):
+        if by_parts(plan, self.options.batch_norm) or drawn_elsewhere((plan,), self.captured):
             return None
         if self.options.check == "first" and unwanted(plan):
             return None

@@ -79,15 +79,19 @@ def alternative(plan: Plan) -> Candidate | None:
 
 
 def baseline(plan: Plan) -> tuple[str, float] | None:
-    """What a plan is held against: the shortest on one device, and its seconds. A device that some runs cannot be
-    on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no device can run all."""
+    """What a plan is held against: the shortest on one device, weights included, and its seconds. A device that some
+    runs cannot be on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no device can
+    run all."""
     best = plan.best_single
     for candidate in plan.candidates if best else ():
         device = candidate.policy.removeprefix("single ")
         if candidate.makespan is None or candidate.split or device == candidate.policy:
             continue
+        all_there = dict(plan.singles).get(device) is not None
+        if not all_there and plan.costed.graph.streamed:
+            # All of it runs there, with weights that come and go: it is no device that a model could be moved to.
+            continue
         if best is None or candidate.makespan < best[1]:
-            all_there = dict(plan.singles).get(device) is not None
             best = (device if all_there else f"mostly {device}", candidate.makespan)
     return best
 

@@ -108,10 +108,28 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
         rows.append(("measured", seconds(timeline.makespan), note))
     elif plan.costed.machine.queued:
         rows.append(("measured", "-", "not run yet"))
+    if plan.costed.graph.state and plan.costed.machine.queued:
+        rows.append(("weights", *_weights(plan)))
     count = len(plan.transfers)
     rows.append(("moved", size(plan.moved), f"{count} transfer{'' if count == 1 else 's'} in each call"))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c}".rstrip() for a, b, c in rows)
+
+
+def _weights(plan: Plan) -> tuple[str, str]:
+    """The bytes of a model's state, and where it lives."""
+    graph, home = plan.costed.graph, plan.costed.home
+    living: dict[str, dict[str, int]] = {}
+    for name in graph.state:
+        value = graph.value[name]
+        own = living.setdefault(home[name], {})
+        own[value.storage] = max(own.get(value.storage, 0), value.bytes)
+    total = sum(sum(own.values()) for own in living.values())
+    copied = sorted({device for name, device in plan.resident if device != home[name]})
+    more = [f"copies on {', '.join(copied)}"] if copied else []
+    more += ["brought after each step of the optimizer"] if graph.changing else []
+    more += ["brought in each call to who reads them elsewhere"] if graph.streamed else []
+    return size(total), "; ".join((f"live on {', '.join(living)}", *more))
 
 
 def _devices(plan: Plan, timeline: Timeline | None) -> str:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from pairs import alike, twins
 from torch import nn
-from zoo.entry import library
 
 import autopar
 
@@ -57,18 +56,22 @@ def test_a_loop_with_a_short_last_batch(autocast):
     assert fast.plan.transfers
 
 
-def test_a_gradient_scaler_and_clipping():
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_a_gradient_scaler_and_clipping(dtype):
     plain, fast = twins(network)
     for model in (plain, fast):
         scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.AdamW(model.parameters(), 1e-2)
         for x, y in batches():
             optimizer.zero_grad()
-            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                loss = nn.functional.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             scaler.step(optimizer)
             scaler.update()
-    assert close(fast, plain, 1e-4)
+    # Adam turns rounding into steps where a gradient is close to zero.
+    assert close(fast, plain, 6e-2 if dtype else 1e-4)
 
 
 def test_gradients_added_over_batches_of_two_sizes():
@@ -129,72 +132,57 @@ def test_accelerate_prepares_a_compiled_model(precision):
     assert fast.plan.transfers
 
 
-def _lightning(lightning: Any, net: nn.Module, compile: bool) -> Any:
-    class Lit(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = (
-                autopar.compile(net, ["cpu", "emulated:0"], pins={"3": "emulated:0"}) if compile else net
-            )
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    return Lit()
-
-
-@pytest.fixture
-def lightning() -> Any:
-    library("torchvision")
-    return pytest.importorskip("lightning")
-
-
-def _fit(lightning: Any, module: Any, where: Any) -> None:
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=str(where),
-    )  # fmt: skip
-    trainer.fit(module, batches())
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_a_compiled_part_of_its_module(lightning, tmp_path):
-    torch.manual_seed(0)
-    net = network()
-    plain, fast = _lightning(lightning, copy.deepcopy(net), False), _lightning(lightning, net, True)
-    _fit(lightning, plain, tmp_path / "plain")
-    _fit(lightning, fast, tmp_path / "fast")
-    assert close(fast, plain)
-    assert fast.net.plan.transfers
-    saved = next((tmp_path / "fast").rglob("*.ckpt"))
-    again = _lightning(lightning, network(), True)
-    again.load_state_dict(torch.load(saved, weights_only=False)["state_dict"])
-    assert close(again, plain)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_takes_a_whole_compiled_module_or_says_why_not(lightning, tmp_path):
-    torch.manual_seed(0)
-    net = network()
-    plain, whole = _lightning(lightning, copy.deepcopy(net), False), _lightning(lightning, net, False)
-    fast = autopar.compile(whole, ["cpu", "emulated:0"])
-    _fit(lightning, plain, tmp_path / "plain")
-    _fit(lightning, fast, tmp_path / "fast")
-    assert close(fast, plain)
-
-
-def test_a_forward_that_is_wrapped_in_place():
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_forward_that_is_wrapped_in_place(layers):
     plain, fast = twins(network)
     for model in (plain, fast):
-        within = model.forward
-        model.forward = lambda x, within=within: within(x + 1) * 2
+        for _ in range(layers):
+            within = model.forward
+            model.forward = lambda x, within=within: within(x + 1) * 2
+    x = torch.randn(4, 6)
+    backend = fast._placement.backend
+    with torch.no_grad():
+        wanted = plain.eval()(x)
+        assert alike(fast.eval()(x), wanted)
+        assert fast.plan.transfers
+        before = backend.calls
+        assert alike(fast.forward(x), wanted)
+        assert backend.calls == before + 1 and not backend.unplaced
+        assert alike(fast.module(x), wanted), "the plain model is wrapped as often"
+        assert backend.calls == before + 1
+        whole = torch.compile(Around(fast), backend="eager", fullgraph=True)
+        assert alike(whole(x), wanted + 1)
+        del fast.forward, plain.forward
+        assert alike(fast.forward(x), plain(x)) and backend.calls == before + 2
+        assert alike(whole(x), plain(x) + 1)
+    with pytest.raises(AttributeError):
+        del fast.forward
+
+
+class Around(nn.Module):
+    """Calls the `forward` of another module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner.forward(x) + 1
+
+
+def test_what_accelerate_wraps_is_placed_and_unwrapped():
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    plain, fast = twins(network)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    backend = fast._placement.backend
     x = torch.randn(4, 6)
     with torch.no_grad():
-        assert alike(fast.eval()(x), plain.eval()(x))
-    assert fast.plan.transfers
+        wrapped, expected = accelerator.prepare(fast.eval()), accelerator.prepare(plain.eval())
+        assert alike(wrapped.forward(x).dtype, expected(x).dtype)
+        assert torch.allclose(wrapped.forward(x), expected(x), atol=2e-2)
+        assert backend.calls == 2 and not backend.unplaced
+        bare = accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
+        assert alike(bare.forward(x), accelerator.unwrap_model(expected, keep_fp32_wrapper=False)(x))
+    assert not backend.unplaced and fast.plan.transfers
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

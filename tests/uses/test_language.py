@@ -175,3 +175,33 @@ def test_trainer_trains_a_compiled_model_as_a_plain_one(transformers, tmp_path, 
     again = transformers.BertForSequenceClassification.from_pretrained(saved)
     assert alike(again.state_dict(), fast.state_dict())
     fast.close()
+
+
+@pytest.mark.parametrize("options", [{"bf16": True}, {"activation_checkpointing": True}])
+def test_trainer_goes_on_from_its_checkpoint(transformers, tmp_path, options):
+    pytest.importorskip("accelerate")
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain = transformers.BertForSequenceClassification(config)
+    first, later = (compiled(copy.deepcopy(plain)) for _ in range(2))
+
+    def train(model: Any, where: Path, epochs: int, resume: bool = False) -> None:
+        args = transformers.TrainingArguments(
+            str(where), num_train_epochs=epochs, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+            save_strategy="epoch", learning_rate=1e-3, lr_scheduler_type="constant", disable_tqdm=True, seed=3,
+            **options,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=model, args=args, train_dataset=Rows(10))
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.state.global_step == 3 * epochs
+
+    train(plain, tmp_path / "plain", 2)
+    train(first, tmp_path / "fast", 1)
+    train(later, tmp_path / "fast", 2, resume=True)
+    for key, value in plain.state_dict().items():
+        assert torch.allclose(later.state_dict()[key], value, atol=2e-2 if "bf16" in options else 1e-4), key
+    assert later.plan.transfers and not later._placement.backend.unplaced
+    first.close(), later.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...graph import Const, Ref
+from ...graph import DEFAULT, Const, Ref
 from .steps import HALF, Steps, typed
 
 
@@ -10,7 +10,7 @@ def native_dropout(steps: Steps) -> bool:
     """The mask by the same kernel on ones, so that the bits are those it would have drawn for the input."""
     given = steps.given("input p train")
     name, probability = given["input"], given["p"]
-    if steps.task.random is None:
+    if steps.task.random != DEFAULT:
         return False
     made, mask = steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
@@ -35,7 +35,7 @@ def dropout(steps: Steps) -> bool:
     """The noise by the same call on ones; one number for each channel where whole channels are dropped."""
     given = steps.given("input p train")
     name = given["input"]
-    if steps.task.random is None:
+    if steps.task.random != DEFAULT:
         return False
     (made,) = steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
@@ -52,7 +52,7 @@ def dropout(steps: Steps) -> bool:
 def noise(steps: Steps) -> bool:
     """An empty tensor like another, to be filled with random numbers: made without the other."""
     (made,) = steps.task.outputs
-    if not any(steps.graph.task[reader].random for reader in steps.graph.readers[made]):
+    if not any(steps.graph.task[reader].random == DEFAULT for reader in steps.graph.readers[made]):
         return False
     shape, dtype = steps.shape(made), steps.dtype(made)
     kwargs = {"dtype": typed(dtype), "device": Const("device")}

@@ -1,0 +1,47 @@
+"""The examples of training loops of other libraries run, and are the plain run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from test_examples_training import example, main
+from zoo.entry import library
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DEVICES = ("--devices", "cpu", "emulated:0")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "says"),
+    [
+        ("hf_trainer", ["transformers", "accelerate"], "weights of the resumed run"),
+        ("lightning_loop", ["lightning"], "largest difference from the plain run"),
+        ("accelerate_loop", ["transformers", "accelerate"], "plan.device_map():       {"),
+    ],
+)
+def test_a_framework_runs_a_compiled_model_as_the_plain_one(name, needs, says, monkeypatch, capsys):
+    for library_name in needs:
+        library(library_name)
+    assert says in main(example(name), monkeypatch, capsys, *DEVICES)
+
+
+def test_a_run_that_is_not_the_plain_one_fails(monkeypatch, capsys):
+    library("transformers")
+    library("accelerate")
+    module = example("accelerate_loop")
+    monkeypatch.setattr(
+        module, "compare", lambda *_: {"first": 1, "last": 1, "apart": 0, "weights": 1.0, "report": "r"}
+    )
+    with pytest.raises(AssertionError, match="not the plain run"):
+        main(module, monkeypatch, capsys)
