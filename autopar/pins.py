@@ -81,17 +81,6 @@ def unused(graphs: Collection[Graph], pins: Mapping[str, str]) -> list[str]:
     return [f"pins of what has no task here, without effect: {', '.join(idle[:_SHOWN])}{more}"]
 
 
-def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
-    """The names that a name, or a glob of names, means. Where there is none raises PlanError: the complaint, and what
-    may have been meant."""
-    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        near = get_close_matches(pattern, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
-        raise PlanError(f"{complaint}; {hint}")
-    return found
-
-
 def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, str]) -> dict[str, str]:
     """The device on which each gradient is summed whose weight a pin names: {value: device}.
 

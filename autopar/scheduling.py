@@ -10,10 +10,9 @@ from .errors import PlanError
 from .formats import Source, partitioned, read
 from .garbage import uncollected
 from .machine import Machine
-from .pins import meant
 from .placement import OBJECTIVES, strict
 from .plans import Plan
-from .tables import parse_bytes
+from .tables import meant, parse_bytes
 
 MODELS = ("machine", "strict-msr")
 """What a plan may be held to."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
-from .errors import DeviceError
+from .errors import DeviceError, PlanError
 
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
@@ -90,3 +92,14 @@ def parse_bytes(size: int | float | str) -> int:
         if match and match[2].lower() in _UNITS:
             return round(float(match[1]) * _UNITS[match[2].lower()])
     raise DeviceError(f'{size!r} is no amount of memory; write bytes as a number, or "6GiB", "500MB"')
+
+
+def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
+    """The names that a name, or a glob of names, means. Where there is none raises PlanError: the complaint, and what
+    may have been meant."""
+    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        near = get_close_matches(pattern, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
+        raise PlanError(f"{complaint}; {hint}")
+    return found

@@ -14,7 +14,8 @@ from ..errors import AutoparError
 from ..pins import unused
 from ..plans import Plan
 from .private import broken
-from .served import Done, Planned, Served
+from .reuse import Done
+from .served import Planned, Served
 from .session import Session
 
 log = logging.getLogger("autopar")

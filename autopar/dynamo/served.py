@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,14 +16,13 @@ from ..capture import Captured, Untraceable
 from ..capture.refusals import explain
 from ..casting import anywhere
 from ..checking import Reference, by_parts, drawn_elsewhere, unwanted
-from ..cost import CostedGraph
 from ..errors import AutoparError
 from ..options import Options
 from ..plans import Plan
 from ..runtime.ambient import alone, unseen
 from ..runtime.bridge import Written
 from ..snapshot import Snapshot
-from ..stages import Prepared, prepare, rewritten, rows_of, timed
+from ..stages import Prepared, prepare, rewritten, timed
 from ..strides import settle
 from ..training.capping import plan_training
 from ..training.dropin import Training
@@ -33,6 +31,7 @@ from .arguments import Arguments, Short
 from .assembly import assembled
 from .model_check import answer, asked
 from .private import broken, effects, outermost
+from .reuse import SIZES, Done, again
 from .session import Session
 
 log = logging.getLogger("autopar")
@@ -40,12 +39,6 @@ log = logging.getLogger("autopar")
 Planned: TypeAlias = Prepared | Training
 
 TWICE = "its gradients are differentiated once more"
-SIZES = 64
-"""Sets of sizes of a region for which programs are kept."""
-
-
-class Done(Exception):
-    """A graph is planned, and nothing has run: raised where planning was all that was asked for."""
 
 
 class Served:
@@ -317,17 +310,3 @@ class Served:
             eager = Eager(prepared.captured, self.module, tuple(args), {}, self.arguments.weights(args))
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
-
-
-def again(options: Options, plan: Plan) -> Options:
-    """Options that place a graph of other sizes as `plan` places its own, without a search; shares of the batch that
-    the user gave stay these."""
-    devices = {placed.run: placed.device for placed in plan.placed}
-    homes = {task: devices[run.name] for run in plan.costed.runs if run.name in devices for task in run.tasks}
-    label = plan.costed.graph.split
-
-    def placed(costed: CostedGraph) -> dict[str, str]:
-        return {run.name: homes[run.tasks[0]] for run in costed.runs if run.tasks[0] in homes}
-
-    split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
-    return dataclasses.replace(options, split=split, policy=placed)

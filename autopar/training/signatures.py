@@ -14,7 +14,7 @@ from ..capture.refusals import Untraceable, explain
 from ..dynamo.arguments import Arguments
 from ..dynamo.assembly import assembled
 from ..dynamo.breaks import valued
-from ..dynamo.served import SIZES
+from ..dynamo.reuse import SIZES
 from ..errors import AutoparError, CaptureError
 from ..kept import Kept
 from ..machine import Machine

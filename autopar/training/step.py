@@ -17,7 +17,7 @@ from .. import casting
 from ..capture.private import forget_unscaled
 from ..dynamo.breaks import no_graph
 from ..dynamo.private import TorchDynamoException, compiled
-from ..dynamo.served import Done
+from ..dynamo.reuse import Done
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..machine import Machine
 from ..options import Options

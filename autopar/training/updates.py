@@ -13,7 +13,7 @@ import torch
 
 from ..capture import Captured
 from ..checking import by_parts, drawn_elsewhere, unwanted
-from ..dynamo.served import again
+from ..dynamo.reuse import again
 from ..errors import DifferenceError, MemoryCapError
 from ..machine import Machine
 from ..options import Options

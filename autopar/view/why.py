@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..pins import meant
 from ..placement.change import changes
 from ..plans import Choice, Plan, Reason
-from ..tables import percent, seconds, table
+from ..tables import meant, percent, seconds, table
 from .waits import waited
 
 _MOST_CHANGES = 6
