@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_duplicate import wanted
 
+from autopar.cost import repeatable
 from autopar.formats import read
 from autopar.placement import copies
-from autopar.placement.again import repeatable
 from autopar.placement.needed import scheduled
 from autopar.placement.neighbours import Neighbourhood
 from autopar.placement.network import Network

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from taskfiles import link, randomly
 
 from autopar.bench import instances
+from autopar.cost import repeatable
 from autopar.formats import described, read
 from autopar.placement import place
-from autopar.placement.again import again, repeatable
+from autopar.placement.again import again
 from autopar.placement.duplicate import duplicate, with_copies, worthwhile
 from autopar.placement.heft import heft
 from autopar.placement.once import once

@@ -10,8 +10,8 @@ from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..cost import repeatable
 from ..simulate import Play
-from .again import repeatable
 from .needed import Place, places, scheduled
 from .race import SHORTER, Entry
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..cost import repeatable
 from ..problem import Problem
-from .again import repeatable
 from .rank import cost_to_go
 
 Hops = tuple[tuple[int, int, int, float, float], ...]

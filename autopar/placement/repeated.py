@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 
+from ..cost import repeatable
 from ..problem import Problem
 from . import native
-from .again import repeatable
 from .anneal import CHAINS, COMPILED, TOGETHER
 from .chain import COPIES, RUINS
 from .copies import MOST
