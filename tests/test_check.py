@@ -187,10 +187,10 @@ lane cpu/0 cpu
     early = text.replace("  free a@cpu\n", "").replace("  compute b", "  free a@cpu\n  compute b")
     with pytest.raises(ProgramError, match=r"frees a@cpu, of which v@cpu is a view, but runs before step 5"):
         check(Program.parse(early))
-    assert [peak.bytes for peak in Program.parse(text).check().peaks] == [4 * 64]
+    assert [peak.bytes for peak in check(Program.parse(text)).peaks] == [4 * 64]
     stranger = text.replace("compute v : a@cpu", "compute v : x@cpu")
     with pytest.raises(ProgramError, match="v@cpu shares storage with a@cpu, which it does not read"):
-        Program.parse(stranger).check()
+        check(Program.parse(stranger))
 
 
 def test_with_a_graph() -> None:
@@ -347,4 +347,4 @@ def test_towers_and_fork_under_caps() -> None:
         for peak in check(program).peaks:
             check(replace(program, caps=((peak.device, peak.bytes),)))
             with pytest.raises(ProgramError, match="over its cap"):
-                replace(program, caps=((peak.device, peak.bytes - 1),)).check()
+                check(replace(program, caps=((peak.device, peak.bytes - 1),)))

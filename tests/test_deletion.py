@@ -88,7 +88,7 @@ def test_random_programs_too() -> None:
         where = random_places(rng, graph, [lane for device in free.devices for lane in device.compute_lanes])
         programs = [lower(plan(graph, free, where))]
         caps = {
-            peak.device: int(peak.bytes * 0.85) for peak in programs[0].check().peaks if rng.random() < 0.5
+            peak.device: int(peak.bytes * 0.85) for peak in check(programs[0]).peaks if rng.random() < 0.5
         }
         with contextlib.suppress(MemoryCapError):
             programs.append(lower(plan(graph, machine(lanes, accelerators, caps), where)))

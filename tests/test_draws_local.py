@@ -62,7 +62,7 @@ def test_no_layer_has_its_mask_brought_from_elsewhere(training: bool, split: int
         assert not drawn & {transfer.value for transfer in plan.transfers}
         weights = set(plan.costed.graph.state)
         moved[mode] = len([t for t in plan.transfers if t.value not in weights])
-        lower(plan).check(plan.costed.graph)
+        check(lower(plan), plan.costed.graph)
     if not training:
         assert moved[True] == moved[False]
 

@@ -198,7 +198,7 @@ def test_planned_lowered_proved_and_right_in_every_order(monkeypatch) -> None:
         assert tuple(tensor.shape) == graph.value[target].shape and tensor.isfinite().all()
     broken = replace(program, keeps=program.keeps[1:])
     with pytest.raises(ProgramError, match="out of date after the call"):
-        broken.check(graph)
+        check(broken, graph)
 
 
 def test_a_flat_value_of_the_wrong_length_is_refused() -> None:

@@ -9,6 +9,7 @@ from torch import nn
 import autopar
 from autopar.errors import DeviceError, PlanError
 from autopar.homes import lives
+from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.machine import Machine
 
@@ -41,7 +42,7 @@ def test_weights_that_live_on_the_host_are_brought_in_each_call(training: bool, 
     assert at_home.makespan >= as_usual.makespan * (1 - 1e-9)
     if not training:
         assert not brought(as_usual) and as_usual.makespan < at_home.makespan
-    report = lower(at_home).check(at_home.costed.graph)
+    report = check(lower(at_home), at_home.costed.graph)
     assert not report.program.keeps
 
 
@@ -63,7 +64,7 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
         planned(model, x, machine, memory=memory, **options)
     plan = planned(model, x, machine, memory=memory, home="cpu", **options)
     assert brought(plan) >= weights
-    report = lower(plan).check(plan.costed.graph)
+    report = check(lower(plan), plan.costed.graph)
     peaks = {peak.device: peak.bytes for peak in report.peaks}
     assert peaks["cuda:0"] <= weights // 2 and plan.peaks["cuda:0"] <= weights // 2
 

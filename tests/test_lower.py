@@ -77,7 +77,7 @@ def test_random_graphs_anywhere(seed: int) -> None:
             )
         except MemoryCapError:
             continue
-        report = capped.check(made)
+        report = check(capped, made)
         assert report.redundant == ()
         assert all(peak.bytes <= peak.cap for peak in report.peaks if peak.cap is not None)
         assert same(adversary.run(capped, made, None, tensors, seed), right)
@@ -204,10 +204,10 @@ def test_caps_add_waits_only_where_they_bind() -> None:
     peaks = {peak.device: peak.bytes for peak in check(free).peaks}
     roomy = lower(fork(2, peaks))
     assert roomy.lanes == free.lanes
-    loose = {peak.device: peak.bytes for peak in lower(towers()).check().peaks}
+    loose = {peak.device: peak.bytes for peak in check(lower(towers())).peaks}
     tight = lower(towers({"emulated:0": loose["emulated:0"] - 64}))
     assert count(tight, Wait) >= count(lower(towers()), Wait)
-    assert all(peak.bytes <= peak.cap for peak in tight.check().peaks if peak.cap is not None)
+    assert all(peak.bytes <= peak.cap for peak in check(tight).peaks if peak.cap is not None)
 
 
 def test_cap_too_small_says_what_would_fit() -> None:

@@ -72,7 +72,7 @@ def test_caps_hold_with_the_state_of_the_optimizer() -> None:
     free = autopar.plan(model, DECLARED, policy="single cuda:0", home="cuda:0", **ask)
     cap = free.peaks["cuda:0"] // 2
     tight = autopar.plan(model, DECLARED, memory={"cuda:0": cap, "cuda:1": cap}, **ask)
-    report = lower(tight).check(tight.costed.graph)
+    report = check(lower(tight), tight.costed.graph)
     assert all(peak.bytes <= cap for peak in report.peaks if peak.device != "cpu")
     with pytest.raises(autopar.MemoryCapError, match="exp_avg_next"):
         autopar.plan(model, DECLARED, policy="single cuda:0", home="cuda:0", memory={"cuda:0": cap}, **ask)
