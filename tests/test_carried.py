@@ -101,7 +101,7 @@ def test_a_saved_plan_knows_what_changes(tmp_path) -> None:
 
 
 def test_graphs_that_cannot_be_carried_are_refused() -> None:
-    with pytest.raises(PlanError, match="'x' is said to change from call to call.* but is no state"):
+    with pytest.raises(PlanError, match=r"'x' is said to change from call to call.* but is no state"):
         replace(step(), carried=("x",)).check()
     with pytest.raises(PlanError, match="the new value of the carried state 'w', is made by no task"):
         replace(step(), updates=(("x", "w"),)).check()
