@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import compile, plan, train_step
-    from .compiled import Compiled
-    from .device import Device, Link
+    from .engine.api import compile, plan, train_step
+    from .engine.compiled import Compiled
+    from .engine.data_parallel import DataParallel
     from .errors import (
         AutoparError,
         CaptureError,
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
         ProgramError,
         RunError,
     )
-    from .graph import Graph, Task, Value
-    from .machine import Machine
-    from .parallel import DataParallel
-    from .plans import Plan
-    from .programs import Program
-    from .scheduling import schedule
-    from .timeline import Span, Timeline
+    from .ir.device import Device, Link
+    from .ir.graph import Graph, Task, Value
+    from .ir.machine import Machine
+    from .ir.plan import Plan
+    from .ir.program import Program
+    from .ir.timeline import Span, Timeline
+    from .planner.scheduling import schedule
     from .training.step import TrainStep
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "api": ("compile", "plan", "train_step"),
-    "compiled": ("Compiled",),
+    "engine.api": ("compile", "plan", "train_step"),
+    "engine.compiled": ("Compiled",),
     "errors": (
         "AutoparError",
         "CaptureError",
@@ -49,15 +49,15 @@ _HOME = {
         "ProgramError",
         "RunError",
     ),
-    "graph": ("Graph", "Task", "Value"),
-    "device": ("Device", "Link"),
-    "machine": ("Machine",),
-    "parallel": ("DataParallel",),
-    "plans": ("Plan",),
-    "programs": ("Program",),
-    "scheduling": ("schedule",),
+    "ir.graph": ("Graph", "Task", "Value"),
+    "ir.device": ("Device", "Link"),
+    "ir.machine": ("Machine",),
+    "engine.data_parallel": ("DataParallel",),
+    "ir.plan": ("Plan",),
+    "ir.program": ("Program",),
+    "planner.scheduling": ("schedule",),
     "training.step": ("TrainStep",),
-    "timeline": ("Span", "Timeline"),
+    "ir.timeline": ("Span", "Timeline"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 

@@ -59,14 +59,14 @@ def demo(argv: Sequence[str]) -> int:
 
 def doctor(argv: Sequence[str]) -> int:
     """Print the devices, links and caches of this machine."""
-    from .doctor import main as run
+    from .cli.doctor import main as run
 
     return run(argv)
 
 
 def plan(argv: Sequence[str]) -> int:
     """Plan a model, or a task graph, for a machine."""
-    from .plan_command import run
+    from .cli.plan import run
 
     return run(argv)
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.capture import Captured
-from autopar.dynamo.ahead import ahead
+from autopar.capture.ahead import ahead
 
 
 def joint(

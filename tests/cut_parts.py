@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autopar.capture.cuts import cuts
-from autopar.graph import OWN, SUMMED, Cut
-from autopar.runtime import bind
+from autopar.capture.split_rules import cuts
+from autopar.ir.graph import OWN, SUMMED, Cut
+from autopar.ops import resolve as bind
 
 
 def tensors(arguments: Any) -> list[torch.Tensor]:

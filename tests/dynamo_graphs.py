@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 import autopar
-from autopar.dynamo.served import Planned, Served
+from autopar.engine.served import Planned, Served
 
 
 def served(

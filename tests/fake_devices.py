@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autopar.device import Device, Link
-from autopar.forms import in_order, meaning
-from autopar.graph import Graph, Task, Value
-from autopar.lowering.clocks import History
-from autopar.machine import Machine
-from autopar.programs import Compute, Copy, Free, Program
-from autopar.runtime import bind
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import Graph, Task, Value
+from autopar.ir.machine import Machine
+from autopar.ir.program import Compute, Copy, Free, Program
+from autopar.lowering.vector_clocks import History
+from autopar.ops import resolve as bind
+from autopar.pipeline.meta import in_order, meaning
 
 
 def gpus(kind: str = "cuda") -> Machine:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from autopar.plans import Plan
+from autopar.ir.plan import Plan
 
 EPS = 1e-9
 

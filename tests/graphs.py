@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from autopar.cost import CostedGraph, TaskCost
-from autopar.device import Device, Link
-from autopar.fuse import fuse
-from autopar.graph import JOIN, PART, Graph, Ref, Task, Value
-from autopar.machine import Machine
+from autopar.costs.clustering import fuse
+from autopar.ir.costed import CostedGraph, TaskCost
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import JOIN, PART, Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
 
 MS = 1e-3
 KB = 1000

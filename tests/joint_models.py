@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.capture import Captured
-from autopar.graph import Graph
-from autopar.runtime.interpret import interpret
+from autopar.ir.graph import Graph
+from autopar.runtime.interpreter import interpret
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Error of a tensor that is allowed, max|Δ| ÷ max|reference|: a sum of parts may be in another order."""

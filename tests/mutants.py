@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autopar.programs import Compute, Copy, Free, Program, Step, Wait
+from autopar.ir.program import Compute, Copy, Free, Program, Step, Wait
 
 
 def mutants(program: Program) -> Iterator[tuple[str, tuple[str, int], Program]]:

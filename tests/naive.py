@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autopar.cost import CostedGraph, Run, TaskCost
-from autopar.device import Device, Link
-from autopar.graph import Graph, Task, Value
-from autopar.machine import Machine
-from autopar.placed import Placed, Transfer
-from autopar.plans import Plan
+from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import Graph, Task, Value
+from autopar.ir.machine import Machine
+from autopar.ir.plan import Plan
+from autopar.ir.steps import Placed, Transfer
 
 
 def machine(lanes: int = 1, accelerators: int = 2, caps: Mapping[str, int] | None = None) -> Machine:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from autopar.formats.msr import Partitioning, partitioning
+from autopar.planner.formats.dnn_partitioning import Partitioning, partitioning
 
 
 def data(

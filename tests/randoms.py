@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from naive import value
 
-from autopar.graph import Graph, Ref, Task
+from autopar.ir.graph import Graph, Ref, Task
 
 
 def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, window: int = 8) -> Graph:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.device import Device, Link
-from autopar.machine import Machine
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
 
 _here = torch.accelerator.current_accelerator(check_available=True)
 KIND = _here.type if _here else "cuda"

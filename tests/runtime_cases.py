@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from autopar.cost import CostedGraph, Run, TaskCost
-from autopar.device import Device, Link
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Machine
-from autopar.placed import Placed, Transfer
-from autopar.plans import Plan
-from autopar.programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
+from autopar.ir.plan import Plan
+from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from autopar.ir.steps import Placed, Transfer
 from autopar.runtime import Executor
 
 THREADS = torch.get_num_threads()

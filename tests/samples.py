@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from naive import machine, plan, value
 
-from autopar.graph import JOIN, PART, Graph, Ref, Task, Value
-from autopar.plans import Plan
-from autopar.runtime import bind
+from autopar.ir.graph import JOIN, PART, Graph, Ref, Task, Value
+from autopar.ir.plan import Plan
+from autopar.ops import resolve as bind
 
 
 def R(*names: str) -> tuple[Ref, ...]:

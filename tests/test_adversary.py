@@ -8,10 +8,10 @@ from mutants import with_steps
 from naive import machine, plan, value
 from samples import R, changes, diamond, given, graph, mlp, op, same, sequential, towers, updates
 
-from autopar.graph import Ref, Task
+from autopar.ir.graph import Ref, Task
+from autopar.ir.program import Copy, Free, Program, Record
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.programs import Copy, Free, Program, Record
 from autopar.runtime import adversary
 
 

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.bench.instances import planted
-from autopar.formats import read
-from autopar.placement import native
-from autopar.placement.anneal import CHAINS, COMPILED, FIRST, ROOM, STEPS, anneal, polish
-from autopar.placement.bounds import lower_bound
-from autopar.placement.chain import Chain
-from autopar.placement.heft import heft
-from autopar.placement.race import KEPT, Race
-from autopar.placement.winners import QUARTER, STAGES
-from autopar.problem import Problem
-from autopar.simulate import Play, Schedule
+from autopar.planner.bounds import lower_bound
+from autopar.planner.candidates import KEPT, Race
+from autopar.planner.formats import read
+from autopar.planner.lists.heft import heft
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.search import compiled as native
+from autopar.planner.search.anneal import CHAINS, COMPILED, FIRST, ROOM, STEPS, anneal, polish
+from autopar.planner.search.chain import Chain
+from autopar.planner.search.population import QUARTER, STAGES
 
 
 def problem(seed: int, tasks: int = 20, ccr: float = 1.0) -> Problem:
@@ -91,7 +91,7 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
         found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.placement.winners.AGREED", COMPILED + 1)
+        patch.setattr("autopar.planner.search.population.AGREED", COMPILED + 1)
         patch.setattr(kind, "__init__", begun)
         patch.setattr(kind, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
@@ -125,7 +125,7 @@ def test_cores_change_no_schedule(near, monkeypatch):
 def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     called = []
     cool = native.Chain.cool
-    monkeypatch.setattr("autopar.placement.winners.AGREED", agreed)
+    monkeypatch.setattr("autopar.planner.search.population.AGREED", agreed)
     monkeypatch.setattr(native.Chain, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(problem(5, tasks=10, ccr=3.0), 0.0)
     assert len(called) == sum(_chains(COMPILED)[:stages])

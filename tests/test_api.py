@@ -204,7 +204,7 @@ def test_programs_and_plans_print(model, x):
 
 
 def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch):
-    monkeypatch.setattr("autopar.dynamo.served.SIZES", 4)
+    monkeypatch.setattr("autopar.engine.served.SIZES", 4)
     fast = autopar.compile(model, ["cpu"], check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
         for rows in range(2, 13):
@@ -256,7 +256,7 @@ def test_nothing_is_planned_before_the_first_call(model):
 
 
 def test_measuring_races_the_plan_against_one_device_for_real(model, x, caplog):
-    from autopar import stages
+    from autopar.pipeline import stages
 
     x = torch.randn(4096, 16)
     with caplog.at_level(logging.INFO, "autopar"):

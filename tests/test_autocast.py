@@ -8,8 +8,9 @@ from capturing import capture
 from torch import nn
 
 import autopar
-from autopar import casting, equal
+from autopar.capture import autocast as casting
 from autopar.errors import DifferenceError
+from autopar.pipeline import compare as equal
 
 KEPT_WHOLE = {
     "einsum": lambda x: torch.einsum("bij,bjk->bik", x, x),

@@ -10,10 +10,13 @@ import torch
 from rig import FIRST, KIND, error, in_turn, machine
 
 import autopar
-from autopar import detect, doctor, probe
-from autopar.capture import generators
+from autopar.capture import rng_state as generators
+from autopar.cli import doctor
+from autopar.costs import calibrate as probe
+from autopar.costs import detect
 from autopar.errors import RunError
-from autopar.runtime import accelerator, flat
+from autopar.runtime import flat_transfer as flat
+from autopar.runtime.worker import accelerator
 
 SECOND = f"{KIND}:1"
 

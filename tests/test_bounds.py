@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.bench.instances import planted, small
-from autopar.formats import read
-from autopar.formats.stg import described
-from autopar.placement import place
-from autopar.placement.bounds import lower_bound
-from autopar.placement.bounds.local import local
-from autopar.placement.bounds.ways import ways
-from autopar.problem import Problem
-from autopar.simulate import Play, Schedule
+from autopar.planner import place
+from autopar.planner.bounds import lower_bound
+from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.local import local
+from autopar.planner.formats import read
+from autopar.planner.formats.stg import described
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
 
 
 def random_schedule(problem, draw):

@@ -13,17 +13,17 @@ from tiny import tiny
 
 from autopar.bench.instances import small
 from autopar.errors import BoundWarning, PlanError
-from autopar.formats import described as written
-from autopar.formats import read
-from autopar.placement import place, replan
-from autopar.placement.bounds import lower_bound
-from autopar.placement.prove import Proven
-from autopar.plans import FORMAT, Plan
-from autopar.problem import Problem
-from autopar.saving import encode
-from autopar.scheduling import schedule
-from autopar.sound import sound
-from autopar.verify import infeasibilities
+from autopar.ir.plan import FORMAT, Plan
+from autopar.ir.serialize import encode
+from autopar.ir.sound import sound
+from autopar.planner import place, replan
+from autopar.planner.bounds import lower_bound
+from autopar.planner.formats import described as written
+from autopar.planner.formats import read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.model.problem import Problem
+from autopar.planner.prove import Proven
+from autopar.planner.scheduling import schedule
 
 
 def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):
@@ -33,7 +33,7 @@ def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):
     assert sound(1.0, 0.0, makespan=1e18) == sound(5e-324, 0.0) == 0.0
     with pytest.warns(BoundWarning):
         assert sound(1.0, 0.5, makespan=1e6) == 0.0
-    monkeypatch.setattr("autopar.placement.search.lower_bound", lambda problem: 2 * known.makespan)
+    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda problem: 2 * known.makespan)
     with pytest.warns(BoundWarning, match="above a plan that takes"):
         plan = schedule(graph)
     assert plan.lower_bound == 0.0
@@ -65,7 +65,7 @@ def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
     costed = read(small(1, tasks=10))
     best, worst = place(costed), place(costed, "round_robin")
     assert worst.makespan > best.makespan * 1.1
-    monkeypatch.setattr("autopar.placement.search.lower_bound", lambda problem: worst.makespan)
+    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda problem: worst.makespan)
     with pytest.warns(BoundWarning):
         assert place(costed, "round_robin").lower_bound == 0.0
 
@@ -76,7 +76,7 @@ def test_a_plan_without_copies_that_is_found_later_refutes_the_bound_of_such(mon
     def proved(race, chosen, bound, until):
         return Proven(chosen, 2 * chosen.makespan)
 
-    monkeypatch.setattr("autopar.placement.search.prove", proved)
+    monkeypatch.setattr("autopar.planner.portfolio.prove", proved)
     with pytest.warns(BoundWarning):
         assert schedule(graph).bound_once == 0.0
 

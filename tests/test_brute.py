@@ -8,10 +8,10 @@ from taskfiles import link
 from tiny import tiny
 
 from autopar.errors import MemoryCapError, PlanError
-from autopar.formats import described
-from autopar.replay import replay
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.planner.formats import described
+from autopar.planner.formats.replay import replay
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.scheduling import schedule
 
 ABOVE = 1.01
 """Times the shortest that a plan may take."""

@@ -15,13 +15,13 @@ from joint_models import given_to
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.graph import SUM, Graph, Ref, Task, Value
-from autopar.placement import place
-from autopar.rewrites.buckets import FEW, bucketed
-from autopar.rewrites.split import split
-from autopar.rewrites.sums import summed
-from autopar.roofline import cost
-from autopar.runtime.interpret import interpret
+from autopar.costs.roofline import cost
+from autopar.ir.graph import SUM, Graph, Ref, Task, Value
+from autopar.planner import place
+from autopar.runtime.interpreter import interpret
+from autopar.transform.gradient_buckets import FEW, bucketed
+from autopar.transform.row_sums import summed
+from autopar.transform.split import split
 
 ROWS = 6
 

@@ -8,7 +8,7 @@ import platform
 
 import pytest
 
-from autopar import cache
+from autopar.system import cache
 
 
 @pytest.fixture(autouse=True)

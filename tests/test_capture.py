@@ -12,7 +12,7 @@ from capture_models import CASES, Case
 from capturing import capture, joint
 from torch import nn
 
-from autopar.graph import Const, Graph, Ref, refs
+from autopar.ir.graph import Const, Graph, Ref, refs
 
 
 def state_of(model: Any) -> dict[str, torch.Tensor]:

@@ -17,17 +17,17 @@ from naive import value
 from randoms import random_places, training
 from samples import R, given, graph, on, op, same, sequential, step
 
-from autopar.cost import CostedGraph, TaskCost
-from autopar.device import Link
 from autopar.errors import MemoryCapError, PlanError, ProgramError
-from autopar.graph import Graph
+from autopar.ir.costed import CostedGraph, TaskCost
+from autopar.ir.device import Link
+from autopar.ir.graph import Graph
+from autopar.ir.plan import Plan
+from autopar.ir.program import Copy, Program
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.placement import POLICIES, place
-from autopar.placement.bounds import lower_bound
-from autopar.plans import Plan
-from autopar.problem import Problem
-from autopar.programs import Copy, Program
+from autopar.planner import POLICIES, place
+from autopar.planner.bounds import lower_bound
+from autopar.planner.model.problem import Problem
 from autopar.runtime import adversary
 
 

@@ -13,12 +13,12 @@ from naive import machine, plan, value
 from samples import R, changes, diamond, fork, graph, mlp, op, towers
 
 from autopar.errors import ProgramError
-from autopar.garbage import uncollected
+from autopar.ir.program import Buffer, Compute, Free, Lane, Program, Record, Wait
 from autopar.lowering.check import check
-from autopar.lowering.clocks import History
-from autopar.lowering.footprint import footprint
 from autopar.lowering.lower import lower
-from autopar.programs import Buffer, Compute, Free, Lane, Program, Record, Wait
+from autopar.lowering.memory_bound import footprint
+from autopar.lowering.vector_clocks import History
+from autopar.system.garbage import uncollected
 
 # x is copied to the accelerator, worked on there by f, brought back as the result.
 RIGHT = """autopar program 1 small

@@ -9,10 +9,10 @@ from dynamo_graphs import served
 from torch import nn
 
 import autopar
-from autopar.checking import Reference
-from autopar.dynamo.served import Served
-from autopar.equal import error, limit
-from autopar.snapshot import Snapshot
+from autopar.engine.served import Served
+from autopar.pipeline.compare import error, limit
+from autopar.pipeline.eager_check import Reference
+from autopar.pipeline.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from autopar.runtime.worker.emulated_clock import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
 from naive import machine, plan, value
 from samples import R, graph, op
 
-from autopar.cost import TaskCost
-from autopar.placed import Placed
-from autopar.runtime import emulated
-from autopar.runtime.emulated import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
+from autopar.ir.costed import TaskCost
+from autopar.ir.steps import Placed
+from autopar.runtime.worker import emulated_clock as emulated
 
 
 class Hands:

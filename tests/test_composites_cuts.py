@@ -5,10 +5,10 @@ import torch
 from cut_cases import b, case, i, r
 from cut_parts import check, identify, outputs_of
 
-from autopar import composites  # noqa: F401  (defines the operators)
-from autopar.capture.cuts import cuts
 from autopar.capture.flops import flops
-from autopar.graph import SUMMED
+from autopar.capture.split_rules import cuts
+from autopar.ir.graph import SUMMED
+from autopar.ops import composites  # noqa: F401  (defines the operators)
 
 ours, aten = torch.ops.autopar, torch.ops.aten
 

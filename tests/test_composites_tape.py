@@ -13,13 +13,14 @@ from cut_cases import b, i, r
 from torch import nn
 from training_models import machine
 
-from autopar import composites
-from autopar.composites.vjp import Tape, vjp
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.options import Options
-from autopar.runtime import adversary, bind
-from autopar.stages import plan_captured
+from autopar.ops import composites
+from autopar.ops import resolve as bind
+from autopar.ops.composites.vjp import Tape, vjp
+from autopar.pipeline.options import Options
+from autopar.pipeline.stages import plan_captured
+from autopar.runtime import adversary
 
 aten = torch.ops.aten
 HEADS = [r(2, 4, 6, 8).float() for _ in range(3)]

@@ -7,15 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_duplicate import wanted
 
-from autopar.cost import repeatable
-from autopar.formats import read
-from autopar.placement import copies
-from autopar.placement.needed import scheduled
-from autopar.placement.neighbours import Neighbourhood
-from autopar.placement.network import Network
-from autopar.placement.repeated import listed, placed
-from autopar.placement.timed import Timed
-from autopar.problem import Problem
+from autopar.ir.costed import repeatable
+from autopar.planner.duplication.prune import scheduled
+from autopar.planner.duplication.search import listed, placed
+from autopar.planner.formats import read
+from autopar.planner.model.problem import Problem
+from autopar.planner.search import duplicates as copies
+from autopar.planner.search.evaluate import Timed
+from autopar.planner.search.moves import Neighbourhood
+from autopar.planner.search.network import Network
 
 seeds = st.integers(0, 10**6)
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.costs.roofline import cost, main_dtype, signature, touched
 from autopar.errors import PlanError
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Machine
-from autopar.roofline import cost, main_dtype, signature, touched
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
 
 MACHINE = Machine.declare("cpu", "t4", "h100-sxm")
 ADD = "aten.add.Tensor"

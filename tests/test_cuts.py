@@ -11,7 +11,7 @@ from cut_cases import NONE, r
 from cut_parts import check, identify, in_parts, outputs_of
 from cut_products import LINEAR
 
-from autopar.capture.cuts import cuts
+from autopar.capture.split_rules import cuts
 
 aten = torch.ops.aten
 CASES = [*OTHERS, *LINEAR]

@@ -7,9 +7,9 @@ import torch
 from cut_cases import Case, b, case, i, r
 from cut_parts import check, identify
 
-from autopar.capture.cuts import cuts
-from autopar.graph import SUMMED
-from autopar.runtime import bind
+from autopar.capture.split_rules import cuts
+from autopar.ir.graph import SUMMED
+from autopar.ops import resolve as bind
 
 aten = torch.ops.aten
 S = SUMMED

@@ -19,11 +19,11 @@ from randoms import random_graph, random_places, training
 from samples import every, given, same, sequential
 
 from autopar.errors import MemoryCapError, ProgramError
-from autopar.graph import Graph
+from autopar.ir.graph import Graph
+from autopar.ir.plan import Plan
+from autopar.ir.program import Program, Record, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.plans import Plan
-from autopar.programs import Program, Record, Wait
 from autopar.runtime import adversary
 
 SEEDS = 100

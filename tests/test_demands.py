@@ -11,10 +11,10 @@ from randoms import random_places
 from samples import R, given, graph, op, same, sequential
 
 from autopar.errors import PlanError, ProgramError
-from autopar.graph import Graph
+from autopar.ir.graph import Graph
+from autopar.ir.program import Buffer, Compute, Lane, Program, Record, Step, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.programs import Buffer, Compute, Lane, Program, Record, Step, Wait
 from autopar.runtime import adversary
 
 

@@ -11,8 +11,8 @@ from capturing import capture, joint
 from torch import Tensor, nn
 
 import autopar
-from autopar.planning import split_graph
-from autopar.runtime.interpret import interpret
+from autopar.pipeline.batch_split import split_graph
+from autopar.runtime.interpreter import interpret
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 import autopar
 from autopar.errors import ProgramError
-from autopar.graph import DEFAULT, LOCAL
+from autopar.ir.graph import DEFAULT, LOCAL
+from autopar.ir.machine import Machine
+from autopar.ir.program import Compute, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.machine import Machine
-from autopar.programs import Compute, Wait
-from autopar.runtime.interpret import interpret
+from autopar.runtime.interpreter import interpret
 
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 

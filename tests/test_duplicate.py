@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from taskfiles import link, randomly
 
 from autopar.bench import instances
-from autopar.cost import repeatable
-from autopar.formats import described, read
-from autopar.placement import place
-from autopar.placement.again import again
-from autopar.placement.duplicate import duplicate, with_copies, worthwhile
-from autopar.placement.heft import heft
-from autopar.placement.once import once
-from autopar.placement.race import Race
-from autopar.problem import Problem
-from autopar.replay import replay
-from autopar.scheduling import schedule
-from autopar.simulate import Play
-from autopar.timing import timing
-from autopar.verify import infeasibilities
+from autopar.ir.costed import repeatable
+from autopar.planner import place
+from autopar.planner.candidates import Race
+from autopar.planner.duplication.duplicates import again
+from autopar.planner.duplication.greedy import duplicate, with_copies, worthwhile
+from autopar.planner.duplication.originals import once
+from autopar.planner.formats import described, read
+from autopar.planner.formats.replay import replay
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.lists.heft import heft
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play
+from autopar.planner.model.timing import timing
+from autopar.planner.scheduling import schedule
 
 
 def fan(**change: Any) -> dict[str, Any]:

@@ -9,20 +9,13 @@ import torch
 from torch import nn
 
 import autopar
-from autopar import (
-    CaptureError,
-    DeviceError,
-    DifferenceError,
-    MemoryCapError,
-    PlanError,
-    RunError,
-    planning,
-)
+from autopar import CaptureError, DeviceError, DifferenceError, MemoryCapError, PlanError, RunError
 from autopar.__main__ import main
-from autopar.detect import detect
-from autopar.dynamo.served import Served
-from autopar.stages import Prepared, race
-from autopar.tables import seconds
+from autopar.costs.detect import detect
+from autopar.engine.served import Served
+from autopar.pipeline import batch_split as planning
+from autopar.pipeline.stages import Prepared, race
+from autopar.text.tables import seconds
 from autopar.view import explain
 
 DEVICES = ["cpu", "emulated:0", "emulated:1"]
@@ -185,7 +178,7 @@ def test_a_model_whose_dtype_changes_is_planned_again():
 
 
 def test_a_fault_of_our_own_runs_as_written_and_is_told(monkeypatch, caplog):
-    monkeypatch.setattr("autopar.dynamo.assembly.Assembly.at", lambda *_: {}["nothing"])
+    monkeypatch.setattr("autopar.capture.assembly.Assembly.at", lambda *_: {}["nothing"])
     model, x = Towers(), torch.ones(8, 32)
     fast = autopar.compile(model, DEVICES)
     for _ in range(2):

@@ -12,18 +12,18 @@ from test_bounds import random_schedule
 
 from autopar.bench.instances import planted, small
 from autopar.errors import PlanError
-from autopar.formats import read
-from autopar.liveness import memory
-from autopar.placement.bounds import lower_bound
-from autopar.placement.bounds.ways import ways
-from autopar.placement.exact import exact, held, proofs
-from autopar.placement.exact.joins import joined
-from autopar.placement.exact.result import FIRST, TOLERANCE
-from autopar.placement.exact.windows import narrowed
-from autopar.placement.heft import heft
-from autopar.placement.race import Race
-from autopar.problem import Problem
-from autopar.simulate import Play
+from autopar.planner.bounds import lower_bound
+from autopar.planner.bounds.critical_path import ways
+from autopar.planner.candidates import Race
+from autopar.planner.exact import exact, held, proofs
+from autopar.planner.exact.joins import joined
+from autopar.planner.exact.result import FIRST, TOLERANCE
+from autopar.planner.exact.windows import narrowed
+from autopar.planner.formats import read
+from autopar.planner.lists.heft import heft
+from autopar.planner.model.memory import memory
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play
 
 pytest.importorskip("ortools")
 

@@ -11,24 +11,24 @@ from taskfiles import link, randomly
 from test_bounds import random_schedule
 
 from autopar.errors import PlanError
-from autopar.formats import read
-from autopar.liveness import memory
-from autopar.placement.bounds.load import load
-from autopar.placement.bounds.ways import ways
-from autopar.placement.exact import exact
-from autopar.placement.exact.joins import joined
-from autopar.problem import Problem
-from autopar.scheduling import schedule
-from autopar.simulate import Play, Schedule
+from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.load import load
+from autopar.planner.exact import exact
+from autopar.planner.exact.joins import joined
+from autopar.planner.formats import read
+from autopar.planner.model.memory import memory
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.scheduling import schedule
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
-from autopar.placement.exact.caps import cap  # noqa: E402
-from autopar.placement.exact.model import Model  # noqa: E402
-from autopar.placement.exact.prices import price  # noqa: E402
-from autopar.placement.exact.solving import solver  # noqa: E402
-from autopar.placement.exact.transfers import Transfers  # noqa: E402
-from autopar.placement.exact.units import Units  # noqa: E402
+from autopar.planner.exact.memory import cap  # noqa: E402
+from autopar.planner.exact.model import Model  # noqa: E402
+from autopar.planner.exact.prices import price  # noqa: E402
+from autopar.planner.exact.solve import solver  # noqa: E402
+from autopar.planner.exact.transfers import Transfers  # noqa: E402
+from autopar.planner.exact.units import Units  # noqa: E402
 
 UNITS = 10_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.graph import Graph, Value
-from autopar.runtime.flat import LARGEST, bring, checksum
+from autopar.ir.graph import Graph, Value
+from autopar.runtime.flat_transfer import LARGEST, bring, checksum
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,12 @@ import pytest
 from taskfiles import link, randomly, small
 
 from autopar import Machine
-from autopar.device import Device, Link
 from autopar.errors import DeviceError, MemoryCapError, PlanError
-from autopar.formats import described, read, text
-from autopar.problem import Problem
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.ir.device import Device, Link
+from autopar.planner.formats import described, read, text
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.model.problem import Problem
+from autopar.planner.scheduling import schedule
 
 
 def test_a_file_means_what_it_says():

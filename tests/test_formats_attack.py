@@ -16,11 +16,11 @@ from tiny import tiny
 from autopar import Machine
 from autopar.__main__ import main
 from autopar.errors import AutoparError, BoundWarning, DeviceError, MemoryCapError, PlanError
-from autopar.formats import read, text
-from autopar.placement import replan
-from autopar.plans import Plan
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.ir.plan import Plan
+from autopar.planner import replan
+from autopar.planner.formats import read, text
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.scheduling import schedule
 
 HALF = "a\ud800b"
 GRAPHS = st.builds(

@@ -9,9 +9,9 @@ import pytest
 from taskfiles import small
 
 from autopar.errors import AutoparError, PlanError
-from autopar.formats import described, plain, read, text
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.planner.formats import described, plain, read, text
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.scheduling import schedule
 
 STG = """3
 0 0 0

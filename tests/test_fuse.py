@@ -8,10 +8,10 @@ from graphs import MS, build, chain, costed, diamond, fork_join, machine, parts_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.cost import TaskCost
+from autopar.costs.clustering import SHORTEST_S, fuse
 from autopar.errors import PlanError
-from autopar.fuse import SHORTEST_S, fuse
-from autopar.graph import PART, Graph, Ref, Task, Value
+from autopar.ir.costed import TaskCost
+from autopar.ir.graph import PART, Graph, Ref, Task, Value
 
 US = 1e-6
 

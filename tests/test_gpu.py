@@ -12,8 +12,8 @@ from rig import FIRST
 from torch import nn
 
 import autopar
-from autopar import equal
-from autopar.runtime import accelerator
+from autopar.pipeline import compare as equal
+from autopar.runtime.worker import accelerator
 
 pytestmark = pytest.mark.gpu
 

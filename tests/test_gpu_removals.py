@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 import pytest
 import removals
 import torch
+from autopar.runtime.worker.accelerator import AcceleratorLane
 from rig import KIND, LIMIT, error, in_turn, machine, synchronize
 from torch import nn
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.programs import Free, Record, Wait
-from autopar.runtime import accelerator, flat, hosts, memory
-from autopar.runtime.accelerator import AcceleratorLane
+from autopar.ir.program import Free, Record, Wait
+from autopar.runtime import flat_transfer as flat
+from autopar.runtime import replicas as memory
+from autopar.runtime.worker import accelerator
+from autopar.runtime.worker import host as hosts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,20 +19,20 @@ from training_models import machine
 from twins import Twins, eager
 from twins import batches as twin_batches
 
+from autopar.costs.roofline import cost
 from autopar.errors import PlanError, ProgramError, RunError
-from autopar.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
+from autopar.ir.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
+from autopar.ir.plan import Plan
+from autopar.ir.program import Copy, Program
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.placement import place
-from autopar.planning import split_graph
-from autopar.plans import Plan
-from autopar.programs import Copy, Program
-from autopar.rewrites.buckets import FEW
-from autopar.rewrites.groups import grouped
-from autopar.roofline import cost
+from autopar.pipeline.batch_split import split_graph
+from autopar.planner import place
 from autopar.runtime import adversary
-from autopar.runtime.flat import joined, pieces
+from autopar.runtime.flat_transfer import joined, pieces
 from autopar.training.optimizers import formulas, kernels, updated
+from autopar.transform.gradient_buckets import FEW
+from autopar.transform.parameter_groups import grouped
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -160,7 +160,7 @@ def test_a_handful_stays_alone() -> None:
 
 def cut(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> Graph:
     """A batch in two parts, gradients in buckets."""
-    monkeypatch.setattr("autopar.rewrites.buckets.BUCKET_BYTES", nbytes)
+    monkeypatch.setattr("autopar.transform.gradient_buckets.BUCKET_BYTES", nbytes)
     return split_graph(grouped(captured().graph, {}, {}, nbytes), (4, 4)).check()
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.costs.homes import lives
 from autopar.errors import DeviceError, PlanError
-from autopar.homes import lives
+from autopar.ir.machine import Machine
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.machine import Machine
 
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 

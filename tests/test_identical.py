@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 import autopar
 from autopar.bench.planner.judging import without_solver
 from autopar.bench.planner.stg import listed
-from autopar.formats import described as written
-from autopar.formats import read
-from autopar.formats.stg import described
-from autopar.placement.bounds import lower_bound
-from autopar.placement.identical import alike, chains, identical
-from autopar.problem import Problem
-from autopar.simulate import Play
-from autopar.verify import infeasibilities
+from autopar.planner.bounds import lower_bound
+from autopar.planner.formats import described as written
+from autopar.planner.formats import read
+from autopar.planner.formats.stg import described
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.identical import alike, chains, identical
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play
 
 
 def lanes_of(count, seconds, waits):

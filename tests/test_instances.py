@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from autopar.bench.instances import SHAPES, planted, small
-from autopar.formats import read
-from autopar.problem import Problem
+from autopar.planner.formats import read
+from autopar.planner.model.problem import Problem
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

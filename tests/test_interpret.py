@@ -6,8 +6,8 @@ import torch
 from naive import value
 from samples import R, given, graph, op, sequential
 
-from autopar.graph import Const, Ref, Task
-from autopar.runtime.interpret import interpret
+from autopar.ir.graph import Const, Ref, Task
+from autopar.runtime.interpreter import interpret
 
 DOUBLE = Const("torch.float64")
 

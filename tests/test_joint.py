@@ -11,7 +11,7 @@ from joint_models import MODELS, agrees, mlp, shared, tied, transformer
 from torch import nn
 from zoo.entry import library
 
-from autopar.graph import SUM
+from autopar.ir.graph import SUM
 
 KERNELS = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 

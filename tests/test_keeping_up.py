@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.hardware import emulation
+from autopar.costs import emulation
 
 MOST = 60
 """Calls within which a clock that starts as fast as the chips must have become slow enough, on a busy machine too."""

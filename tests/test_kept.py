@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.kept import MOST, Kept
+from autopar.pipeline.plan_cache import MOST, Kept
 
 
 class Made:

@@ -7,17 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly, small
 
-from autopar.device import Device
 from autopar.errors import PlanError
-from autopar.formats import read, text
-from autopar.machine import Machine
-from autopar.placement import replan
-from autopar.placement.orders import kept
-from autopar.plans import Plan
-from autopar.problem import Problem
-from autopar.scheduling import schedule
-from autopar.simulate import Play, Schedule
-from autopar.timing import simulate
+from autopar.ir.device import Device
+from autopar.ir.machine import Machine
+from autopar.ir.plan import Plan
+from autopar.planner import replan
+from autopar.planner.formats import read, text
+from autopar.planner.model.orders import kept
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.timing import simulate
+from autopar.planner.scheduling import schedule
 
 
 def wide(**seconds: float):
@@ -117,7 +117,7 @@ def test_lanes_of_transfers_have_names_that_pictures_can_take_apart():
 def test_pictures_and_reports_of_any_plan(seed):
     from autopar.view import explain
     from autopar.view.placed import placed_svg
-    from autopar.view.timeline_picture import timeline_svg
+    from autopar.view.timeline import timeline_svg
 
     plan = schedule(randomly(random.Random(seed), 8))
     assert plan.costed.graph.name in explain(plan)

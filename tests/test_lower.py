@@ -20,11 +20,11 @@ from randoms import random_graph, random_places
 from samples import R, every, fork, given, graph, op, same, sequential, towers
 
 from autopar.errors import MemoryCapError, PlanError
-from autopar.graph import Graph, Ref, Task
+from autopar.ir.graph import Graph, Ref, Task
+from autopar.ir.program import Compute, Copy, Free, Program, Record, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.placement import place
-from autopar.programs import Compute, Copy, Free, Program, Record, Wait
+from autopar.planner import place
 from autopar.runtime import adversary
 
 PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}

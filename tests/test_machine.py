@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from autopar import cache
-from autopar.device import Device, Link
 from autopar.errors import DeviceError, PlanError
-from autopar.hardware.buses import BUSES, REACHED
-from autopar.hardware.chips import CHIPS
-from autopar.machine import Machine
+from autopar.ir.device import Device, Link
+from autopar.ir.hardware.buses import BUSES, REACHED
+from autopar.ir.hardware.chips import CHIPS
+from autopar.ir.machine import Machine
+from autopar.system import cache
 
 
 @pytest.fixture
@@ -144,15 +144,13 @@ def test_what_is_no_saved_machine_is_refused(tmp_path):
 
 
 def test_declaring_needs_no_torch():
-    code = (
-        "import sys; from autopar.machine import Machine as M; M.declare('cpu', 't4'); M.emulate('cpu', 't4')"
-    )
+    code = "import sys; from autopar.ir.machine import Machine as M; M.declare('cpu', 't4'); M.emulate('cpu', 't4')"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_detecting_measures_once_and_keeps_it(folder, caplog):
-    from autopar.detect import detect
+    from autopar.costs.detect import detect
 
     caplog.set_level(logging.INFO, "autopar")
     first = detect(["cpu", "emulated:0", "emulated:1"])
@@ -167,7 +165,7 @@ def test_detecting_measures_once_and_keeps_it(folder, caplog):
 def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_do(folder):
     import torch
 
-    from autopar.detect import detect
+    from autopar.costs.detect import detect
 
     whole = detect(["cpu"]).device["cpu"]
     assert whole.threads == torch.get_num_threads() and whole.memory_bytes
@@ -195,14 +193,14 @@ def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_d
     ],
 )
 def test_errors_of_device_lists(folder, devices, text):
-    from autopar.detect import detect
+    from autopar.costs.detect import detect
 
     with pytest.raises(DeviceError, match=text):
         detect(devices)
 
 
 def test_a_device_stands_for_itself(folder):
-    from autopar.detect import detect
+    from autopar.costs.detect import detect
 
     own = Device("cpu", "cpu", threads=1, bytes_per_s=1e9)
     assert detect([own]).device["cpu"] == own
@@ -228,7 +226,7 @@ def test_an_unwritable_cache_costs_only_a_line(tmp_path, monkeypatch, caplog):
 
 
 def test_nonsense_figures_in_the_cache_are_measured_again(folder):
-    from autopar.detect import detect
+    from autopar.costs.detect import detect
 
     detect(["cpu"])
     (file,) = folder.glob("machine-*.json")
@@ -247,7 +245,7 @@ def test_measurements_are_kept_apart_by_what_they_are_about(folder):
     ("text", "share"), [("1000\n", 1000), ("max\n", None), ("9223372036854771712\n", None), (None, None)]
 )
 def test_the_memory_of_a_host_is_what_its_container_may_use(monkeypatch, tmp_path, text, share):
-    from autopar import detect
+    from autopar.costs import detect
 
     limit = tmp_path / "memory.max"
     if text is not None:

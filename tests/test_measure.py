@@ -7,14 +7,14 @@ import logging
 import pytest
 import torch
 
-from autopar import progress
-from autopar.detect import detect
-from autopar.graph import Const, Graph, Ref, Task, Value
-from autopar.hardware.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
-from autopar.machine import Machine
-from autopar.measure import made_up, measure
-from autopar.placement import place
-from autopar.roofline import cost, signature
+from autopar.costs.detect import detect
+from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
+from autopar.costs.measure import made_up, measure
+from autopar.costs.roofline import cost, signature
+from autopar.ir.graph import Const, Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
+from autopar.planner import place
+from autopar.text import progress
 
 QUICK = {"budget_s": 0.002}
 
@@ -144,7 +144,7 @@ def test_machines_that_are_not_here_are_not_measured():
 
 
 def test_an_interrupted_measurement_keeps_what_it_has(folder, monkeypatch):
-    from autopar import measure as module
+    from autopar.costs import measure as module
 
     both = square(16, matmul(16), Task("u", "aten.relu.default", (Ref("x"),), outputs=("z",)))
     real, seen = module._seconds, []
@@ -217,7 +217,7 @@ def test_a_slow_down_that_was_given_and_a_real_clock_stay():
 
 
 def test_doctor_prints_devices_chips_and_what_to_type(capsys):
-    from autopar.doctor import main
+    from autopar.cli.doctor import main
 
     assert main(["cpu"]) == 0
     text = capsys.readouterr().out

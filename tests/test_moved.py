@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.machine import Machine
+from autopar.ir.machine import Machine
 
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from taskfiles import link, planned, randomly
 
 from autopar.errors import PlanError
-from autopar.formats import described, read
-from autopar.placement import place
-from autopar.problem import Problem
-from autopar.verify import infeasibilities
+from autopar.planner import place
+from autopar.planner.formats import described, read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.model.problem import Problem
 
 
 def placements(problem):
@@ -39,7 +39,7 @@ def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
         costed = read(graph)
     except PlanError:
         return
-    with mock.patch("autopar.problem._narrow", lambda problem: problem.able):
+    with mock.patch("autopar.planner.model.problem._narrow", lambda problem: problem.able):
         found = [*placements(Problem(costed))]
     if not found:
         with pytest.raises(PlanError, match=r"no placement brings .* to all that read it"):

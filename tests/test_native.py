@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from autopar.bench.instances import planted, small
 from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
-from autopar.formats import read
-from autopar.placement import anneal as search
-from autopar.placement import chain, native
-from autopar.placement.native.build import _found, built, told
-from autopar.placement.network import Network
-from autopar.placement.timed import Timed
-from autopar.problem import Problem
+from autopar.planner.formats import read
+from autopar.planner.model.problem import Problem
+from autopar.planner.native.build import _found, built, told
+from autopar.planner.search import anneal as search
+from autopar.planner.search import chain
+from autopar.planner.search import compiled as native
+from autopar.planner.search.evaluate import Timed
+from autopar.planner.search.network import Network
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")

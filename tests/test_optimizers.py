@@ -15,12 +15,12 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from twins import CPU, Make, Twins, batches, eager, net, nothing
 
+from autopar.costs.roofline import cost
 from autopar.errors import PlanError, RunError
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.placement import place
-from autopar.roofline import cost
-from autopar.runtime import bind
+from autopar.ops import resolve as bind
+from autopar.planner import place
 from autopar.training.optimizers import obstacle, trained, updated
 
 

@@ -8,17 +8,17 @@ from graphs import MS, build, machine
 from partitionings import data
 from taskfiles import link
 
-from autopar.formats import described as written
-from autopar.formats.msr import described, partitioning
-from autopar.formats.own import costed
-from autopar.liveness import memory
-from autopar.placement.heft import heft, lookahead
-from autopar.placement.packed import State, pack
-from autopar.placement.parts import parts
-from autopar.placement.race import Race
-from autopar.problem import Problem
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.planner.candidates import Race
+from autopar.planner.formats import described as written
+from autopar.planner.formats.dnn_partitioning import described, partitioning
+from autopar.planner.formats.graph_file import costed
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.lists.heft import heft, lookahead
+from autopar.planner.model.memory import memory
+from autopar.planner.model.problem import Problem
+from autopar.planner.partition.placements import parts
+from autopar.planner.scheduling import schedule
+from autopar.planner.search.packed import State, pack
 
 
 def short(seed):

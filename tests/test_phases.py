@@ -6,10 +6,10 @@ import torch
 from capturing import joint
 from torch import nn
 
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.rewrites.phases import alive, closed, divide, reached
-from autopar.rewrites.views import own
-from autopar.runtime.interpret import interpret
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.runtime.interpreter import interpret
+from autopar.transform.divide import alive, closed, divide, reached
+from autopar.transform.views import own
 
 
 class Heads(nn.Module):

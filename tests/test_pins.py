@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.costs.pins import resolve, resolve_sums
 from autopar.errors import DeviceError, PlanError
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Machine
-from autopar.pins import resolve, resolve_sums
-from autopar.tables import parse_bytes
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
+from autopar.text.tables import parse_bytes
 
 MACHINE = Machine.declare("cpu", "t4", "t4")
 

@@ -13,9 +13,10 @@ from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, 
 
 from autopar.bench.planner.captured import price, tangle
 from autopar.errors import DeviceError, MemoryCapError, PlanError
-from autopar.placed import Placed
-from autopar.placement import Schedule, place, replan, search
-from autopar.plans import Plan
+from autopar.ir.plan import Plan
+from autopar.ir.steps import Placed
+from autopar.planner import Schedule, place, replan
+from autopar.planner import portfolio as search
 
 US = 1e-6
 SLOW_CPU = (10 * MS, MS, MS)
@@ -285,7 +286,7 @@ def test_a_plan_survives_the_disk(tmp_path: Path):
 
 def test_the_same_plan_under_any_hash_seed():
     code = (
-        "import hashlib\nfrom graphs import random_dag, parts_of_mlp\nfrom autopar.placement import place\n"
+        "import hashlib\nfrom graphs import random_dag, parts_of_mlp\nfrom autopar.planner import place\n"
         "plans = [place(g) for g in (random_dag(5, 30, 3), random_dag(6, 30, 4, 5.0), parts_of_mlp(3))]\n"
         "text = repr([(p.placed, p.transfers, p.memory, p.reasons, p.candidates) for p in plans])\n"
         "print(hashlib.sha256(text.encode()).hexdigest())\n"

@@ -5,16 +5,16 @@ import math
 import pytest
 
 from autopar.bench import instances
-from autopar.formats import read
-from autopar.formats.written import described
-from autopar.placement import place
-from autopar.placement.anneal import LEAST
-from autopar.placement.bounds import lower_bound
-from autopar.placement.clusters import contracted
-from autopar.placement.coarse import coarse
-from autopar.problem import Problem
-from autopar.topological import topological
-from autopar.verify import infeasibilities
+from autopar.planner import place
+from autopar.planner.bounds import lower_bound
+from autopar.planner.formats import read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.formats.write import described
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.topological import topological
+from autopar.planner.search.anneal import LEAST
+from autopar.planner.search.clusters import contracted
+from autopar.planner.search.multilevel import coarse
 
 
 def grown(seed, shape, tasks=150):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import MemoryCapError
-from autopar.placement import POLICIES, Schedule, place
-from autopar.placement.bounds import lower_bound
-from autopar.plans import Plan
-from autopar.problem import Problem
-from autopar.timing import simulate
+from autopar.ir.plan import Plan
+from autopar.planner import POLICIES, Schedule, place
+from autopar.planner.bounds import lower_bound
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.timing import simulate
 
 SLACK = 1 + 1e-9
 

@@ -7,12 +7,12 @@ from graphs import KB, MS, build, machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.placement import place
-from autopar.placement.follow import just_in_time
-from autopar.placement.race import Race
-from autopar.placement.search import enter_fitting
-from autopar.problem import Problem
-from autopar.simulate import Schedule
+from autopar.planner import place
+from autopar.planner.candidates import Race
+from autopar.planner.lists.follow import just_in_time
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Schedule
+from autopar.planner.portfolio import enter_fitting
 
 
 def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int = 50):

@@ -8,14 +8,14 @@ import pytest
 
 from autopar.bench import instances
 from autopar.bench.planner.judging import by_direction, planned, unwired
-from autopar.formats import read
-from autopar.placement.anneal import LARGE
-from autopar.placement.heft import heft
-from autopar.placement.nondelay import crowded, nondelay
-from autopar.problem import Problem
-from autopar.replay import replay
-from autopar.simulate import Play, Schedule
-from autopar.steps import Steps
+from autopar.planner.formats import read
+from autopar.planner.formats.replay import replay
+from autopar.planner.lists.heft import heft
+from autopar.planner.lists.nondelay import crowded, nondelay
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.transfers import Steps
+from autopar.planner.search.anneal import LARGE
 
 
 def served(problem: Problem) -> Play:

@@ -10,14 +10,14 @@ from autopar.bench import instances
 from autopar.bench.planner.judging import by_direction, unwired
 from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
-from autopar.formats import read
-from autopar.placement import variants
-from autopar.placement.bounds import lower_bound, worth
-from autopar.placement.nondelay import crowded
-from autopar.placement.priced import last_first, priced
-from autopar.problem import Problem
-from autopar.simulate import Play
-from autopar.steps import Steps
+from autopar.planner.bounds import lower_bound, worth
+from autopar.planner.formats import read
+from autopar.planner.lists import weighted_lists as variants
+from autopar.planner.lists.greedy import last_first, priced
+from autopar.planner.lists.nondelay import crowded
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play
+from autopar.planner.model.transfers import Steps
 
 
 def plannable(seed: int) -> bool:

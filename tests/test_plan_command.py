@@ -13,7 +13,7 @@ import pytest
 from taskfiles import randomly, small
 
 from autopar.__main__ import main
-from autopar.verify import infeasibilities
+from autopar.planner.formats.verify import infeasibilities
 
 
 def written(tmp_path, graph: Any) -> str:

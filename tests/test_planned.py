@@ -6,10 +6,10 @@ from torch import nn
 
 import autopar
 from autopar.errors import CaptureError, PlanError
-from autopar.graph import UPDATES
+from autopar.ir.graph import UPDATES
+from autopar.ir.machine import Machine
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.machine import Machine
 
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 MAKERS = {

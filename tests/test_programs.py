@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from samples import every
 
 from autopar.errors import ProgramError
+from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
 from autopar.lowering.lower import lower
-from autopar.programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
 
 PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autopar import progress
+from autopar.text import progress
 
 
 class Terminal(io.StringIO):

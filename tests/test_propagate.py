@@ -9,12 +9,12 @@ from fake_devices import gpus
 from torch import library, nn
 from training_models import machine
 
-from autopar import propagate
 from autopar.errors import PlanError
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.options import Options
-from autopar.stages import plan_captured
+from autopar.pipeline import propagate
+from autopar.pipeline.options import Options
+from autopar.pipeline.stages import plan_captured
 
 
 def operator(name, on_gpu, returns="Tensor"):

@@ -7,12 +7,13 @@ import pytest
 from graphs import chain, machine, random_dag
 
 from autopar.bench.instances import small
-from autopar.formats import read
-from autopar.placement import place, prove, search
-from autopar.placement.anneal import STEPS
-from autopar.placement.heft import heft
-from autopar.placement.race import Race
-from autopar.problem import Problem
+from autopar.planner import place, prove
+from autopar.planner import portfolio as search
+from autopar.planner.candidates import Race
+from autopar.planner.formats import read
+from autopar.planner.lists.heft import heft
+from autopar.planner.model.problem import Problem
+from autopar.planner.search.anneal import STEPS
 
 
 def start(problem: Problem):
@@ -77,7 +78,7 @@ def test_no_effort_is_begun_that_would_end_late(takes, monkeypatch):
     """By a clock that only what is made before a model turns on: the ceiling counts from before that, and what is left
     is for efforts only if it is more than that took."""
     pytest.importorskip("ortools")
-    proof = importlib.import_module("autopar.placement.exact.proof")
+    proof = importlib.import_module("autopar.planner.exact.proof")
     now, asked = [0.0], []
 
     def joined(problem, around):

@@ -10,7 +10,7 @@ from torch import nn
 from training_models import machine
 
 import autopar
-from autopar.equal import error
+from autopar.pipeline.compare import error
 
 
 class Noisy(nn.Module):

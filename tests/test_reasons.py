@@ -14,12 +14,14 @@ import autopar
 from autopar.bench import instances
 from autopar.bench.planner import scale
 from autopar.bench.planner.judging import by_direction
-from autopar.formats import read
-from autopar.placement import change, native, search
-from autopar.placement.change import changes
-from autopar.placement.gaps import Gaps, find_all
-from autopar.placement.once import once
-from autopar.placement.whatif import options
+from autopar.planner import portfolio as search
+from autopar.planner.duplication.originals import once
+from autopar.planner.explain import what_if as change
+from autopar.planner.explain.hardware_changes import options
+from autopar.planner.explain.what_if import changes
+from autopar.planner.formats import read
+from autopar.planner.model.intervals import Gaps, find_all
+from autopar.planner.search import compiled as native
 from autopar.view import explain, explain_runs
 
 

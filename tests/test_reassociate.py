@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.rewrites.reassociate import reassociated
-from autopar.runtime.interpret import interpret
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.runtime.interpreter import interpret
+from autopar.transform.reassociate import reassociated
 
 CPU = torch.device("cpu")
 

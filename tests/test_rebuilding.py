@@ -6,11 +6,11 @@ from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.placement.neighbours import Neighbourhood
-from autopar.placement.network import Network
-from autopar.placement.rebuilding import PART, rebuilt
-from autopar.placement.timed import Timed
-from autopar.problem import Problem
+from autopar.planner.model.problem import Problem
+from autopar.planner.search.evaluate import Timed
+from autopar.planner.search.moves import Neighbourhood
+from autopar.planner.search.network import Network
+from autopar.planner.search.ruin_recreate import PART, rebuilt
 
 
 def beside(seed: int, tasks: int = 16) -> Neighbourhood:

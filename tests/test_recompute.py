@@ -17,13 +17,13 @@ from split_models import Block
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.placement import place
-from autopar.rewrites.recompute import recomputed, saved, saved_bytes
-from autopar.rewrites.split import split
-from autopar.rewrites.sums import summed
-from autopar.roofline import cost
-from autopar.runtime.interpret import interpret
+from autopar.costs.roofline import cost
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.planner import place
+from autopar.runtime.interpreter import interpret
+from autopar.transform.rematerialize import recomputed, saved, saved_bytes
+from autopar.transform.row_sums import summed
+from autopar.transform.split import split
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 

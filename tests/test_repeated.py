@@ -12,16 +12,17 @@ from taskfiles import link, randomly
 from test_duplicate import alone, fan, shown, wanted
 
 from autopar.bench import instances
-from autopar.formats import described, read
-from autopar.placement import place, repeated
-from autopar.placement.bounds import lower_bound
-from autopar.placement.duplicate import duplicate
-from autopar.placement.heft import heft
-from autopar.placement.needed import Place, places, scheduled
-from autopar.placement.once import once
-from autopar.placement.race import Race
-from autopar.problem import Problem
-from autopar.verify import infeasibilities
+from autopar.planner import place
+from autopar.planner.bounds import lower_bound
+from autopar.planner.candidates import Race
+from autopar.planner.duplication import search as repeated
+from autopar.planner.duplication.greedy import duplicate
+from autopar.planner.duplication.originals import once
+from autopar.planner.duplication.prune import Place, places, scheduled
+from autopar.planner.formats import described, read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.lists.heft import heft
+from autopar.planner.model.problem import Problem
 
 ENDLESS = float("inf")
 
@@ -63,7 +64,7 @@ def test_where_runs_are_and_what_is_copied_are_found_together(monkeypatch):
 
 
 def test_copies_are_searched_for_without_a_compiler(monkeypatch):
-    monkeypatch.setattr("autopar.placement.native.built", lambda: None)
+    monkeypatch.setattr("autopar.planner.search.compiled.built", lambda: None)
     race, entry = started(instances.small(14, tasks=16))
     assert repeated.repeated(race, entry, 0.0, ENDLESS).makespan < 0.99 * duplicate(entry, 0.0).makespan
 

@@ -5,11 +5,11 @@ import itertools
 import pytest
 from taskfiles import link, planned, small
 
-from autopar.formats import described, read
-from autopar.placement import place
-from autopar.replay import replay
-from autopar.simulate import Schedule
-from autopar.verify import infeasibilities
+from autopar.planner import place
+from autopar.planner.formats import described, read
+from autopar.planner.formats.replay import replay
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.model.simulator import Schedule
 
 
 def test_noise_is_drawn_from_a_seed_and_stays_within_its_bounds():

@@ -16,11 +16,11 @@ from naive import machine, plan, value
 from samples import R, graph, on, op, step
 
 from autopar.errors import RunError
-from autopar.graph import Graph
+from autopar.ir.graph import Graph
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.runtime import Executor
-from autopar.runtime.memory import Replicas
+from autopar.runtime.replicas import Replicas
 
 CPU = torch.device("cpu")
 FIRST, SECOND = "emulated:0", "emulated:1"

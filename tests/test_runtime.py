@@ -13,8 +13,8 @@ from runtime_cases import THREADS, Case, mlp
 
 import autopar.runtime
 from autopar.errors import RunError
-from autopar.graph import Const, Ref
-from autopar.runtime.run import Executor
+from autopar.ir.graph import Const, Ref
+from autopar.runtime.executor import Executor
 
 ROOT = Path(__file__).parent.parent
 PLACES = [

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.device import Device, Link
-from autopar.machine import Machine
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
 
 THREADS = torch.get_num_threads()
 

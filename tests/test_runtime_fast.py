@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.graph import Const, Ref, Task
-from autopar.runtime import bind
-from autopar.runtime.fast import OPERATORS, fast
+from autopar.ir.graph import Const, Ref, Task
+from autopar.ops import resolve as bind
+from autopar.runtime.fast_calls import OPERATORS, fast
 
 X, Y, B = "x", "y", "b"
 MORE = {

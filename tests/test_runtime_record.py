@@ -13,7 +13,7 @@ import torch
 from runtime_cases import Case, mlp
 
 from autopar.errors import LateError
-from autopar.graph import Ref
+from autopar.ir.graph import Ref
 
 EMULATED = ("cpu/0", "emulated:0/0", "emulated:1/0")
 

@@ -16,13 +16,15 @@ from naive import plan
 from runtime_cases import mlp
 from samples import on, step
 
-from autopar.device import Device, Link
 from autopar.errors import RunError
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
+from autopar.ir.program import Copy
 from autopar.lowering.lower import lower
-from autopar.machine import Machine
-from autopar.programs import Copy
-from autopar.runtime import Executor, accelerator, memory
-from autopar.runtime.assembly import Assembly
+from autopar.runtime import Executor
+from autopar.runtime import replicas as memory
+from autopar.runtime.bind_program import Assembly
+from autopar.runtime.worker import accelerator
 
 
 class Notes:

@@ -13,9 +13,9 @@ import torch
 from runtime_cases import Case, mlp
 
 from autopar.errors import RunError
-from autopar.graph import Ref
-from autopar.runtime import lanes
-from autopar.runtime.lanes import Job, Worker
+from autopar.ir.graph import Ref
+from autopar.runtime import worker as lanes
+from autopar.runtime.worker import Job, Worker
 
 
 def throw(thread: threading.Thread, kind: type[BaseException]) -> None:

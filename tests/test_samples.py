@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_replicas import executor, reading
 
-from autopar.runtime.memory import Replicas
+from autopar.runtime.replicas import Replicas
 
 
 @pytest.mark.parametrize("write", ["data", "numpy", "transposed"])

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.checking import Reference
-from autopar.dynamo import assembly
-from autopar.runtime.crew import Crew
-from autopar.runtime.lanes import Worker
+from autopar.capture import assembly
+from autopar.pipeline.eager_check import Reference
+from autopar.runtime.lane_threads import Crew
+from autopar.runtime.worker import Worker
 
 DEVICES = ["cpu", "emulated:0"]
 

@@ -7,8 +7,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.rewrites.sharing import fitting, share_out
-from autopar.rewrites.split import allot
+from autopar.transform.shares import fitting, share_out
+from autopar.transform.split import allot
 
 DEVICES = st.lists(
     st.tuples(

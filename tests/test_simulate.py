@@ -7,15 +7,15 @@ from graphs import MS, build, chain, costed, diamond, fork_join, machine, parts_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.cost import TaskCost
-from autopar.device import Device, Link
 from autopar.errors import PlanError
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Machine
-from autopar.placement import place
-from autopar.plans import Plan
-from autopar.simulate import Schedule
-from autopar.timing import Timing, simulate
+from autopar.ir.costed import TaskCost
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
+from autopar.ir.plan import Plan
+from autopar.planner import place
+from autopar.planner.model.simulator import Schedule
+from autopar.planner.model.timing import Timing, simulate
 
 US = 1e-6
 CPU, E0, E1 = "cpu/0", "emulated:0/0", "emulated:1/0"

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.bench.planner.varied import varied
-from autopar.formats import read
-from autopar.liveness import _apart, _shared
-from autopar.placement.heft import heft
-from autopar.placement.rank import cost_to_go, mean_first
-from autopar.placement.variants import variants
-from autopar.problem import Problem
-from autopar.simulate import Play, Schedule
+from autopar.planner.formats import read
+from autopar.planner.lists.heft import heft
+from autopar.planner.lists.ranking import cost_to_go, mean_first
+from autopar.planner.lists.weighted_lists import variants
+from autopar.planner.model.memory import _apart, _shared
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
 
 
 @st.composite

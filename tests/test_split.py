@@ -17,9 +17,9 @@ from torch import nn
 
 from autopar.capture import Captured
 from autopar.errors import PlanError
-from autopar.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
-from autopar.rewrites.split import allot, batch_of, even, shares, split
-from autopar.runtime import bind
+from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
+from autopar.ops import resolve as bind
+from autopar.transform.split import allot, batch_of, even, shares, split
 
 CPU = torch.device("cpu")
 

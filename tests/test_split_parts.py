@@ -11,12 +11,12 @@ from graphs import machine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.fuse import fuse
-from autopar.graph import JOIN, OWN, PART, SUM, SUMMED, Cut, Graph, Ref, Task, Value
-from autopar.rewrites.flow import flow
-from autopar.rewrites.split import batch_of, split
-from autopar.roofline import cost
-from autopar.runtime import bind
+from autopar.costs.clustering import fuse
+from autopar.costs.roofline import cost
+from autopar.ir.graph import JOIN, OWN, PART, SUM, SUMMED, Cut, Graph, Ref, Task, Value
+from autopar.ops import resolve as bind
+from autopar.transform.batch_axis import flow
+from autopar.transform.split import batch_of, split
 
 
 def value(name: str, *shape: int, kind: Any = "made") -> Value:

@@ -14,9 +14,9 @@ from split_models import MLP, Block, D
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.graph import JOIN, PART, SUM, Graph
-from autopar.rewrites.split import batch_of, split
-from autopar.runtime.interpret import interpret
+from autopar.ir.graph import JOIN, PART, SUM, Graph
+from autopar.runtime.interpreter import interpret
+from autopar.transform.split import batch_of, split
 
 CPU = torch.device("cpu")
 

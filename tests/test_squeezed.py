@@ -10,16 +10,16 @@ from test_bounds import random_schedule
 
 from autopar.bench.planner.judging import without_solver
 from autopar.errors import MemoryCapError
-from autopar.formats import described, read
-from autopar.liveness import memory
-from autopar.placement import search
-from autopar.placement.race import Race
-from autopar.placement.single import single
-from autopar.placement.squeezed import squeeze
-from autopar.problem import Problem
-from autopar.scheduling import schedule
-from autopar.simulate import Play
-from autopar.verify import infeasibilities
+from autopar.planner import portfolio as search
+from autopar.planner.candidates import Race
+from autopar.planner.formats import described, read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.lists.single import single
+from autopar.planner.model.memory import memory
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play
+from autopar.planner.scheduling import schedule
+from autopar.planner.search.repair import squeeze
 
 
 def short(seed: int):

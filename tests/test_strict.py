@@ -12,14 +12,14 @@ from partitionings import data, graph, placements
 from taskfiles import small
 
 from autopar.errors import MemoryCapError, PlanError
-from autopar.formats import described as written
-from autopar.formats.msr import described, partitioning
-from autopar.placement.strict import named, strict_latency, strict_load
-from autopar.placement.strict.calls import Calls, Reach, blocks, ones
-from autopar.placement.strict.contiguous import contiguous
-from autopar.placement.strict.plan import strict_plan, strict_throughput
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.planner.formats import described as written
+from autopar.planner.formats.dnn_partitioning import described, partitioning
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.partition.calls import Calls, Reach, blocks, ones
+from autopar.planner.partition.contiguous import contiguous
+from autopar.planner.scheduling import schedule
+from autopar.planner.strict_model import named, strict_latency, strict_load
+from autopar.planner.strict_model.plan import strict_plan, strict_throughput
 
 
 def allowed(check, graph, at):

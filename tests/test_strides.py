@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import autopar
-from autopar import stages
-from autopar.fuse import unfused
-from autopar.graph import JOIN
-from autopar.runtime import bind
-from autopar.strides import GAPS, alike, laid
+from autopar.capture.strides import GAPS, alike, laid
+from autopar.costs.clustering import unfused
+from autopar.ir.graph import JOIN
+from autopar.ops import resolve as bind
+from autopar.pipeline import stages
 
 SPREAD = ["cpu*2", "emulated:0", "emulated:1"]
 

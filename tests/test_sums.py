@@ -13,10 +13,10 @@ from capturing import capture, joint
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.graph import SUM, SUMMED, Graph, Task
-from autopar.rewrites.split import split
-from autopar.rewrites.sums import summed
-from autopar.runtime.interpret import interpret
+from autopar.ir.graph import SUM, SUMMED, Graph, Task
+from autopar.runtime.interpreter import interpret
+from autopar.transform.row_sums import summed
+from autopar.transform.split import split
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 7, 5

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.view import draw
-from autopar.view.html import timeline_page
-from autopar.view.page import page
-from autopar.view.svg import Svg, escape
+from autopar.view.drawing.svg import Svg, escape
+from autopar.view.pages.html import timeline_page
+from autopar.view.pages.page import page
 
 HOSTILE = """a" onload="b' onclick='c <i>&amp;]]> \" d\\"""
 XML = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"))

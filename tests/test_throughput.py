@@ -9,18 +9,18 @@ import pytest
 from taskfiles import link, randomly
 
 from autopar.errors import MemoryCapError, PlanError
-from autopar.formats import described, plain, read, text
-from autopar.placement import place
-from autopar.placement.period import Hop, Loads, Value, balance, bound
-from autopar.placement.period.balance import splits
-from autopar.placement.period.flight import apart
-from autopar.placement.period.lanes import busiest, share
-from autopar.placement.period.loads import Standing
-from autopar.placement.period.order import early, late
-from autopar.placement.segments import crossing
-from autopar.placement.throughput import busy, loads_of, throughput
-from autopar.problem import Problem
-from autopar.scheduling import schedule
+from autopar.planner import place
+from autopar.planner.formats import described, plain, read, text
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.toposort import early, late
+from autopar.planner.partition.segments import crossing
+from autopar.planner.scheduling import schedule
+from autopar.planner.throughput import Hop, Loads, Value, balance, bound
+from autopar.planner.throughput.balance import splits
+from autopar.planner.throughput.in_flight import apart
+from autopar.planner.throughput.lanes import busiest, share
+from autopar.planner.throughput.loads import Standing
+from autopar.planner.throughput.objective import busy, loads_of, throughput
 
 
 def told(plan, graph):

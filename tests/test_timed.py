@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.bench.instances import planted, small
-from autopar.formats import read
-from autopar.placement.neighbours import Neighbourhood
-from autopar.placement.network import Network
-from autopar.placement.timed import Timed
-from autopar.problem import Problem
-from autopar.simulate import Play
+from autopar.planner.formats import read
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play
+from autopar.planner.search.evaluate import Timed
+from autopar.planner.search.moves import Neighbourhood
+from autopar.planner.search.network import Network
 
 problems = st.tuples(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([0.1, 1.0, 5.0]))
 

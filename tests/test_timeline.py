@@ -7,7 +7,7 @@ import random
 import pytest
 import view_plans
 
-from autopar.timeline import Memory, Span, Timeline
+from autopar.ir.timeline import Memory, Span, Timeline
 from autopar.view.trace import trace
 
 LANES = ("cpu/0", "gpu/0", "gpu/in")

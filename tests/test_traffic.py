@@ -6,12 +6,12 @@ import pytest
 
 from autopar.bench.instances import small
 from autopar.bench.planner.feasible import varied
-from autopar.formats import read
-from autopar.placement.bounds import lower_bound
-from autopar.placement.bounds.load import load
-from autopar.placement.bounds.traffic import traffic
-from autopar.placement.bounds.ways import ways
-from autopar.problem import Problem
+from autopar.planner.bounds import lower_bound
+from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.load import load
+from autopar.planner.bounds.traffic import traffic
+from autopar.planner.formats import read
+from autopar.planner.model.problem import Problem
 
 
 def pairs(count: int, trip: float, wire: str | None):

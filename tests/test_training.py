@@ -10,7 +10,7 @@ from torch import nn
 from training_models import Convolved, Dropped, Heads, Tied, machine, mlp
 
 import autopar
-from autopar.equal import error
+from autopar.pipeline.compare import error
 from autopar.training.gradcheck import Eager
 
 WAYS = {

@@ -10,10 +10,10 @@ from fake_devices import gpus, run_fake
 from torch import nn
 from training_models import Convolved, Tied, mlp
 
-from autopar.forms import Form, axes
 from autopar.lowering.lower import lower
-from autopar.options import Options
-from autopar.stages import plan_captured
+from autopar.pipeline.meta import Form, axes
+from autopar.pipeline.options import Options
+from autopar.pipeline.stages import plan_captured
 
 
 class Attends(nn.Module):

@@ -11,16 +11,16 @@ from torch import nn
 from training_models import Convolved, machine, mlp
 
 import autopar
-from autopar.detect import detect
+from autopar.costs.detect import detect
 from autopar.errors import MemoryCapError
-from autopar.graph import ALIGNED, PART
-from autopar.lowering.footprint import footprint
-from autopar.options import Options
-from autopar.rewrites.buckets import FEW
-from autopar.rewrites.phases import LOSS
-from autopar.stages import homes_of, plan_captured
-from autopar.training.apart import Apart
-from autopar.training.capping import capped, plan_training, whole
+from autopar.ir.graph import ALIGNED, PART
+from autopar.lowering.memory_bound import footprint
+from autopar.pipeline.options import Options
+from autopar.pipeline.stages import homes_of, plan_captured
+from autopar.training.halves import Apart
+from autopar.training.memory_caps import capped, plan_training, whole
+from autopar.transform.divide import LOSS
+from autopar.transform.gradient_buckets import FEW
 
 ACCELERATORS = ("emulated:0", "emulated:1")
 
@@ -214,7 +214,7 @@ def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkey
     free = under(None)
     graph, (need,) = free.plan.costed.graph, free.plan.peaks.values()
     cap = int(0.9 * need)
-    monkeypatch.setattr("autopar.planning.FINEST", len(graph.tasks) - 1)
+    monkeypatch.setattr("autopar.pipeline.batch_split.FINEST", len(graph.tasks) - 1)
     with pytest.raises(MemoryCapError):
         under(cap)
     monkeypatch.undo()

@@ -8,7 +8,7 @@ from torch import nn
 from training_models import machine
 
 import autopar
-from autopar.runtime.bridge import own
+from autopar.runtime.autograd_bridge import own
 
 
 class Shows(nn.Module):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from training_models import Convolved, machine, mlp
 
 import autopar
-from autopar.equal import error
+from autopar.pipeline.compare import error
 
 HALVES = {"split": 2, "policy": "round_robin"}
 

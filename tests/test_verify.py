@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from taskfiles import link, planned, randomly, small
 
 from autopar.errors import MemoryCapError
-from autopar.formats import described
-from autopar.replay import replay
-from autopar.scheduling import schedule
-from autopar.verify import infeasibilities
+from autopar.planner.formats import described
+from autopar.planner.formats.replay import replay
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.scheduling import schedule
 
 
 def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:

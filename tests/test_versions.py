@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar import versions
+from autopar.system import versions
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -52,15 +52,15 @@ def test_everything_that_is_installed_by_name_is_pinned():
 
 
 def test_a_torch_that_lacks_something_is_told_the_range():
-    code = "import sys, torch; sys.modules['torch.utils.flop_counter'] = None; import autopar.capture.private"
+    code = "import sys, torch; sys.modules['torch.utils.flop_counter'] = None; import autopar.capture.torch_private"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"which capture needs; autopar supports {versions.SUPPORTED}: pip install" in done.stderr
 
 
 def test_an_unknown_torch_is_warned_of_and_named_by_doctor(tmp_path):
     code = (
-        "import torch; torch.__version__ = '2.99.0'; import autopar.capture.private, autopar.doctor; "
-        "autopar.doctor.main(['cpu'])"
+        "import torch; torch.__version__ = '2.99.0'; import autopar.capture.torch_private, autopar.cli.doctor; "
+        "autopar.cli.doctor.main(['cpu'])"
     )
     environment = {"PYTHONPATH": str(ROOT), "AUTOPAR_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

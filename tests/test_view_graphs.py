@@ -8,11 +8,11 @@ import pytest
 from taskfiles import link, randomly
 
 from autopar import schedule
-from autopar.tables import seconds
-from autopar.view.labels import box_labels, free_labels
-from autopar.view.layout import lay_out
+from autopar.text.tables import seconds
 from autopar.view.placed import placed_svg
-from autopar.view.timeline_picture import timeline_svg
+from autopar.view.placed.labels import box_labels, free_labels
+from autopar.view.placed.layout import lay_out
+from autopar.view.timeline import timeline_svg
 
 
 def wide(lanes=4):

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
-from autopar.placed import Placed, Transfer
-from autopar.view import draw, fonts
-from autopar.view.fold import BUDGET, fold
-from autopar.view.labels import box_labels, free_labels
-from autopar.view.layout import lay_out
+from autopar.ir.steps import Placed, Transfer
+from autopar.view import draw
+from autopar.view.drawing import fonts
 from autopar.view.placed import placed_svg
-from autopar.view.room import Rect, Room
+from autopar.view.placed.fold import BUDGET, fold
+from autopar.view.placed.free_space import Rect, Room
+from autopar.view.placed.labels import box_labels, free_labels
+from autopar.view.placed.layout import lay_out
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from test_view_placed import overlapping, texts
 
 from autopar.errors import AutoparError
-from autopar.placed import Placed
-from autopar.timeline import Memory, Span, Timeline
-from autopar.view import facts, save_timeline
-from autopar.view.happened import happened
-from autopar.view.memory_picture import corners
-from autopar.view.timeline_picture import timeline_svg
+from autopar.ir.steps import Placed
+from autopar.ir.timeline import Memory, Span, Timeline
+from autopar.view import save_timeline
+from autopar.view.report import facts
+from autopar.view.timeline import timeline_svg
+from autopar.view.timeline.memory import corners
+from autopar.view.timeline.spans import happened
 from autopar.view.trace import trace
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)

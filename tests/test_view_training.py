@@ -10,18 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_view_placed import check_fold, overlapping
 
-from autopar.cost import CostedGraph, Run, TaskCost
-from autopar.graph import PART, SUM, Graph, Ref, Task, Value
-from autopar.placed import Placed, Transfer
-from autopar.plans import Plan
-from autopar.timeline import Span, Timeline
-from autopar.view import draw, explain, fonts, hidden
-from autopar.view.fold import fold
-from autopar.view.labels import box_labels, free_labels
-from autopar.view.layout import lay_out
+from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.graph import PART, SUM, Graph, Ref, Task, Value
+from autopar.ir.plan import Plan
+from autopar.ir.steps import Placed, Transfer
+from autopar.ir.timeline import Span, Timeline
+from autopar.view import draw, explain, hidden
+from autopar.view.drawing import fonts
 from autopar.view.placed import placed_svg
-from autopar.view.reduction import phases
-from autopar.view.timeline_picture import timeline_svg
+from autopar.view.placed.fold import fold
+from autopar.view.placed.labels import box_labels, free_labels
+from autopar.view.placed.layout import lay_out
+from autopar.view.report.phases import phases
+from autopar.view.timeline import timeline_svg
 
 
 def step(layers=("fc1", "fc2"), parts=2, seconds=1e-4, copy=2e-5):
@@ -276,7 +277,7 @@ def test_the_figure_can_be_read_from_the_picture():
 def test_phases_differ_by_more_than_colour():
     layout = lay_out(step(seconds=1e-3))
     seen = {}
-    from autopar.view.palette import fill_of, strips
+    from autopar.view.drawing.palette import fill_of, strips
 
     for box in layout.boxes:
         shade = layout.columns[box.card.device].shade

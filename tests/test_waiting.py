@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.bench import instances
-from autopar.formats import read
-from autopar.placement.heft import heft
-from autopar.placement.race import KEPT, Entry, Race
-from autopar.placement.waiting import hold_back
-from autopar.problem import Problem
-from autopar.simulate import Play, Schedule
+from autopar.planner.candidates import KEPT, Entry, Race
+from autopar.planner.formats import read
+from autopar.planner.lists.heft import heft
+from autopar.planner.model.problem import Problem
+from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.search.transfer_order import hold_back
 
 
 # x ─▶ (bus, 1 s) ─▶ short on "b"      y, which is made 0.1 s later, waits for x on the bus
@@ -67,7 +67,7 @@ def test_of_two_that_ask_at_one_moment_the_plan_says_which_goes_first():
 def test_nothing_is_held_back(why, monkeypatch):
     found = entered(two_on_a_bus(10.0 if why == "more than may be promised" else 97.0))
     if why == "too large":
-        monkeypatch.setattr("autopar.placement.waiting.STEPS", len(found.play.end) - 1)
+        monkeypatch.setattr("autopar.planner.search.transfer_order.STEPS", len(found.play.end) - 1)
     if why == "queues":
         object.__setattr__(found.play.problem.costed.machine, "queued", True)
     bound = found.makespan if why == "the bound" else 0.0

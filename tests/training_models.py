@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from autopar.device import Device, Link
-from autopar.machine import Machine
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
 
 
 def machine(devices=2, **caps):

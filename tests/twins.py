@@ -15,9 +15,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autopar.capture import Captured
-from autopar.rewrites.groups import grouped
-from autopar.runtime.interpret import interpret
+from autopar.runtime.interpreter import interpret
 from autopar.training.optimizers import committed, obstacle, trained, updated
+from autopar.transform.parameter_groups import grouped
 
 CPU = torch.device("cpu")
 

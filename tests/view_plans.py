@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from autopar.cost import CostedGraph, Run, TaskCost
-from autopar.device import Device, Link
-from autopar.graph import Graph, Ref, Task, Value
-from autopar.machine import Machine
-from autopar.placed import Placed, Transfer
-from autopar.plans import Candidate, Choice, Plan, Reason
-from autopar.timeline import Memory, Span, Timeline
+from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
+from autopar.ir.plan import Candidate, Choice, Plan, Reason
+from autopar.ir.steps import Placed, Transfer
+from autopar.ir.timeline import Memory, Span, Timeline
 
 
 @dataclass(frozen=True)

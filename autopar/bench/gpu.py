@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import equal
-from ..api import compile
-from ..detect import accelerators
+from ..costs.detect import accelerators
+from ..engine.api import compile
 from ..errors import DeviceError
-from ..tables import table
+from ..pipeline import compare as equal
+from ..text.tables import table
 from . import overhead, overlap, training
 from .timing import interleaved, report
 

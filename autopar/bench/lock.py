@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..compiled import Compiled
-from ..runtime.crew import Call
+from ..engine.compiled import Compiled
+from ..runtime.lane_threads import Call
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PlanError
-from ..formats.msr import Partitioning, is_partitioning, partitioning
-from ..placement.strict import named, strict_latency, strict_load
-from ..plans import Plan
-from ..scheduling import schedule
-from ..tables import table
+from ..ir.plan import Plan
+from ..planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
+from ..planner.scheduling import schedule
+from ..planner.strict_model import named, strict_latency, strict_load
+from ..text.tables import table
 from .planner.judging import Asked
 
 LATENCY = {

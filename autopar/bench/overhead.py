@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..api import compile
-from ..device import Device
-from ..dynamo.ahead import ahead
-from ..fuse import fuse
+from ..capture.ahead import ahead
+from ..costs.clustering import fuse
+from ..costs.roofline import cost
+from ..engine.api import compile
+from ..ir.device import Device
+from ..ir.machine import Machine
 from ..lowering.lower import lower
-from ..machine import Machine
-from ..placement import Schedule, place
-from ..roofline import cost
+from ..planner import Schedule, place
 from ..runtime import Executor
 from .timing import interleaved, report
 

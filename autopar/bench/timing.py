@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..tables import table
+from ..text.tables import table
 
 
 def interleaved(

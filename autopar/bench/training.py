@@ -17,7 +17,7 @@ import torch
 from torch import multiprocessing, nn
 from torch.nn import functional
 
-from ..api import compile, train_step
+from ..engine.api import compile, train_step
 from .timing import interleaved, report
 
 BATCH = 1024

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..graph import Graph
+from ..ir.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from torch.fx import Node
 
-from ..graph import Argument, Const, Ref, Task, Value, refs
-from .cuts import cuts
+from ..ir.graph import Argument, Const, Ref, Task, Value, refs
 from .effects import draws, shared, written
 from .flops import flops
-from .locations import Locations
-from .private import result
 from .refusals import Untraceable
+from .source_locations import Locations
+from .split_rules import cuts
+from .torch_private import result
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .private import conv_flop_count, flop_registry, sdpa_flop_count
+from .torch_private import conv_flop_count, flop_registry, sdpa_flop_count
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:

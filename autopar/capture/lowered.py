@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .. import casting
+from . import autocast as casting
 
 _PRODUCTS = {
     "chain_matmul", "einsum", "inner", "linalg_matrix_power", "linalg_multi_dot", "matrix_power", "tensordot",

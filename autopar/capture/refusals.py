@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from ..errors import CaptureError
-from .locations import foreign, short
+from .source_locations import foreign, short
 
 
 class Untraceable(CaptureError):

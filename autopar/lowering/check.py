@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..errors import ProgramError
-from ..graph import Graph
-from ..programs import Compute, Copy, Free, Program, Record, Step, Wait
-from ..tables import size
-from .clocks import History, Stuck, joined
-from .demands import At, Demand, demands, matches
-from .footprint import Peak, footprint
-from .turns import turns
+from ..ir.graph import Graph
+from ..ir.program import Compute, Copy, Free, Program, Record, Step, Wait
+from ..text.tables import size
+from .draw_turns import turns
+from .memory_bound import Peak, footprint
+from .requirements import At, Demand, demands, matches
+from .vector_clocks import History, Stuck, joined
 
 
 @dataclass(frozen=True)

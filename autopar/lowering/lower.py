@@ -15,16 +15,16 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import MemoryCapError
-from ..placed import Transfer
-from ..plans import Plan
-from ..programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
-from ..tables import size
-from .clocks import Clock, joined, needed
-from .footprint import footprint
-from .ledger import Ledger
-from .sequence import mutators, sequence
+from ..ir.plan import Plan
+from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from ..ir.steps import Transfer
+from ..text.tables import size
+from .cap_ledger import Ledger
+from .draw_turns import Turns
+from .linearize import mutators, sequence
+from .memory_bound import footprint
 from .tape import Tape
-from .turns import Turns
+from .vector_clocks import Clock, joined, needed
 
 
 def lower(plan: Plan) -> Program:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..programs import Step
-from .clocks import Clock, joined, needed
+from ..ir.program import Step
+from .vector_clocks import Clock, joined, needed
 
 
 class Tape:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .run import Executor
+    from .executor import Executor
 
 __all__ = ["Executor"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Executor":
-        from .run import Executor
+        from .executor import Executor
 
         return Executor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ..errors import AutoparError
-from ..graph import Graph, Task
-from ..programs import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
-from . import bind
+from ..ir.graph import Graph, Task
+from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
+from ..ops import resolve as bind
 
 
 class Violation(AutoparError):

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..graph import Argument, Const, Graph, Ref, Task
-from ..programs import Compute, Copy, Free, Lane, Program, Record, Step, Wait
-from . import bind
-from .hosts import apart
-from .layout import Layout
+from ..ir.graph import Argument, Const, Graph, Ref, Task
+from ..ir.program import Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from ..ops import resolve as bind
+from .lanes.host import apart
+from .slots import Layout
 
 
 @dataclass(frozen=True)

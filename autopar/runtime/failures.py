@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import RunError
-from ..programs import Compute, Copy, Lane, Record, Wait
+from ..ir.program import Compute, Copy, Lane, Record, Wait
 
 if TYPE_CHECKING:
-    from .assembly import Assembly
+    from .bind_program import Assembly
 
 SHOWN = 5
 """Tasks that are named as those that an error may come from."""

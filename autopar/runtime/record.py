@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..plans import Plan
-from ..programs import Copy, Lane, Program, Step
-from ..timeline import Memory, Span, Timeline
-from .layout import makes
-from .ranges import Ranges, title
+from ..ir.plan import Plan
+from ..ir.program import Copy, Lane, Program, Step
+from ..ir.timeline import Memory, Span, Timeline
+from .profiler_ranges import Ranges, title
+from .slots import makes
 
 
 class Account:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..graph import Graph
-from ..programs import Program
-from .flat import pieces
-from .layout import Layout
-from .memory import Copy, Master, Replicas
+from ..ir.graph import Graph
+from ..ir.program import Program
+from .flat_transfer import pieces
+from .replicas import Copy, Master, Replicas
+from .slots import Layout
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured

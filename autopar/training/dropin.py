@@ -19,16 +19,16 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..hardware.emulation import slowed
-from ..plans import Plan
-from ..programs import Program
+from ..capture.strides import Strides, settle
+from ..costs.emulation import slowed
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..ir.timeline import Timeline
+from ..pipeline.stages import Prepared, copies
 from ..runtime import Executor
-from ..runtime.bridge import Bridge, Written, own
-from ..runtime.memory import Replicas
-from ..stages import Prepared, copies
-from ..strides import Strides, settle
-from ..timeline import Timeline
-from .apart import STANDING, Apart, Half
+from ..runtime.autograd_bridge import Bridge, Written, own
+from ..runtime.replicas import Replicas
+from .halves import STANDING, Apart, Half
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Where the timelines of calls go at the moment; None: they are not measured."""

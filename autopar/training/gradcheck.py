@@ -11,13 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
-from ..capture.generators import generators, restore
-from ..checking import tell, widened
-from ..equal import LIMIT, difference, error, limit, no_worse, widen
+from ..capture.rng_state import generators, restore
+from ..capture.strides import strides_of
 from ..errors import DifferenceError
-from ..graph import Graph
-from ..snapshot import Snapshot, apart
-from ..strides import strides_of
+from ..ir.graph import Graph
+from ..pipeline.compare import LIMIT, difference, error, limit, no_worse, widen
+from ..pipeline.eager_check import tell, widened
+from ..pipeline.snapshot import Snapshot, apart
 
 log = logging.getLogger("autopar")
 

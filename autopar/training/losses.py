@@ -12,11 +12,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured
-from ..dynamo.region import positional
+from ..capture.region import positional
 from ..errors import CaptureError
-from ..graph import Graph
-from ..rewrites.rename import renamed
-from ..wording import CRITERION
+from ..ir.display_names import CRITERION
+from ..ir.graph import Graph
+from ..transform.rename import renamed
 
 LOSS = "loss.tangent"
 """Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.assembly import assembled
+from ..capture.graph_breaks import valued
 from ..capture.refusals import Untraceable, explain
-from ..dynamo.arguments import Arguments
-from ..dynamo.assembly import assembled
-from ..dynamo.breaks import valued
-from ..dynamo.reuse import SIZES
 from ..errors import AutoparError, CaptureError
-from ..kept import Kept
-from ..machine import Machine
-from ..options import Options
-from ..plans import Plan
-from ..runtime.ambient import alone
-from ..runtime.memory import Replicas
-from ..stages import rewritten, timed
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..pipeline.arguments import Arguments
+from ..pipeline.options import Options
+from ..pipeline.plan_cache import Kept
+from ..pipeline.reuse import SIZES
+from ..pipeline.stages import rewritten, timed
+from ..runtime.replicas import Replicas
+from ..runtime.thread_state import alone
 from .losses import Loss, the_loss
 from .updates import Signature
 

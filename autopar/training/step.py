@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .. import casting
-from ..capture.private import forget_unscaled
-from ..dynamo.breaks import no_graph
-from ..dynamo.private import TorchDynamoException, compiled
-from ..dynamo.reuse import Done
+from ..capture import autocast as casting
+from ..capture.dynamo_private import TorchDynamoException, compiled
+from ..capture.graph_breaks import no_graph
+from ..capture.torch_private import forget_unscaled
+from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
-from ..machine import Machine
-from ..options import Options
-from ..pins import unused
-from ..plans import Plan
-from ..programs import Program
-from ..recording import Recorded
-from ..stages import Prepared
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..pipeline.options import Options
+from ..pipeline.reuse import Done
+from ..pipeline.stages import Prepared
+from ..runtime.recording import Recorded
 from .losses import Loss, in_rule, refused
 from .signatures import Signatures, Take
 from .updates import Signature

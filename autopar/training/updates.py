@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..checking import by_parts, drawn_elsewhere, unwanted
-from ..dynamo.reuse import again
 from ..errors import DifferenceError, MemoryCapError
-from ..machine import Machine
-from ..options import Options
-from ..plans import Plan
-from ..runtime.ambient import alone
-from ..runtime.memory import Replicas
-from ..snapshot import Snapshot
-from ..stages import Prepared, bind, plan_captured, timed
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..pipeline.eager_check import by_parts, drawn_elsewhere, unwanted
+from ..pipeline.options import Options
+from ..pipeline.reuse import again
+from ..pipeline.snapshot import Snapshot
+from ..pipeline.stages import Prepared, bind, plan_captured, timed
+from ..runtime.replicas import Replicas
+from ..runtime.thread_state import alone
 from . import optimizers
 from .gradcheck import Eager
 from .losses import own_path, own_paths, resident_tangent, trained

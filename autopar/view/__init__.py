@@ -1,14 +1,14 @@
 """Plans and timelines as pictures, traces and text. Reads every noun, is read by none."""
 
-from ..machine import Machine
-from ..pictures import register
-from ..plans import Plan
-from ..timeline import Timeline
-from .files import draw, save_timeline
+from ..ir.machine import Machine
+from ..ir.pictures import register
+from ..ir.plan import Plan
+from ..ir.timeline import Timeline
 from .notebook import plan_html, text_html, timeline_html
-from .reduction import hidden
 from .report import explain
-from .why import explain_runs
+from .report.phases import hidden
+from .report.why import explain_runs
+from .save import draw, save_timeline
 
 __all__ = ["draw", "explain", "explain_runs", "hidden", "save_timeline"]
 

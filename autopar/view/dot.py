@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from ..plans import Plan
-from ..tables import seconds, size
-from .palette import INK, QUIET, fill_of, shades
+from ..ir.plan import Plan
+from ..text.tables import seconds, size
+from .drawing.palette import INK, QUIET, fill_of, shades
 
 
 def dot_text(plan: Plan) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 
-from ..plans import Plan
-from ..tables import counted, seconds
-from ..timeline import Timeline
+from ..ir.plan import Plan
+from ..ir.timeline import Timeline
+from ..text.tables import counted, seconds
 from .placed import placed_svg
-from .timeline_picture import timeline_svg
+from .timeline import timeline_svg
 
 STEPS = 2_000
 """Steps above which a picture is left to a file: a notebook keeps what it shows."""

@@ -12,7 +12,7 @@ import gzip
 import json
 from typing import Any
 
-from ..timeline import Span, Timeline
+from ..ir.timeline import Span, Timeline
 
 Event = dict[str, Any]
 _LANES = {"in": "copy in", "out": "copy out"}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from autopar.cache import folder
+from autopar.system.cache import folder
 
 SOURCES = Path(__file__).parent / "device"
 TORCH = Path(torch.__file__).parent

@@ -15,7 +15,8 @@ import torch._dynamo
 from pairs import alike, gradients
 from torch import nn
 
-from autopar import DeviceError, PlanError, entry
+from autopar import DeviceError, PlanError
+from autopar.engine import backend_name as entry
 
 DEVICES = ["cpu", "emulated:0"]
 OPTIONS: dict[str, Any] = {"devices": DEVICES, "policy": "round_robin", "split": None}
@@ -38,7 +39,10 @@ def named() -> Iterator[None]:
 
 def test_the_package_declares_the_name():
     declared = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '[project.entry-points.torch_dynamo_backends]\nautopar = "autopar.entry:autopar"' in declared
+    assert (
+        '[project.entry-points.torch_dynamo_backends]\nautopar = "autopar.engine.backend_name:autopar"'
+        in declared
+    )
     for point in entry_points(group="torch_dynamo_backends", name="autopar"):
         assert point.load() is entry.autopar
 

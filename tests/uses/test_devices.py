@@ -8,7 +8,8 @@ from pairs import alike, compiled
 from torch import nn
 
 import autopar
-from autopar import DeviceError, PlanError, detect
+from autopar import DeviceError, PlanError
+from autopar.costs import detect
 
 HERE = ("cpu", *detect.accelerators())
 

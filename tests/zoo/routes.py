@@ -12,16 +12,16 @@ from unittest import mock
 import torch
 
 import autopar
-from autopar import stages
 from autopar.capture import Captured
-from autopar.compiled import Compiled
-from autopar.device import Device, Link
-from autopar.dynamo.backend import Backend
-from autopar.machine import Machine
-from autopar.plans import Plan
-from autopar.programs import Program
+from autopar.engine.backend import Backend
+from autopar.engine.compiled import Compiled
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
+from autopar.ir.plan import Plan
+from autopar.ir.program import Program
+from autopar.pipeline import stages
 from autopar.runtime import adversary
-from autopar.runtime.interpret import interpret
+from autopar.runtime.interpreter import interpret
 from autopar.training import dropin
 
 from .compare import snapshot

@@ -13,9 +13,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import autopar
-from autopar.dynamo.backend import Backend
-from autopar.equal import widen
+from autopar.engine.backend import Backend
 from autopar.errors import AutoparError
+from autopar.pipeline.compare import widen
 
 from . import routes
 from .compare import opened

@@ -15,9 +15,9 @@ from multiprocessing import get_context
 from typing import Any
 
 from ...errors import PlanError
-from ...formats import read
-from ...placement import POLICIES, place
-from ...tables import table
+from ...planner import POLICIES, place
+from ...planner.formats import read
+from ...text.tables import table
 from . import rivals
 from .judging import Asked, Data, Goal, by_policy, planned, verdict
 from .related import Instance

@@ -6,12 +6,12 @@ import random
 import time
 from typing import Any
 
-from ...cost import CostedGraph
-from ...graph import Graph, Ref, Task, Value
-from ...machine import Machine
-from ...placement import place
-from ...roofline import cost
-from ...tables import table
+from ...costs.roofline import cost
+from ...ir.costed import CostedGraph
+from ...ir.graph import Graph, Ref, Task, Value
+from ...ir.machine import Machine
+from ...planner import place
+from ...text.tables import table
 from .judging import Asked
 
 

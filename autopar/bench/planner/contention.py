@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...replay import replay
-from ...tables import table
+from ...planner.formats.replay import replay
+from ...text.tables import table
 from .. import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, planned, unwired, verdict, worst
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from ...errors import BoundWarning, MemoryCapError, PlanError
-from ...formats import described
-from ...placement import OBJECTIVES
-from ...replay import replay
-from ...scheduling import schedule
-from ...tables import table
-from ...verify import infeasibilities
+from ...planner import OBJECTIVES
+from ...planner.formats import described
+from ...planner.formats.replay import replay
+from ...planner.formats.verify import infeasibilities
+from ...planner.scheduling import schedule
+from ...text.tables import table
 from .judging import Asked, Data, Goal, verdict, without_solver
 from .varied import lacks_links, varied
 

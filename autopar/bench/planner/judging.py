@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ...cost import CostedGraph
-from ...formats import described, read
-from ...placement import place
-from ...plans import Plan
-from ...scheduling import schedule
-from ...verify import infeasibilities
+from ...ir.costed import CostedGraph
+from ...ir.plan import Plan
+from ...planner import place
+from ...planner.formats import described, read
+from ...planner.formats.verify import infeasibilities
+from ...planner.scheduling import schedule
 
 Data = dict[str, Any]
 
@@ -60,7 +60,7 @@ def planned(graph: Data, **asked: Any) -> Judged:
 @contextmanager
 def without_solver() -> Iterator[None]:
     """The planner as it is where OR-tools is not installed."""
-    with mock.patch("autopar.placement.prove.find_spec", lambda name: None):
+    with mock.patch("autopar.planner.prove.find_spec", lambda name: None):
         yield
 
 

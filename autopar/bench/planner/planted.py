@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...formats import read
-from ...tables import table
+from ...planner.formats import read
+from ...text.tables import table
 from .. import instances
 from .judging import Asked, Data, Goal, by_policy, planned, verdict, worst
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from ...verify import infeasibilities
+from ...planner.formats.verify import infeasibilities
 from .judging import Judged
 from .related import Instance
 

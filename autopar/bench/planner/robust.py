@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from ...replay import replay
-from ...tables import table
+from ...planner.formats.replay import replay
+from ...text.tables import table
 from .. import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, percentile, planned, verdict, worst
 

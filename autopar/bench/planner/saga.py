@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from ...tables import table
+from ...text.tables import table
 from . import rivals
 from .families import FAMILIES, STREAMS, made
 from .judging import Asked, Data, Goal, planned, verdict, worst

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError
-from ...scheduling import schedule
-from ...tables import table
+from ...planner.scheduling import schedule
+from ...text.tables import table
 from .. import instances
 from .judging import Asked, Data, Goal, by_direction, judged, verdict
 

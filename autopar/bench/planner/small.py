@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...formats import read
-from ...placement import place
-from ...placement.anneal import STEPS
-from ...placement.exact import exact
-from ...placement.exact.result import EFFORT
-from ...placement.orders import kept
-from ...problem import Problem
-from ...tables import table
+from ...planner import place
+from ...planner.exact import exact
+from ...planner.exact.result import EFFORT
+from ...planner.formats import read
+from ...planner.model.orders import kept
+from ...planner.model.problem import Problem
+from ...planner.search.anneal import STEPS
+from ...text.tables import table
 from .. import instances
 from .judging import Asked, Data, Goal, Judged, by_policy, median, planned, verdict, without_solver, worst
 

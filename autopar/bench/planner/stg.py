@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import PlanError
-from ...formats import plain
-from ...tables import table
+from ...planner.formats import plain
+from ...text.tables import table
 from .judging import Asked, Data, Goal, median, planned, verdict, worst
 
 REDUCED = 60

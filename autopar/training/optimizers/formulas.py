@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from ... import casting
-from ...capture.private import norm_of
+from ...capture import autocast as casting
+from ...capture.torch_private import norm_of
 from ...errors import RunError
-from ...runtime.flat import joined, pieces
+from ...runtime.flat_transfer import joined, pieces
 from .kernels import Column, alike, entries, step
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ...capture.private import step_hooks
+from ...capture.torch_private import step_hooks
 from .formulas import FORMULAS
 from .kernels import entries
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ...capture import Captured
 from ...errors import PlanError
-from ...graph import Graph, Ref, Task, Value
+from ...ir.graph import Graph, Ref, Task, Value
 from .formulas import FORMULAS, Formula, clip, norm
 from .kernels import entries
 

@@ -1,0 +1,86 @@
+"""The graph of a call ahead of it: captured whole, and nothing of the call is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+from torch import fx, nn
+
+from ..errors import CaptureError
+from .assembly import Assembly, assembled
+from .captured import Captured
+from .dynamo_private import TorchDynamoException, compiled
+from .graph_breaks import no_graph, valued
+from .refusals import Untraceable, explain
+from .region import positional
+
+Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
+
+
+class _Stopped(Exception):
+    """Raised in the place of a graph, before anything of its call has happened; has its arguments."""
+
+
+class _Ahead:
+    """A backend of `torch.compile` that keeps the one graph it is given, or why there is none."""
+
+    def __init__(self, model: Callable[..., Any], rewrite: Rewrite | None) -> None:
+        self.model, self.rewrite = model, rewrite
+        self.assembly: Assembly | None = None
+        self.failure: Exception | None = None
+
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., NoReturn]:
+        root = self.model if isinstance(self.model, nn.Module) else None
+        try:
+            if self.rewrite is not None:
+                self.rewrite(module)
+            self.assembly = assembled(module, examples, root, positional(self.model))
+        except Exception as error:
+            self.failure = error
+
+        def stop(*args: Any) -> NoReturn:
+            raise _Stopped(args)
+
+        return stop
+
+
+def ahead(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rewrite: Rewrite | None = None
+) -> tuple[Captured, list[torch.Tensor]]:
+    """The graph of one call of a model or a function, and the tensors that are its inputs.
+
+    `rewrite` changes what Dynamo captured in place.
+
+    Grad mode and autocast are the caller's: forward and backward where something that comes back requires grad.
+    Nothing is run, neither are side effects of `forward`. Raises CaptureError, with the line and what to change, where
+    the call is not one graph.
+    """
+    backend = _Ahead(model, rewrite)
+    name = getattr(model, "__name__", type(model).__name__)
+    try:
+        compiled(model, backend, True, None)(*args, **kwargs)
+    except _Stopped as stopped:
+        (given,) = stopped.args
+        return _at(name, backend, given)
+    except TorchDynamoException as error:
+        raise no_graph(
+            name, error, "use autopar.compile, which runs what lies between graphs as written"
+        ) from error
+    raise CaptureError(
+        f"{name}: there is nothing to plan: torch.compile found no operation on tensors in this call, or is switched "
+        "off"
+    )
+
+
+def _at(name: str, backend: _Ahead, given: Sequence[Any]) -> tuple[Captured, list[torch.Tensor]]:
+    if backend.assembly is None:
+        assert backend.failure is not None
+        text = explain(name, backend.failure)
+        raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from backend.failure
+    try:
+        captured = backend.assembly.at(given)
+    except Untraceable as error:
+        raise valued(name, backend.assembly.region.module, error) from error
+    return captured, captured.flatten(tuple(given), {})

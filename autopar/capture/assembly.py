@@ -1,0 +1,248 @@
+"""A region and what was traced of it, as the `Captured` of one call's sizes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..ir.graph import Graph, Ref, Task
+from ..transform.rename import renamed
+from ..transform.views import folded, own
+from .captured import Captured
+from .convert import Conversion, live
+from .refusals import Untraceable
+from .region import Region
+from .sizes import Sizes, is_open
+from .source_locations import Locations, Origins
+from .strides import fitting, strides_of
+from .tracing import Traced, through, trace
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Values:
+    """Results of a region: tensors of the graph, in turn, and plain numbers."""
+
+    numbers: tuple[tuple[int, Any], ...]
+    order: tuple[int, ...]
+    count: int
+
+    def rebuild(self, values: Sequence[Any]) -> list[Any]:
+        """The results of the region from the outputs of the graph."""
+        found: list[Any] = [None] * self.count
+        for place, value in zip(self.order, values):
+            found[place] = value
+        for place, number in self.numbers:
+            found[place] = number
+        return found
+
+
+class Assembly:
+    """A traced region from which the graph at any sizes is made.
+
+    `renamed` are the path of the module it was traced in and of the one it is now of, where they are not the same.
+    """
+
+    def __init__(self, region: Region, traced: Traced) -> None:
+        self.region, self.traced, self.renamed = region, traced, ("", "")
+        self.held: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
+        nodes = (*traced.graph.nodes,)
+        self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
+        self.locations = Origins(traced.graph) if traced.tangents else Locations()
+        ends = [*traced.outputs, *(node for _, node in traced.updates)]
+        self.forward = live(traced.graph, ends)
+        done = set(self.forward)
+        every = live(traced.graph, [*self.forward, *(node for _, node in traced.gradients)])
+        self.backward = [node for node in every if node not in done] if traced.tangents else []
+
+    def at(self, given: Sequence[Any]) -> Captured:
+        """The graph for the arguments of one call. Raises Untraceable where a size depends on values."""
+        sizes = Sizes(self.region.fakes, given)
+        sizes.settle(self.traced.graph, self.open)
+        captured = self._captured(given, sizes)
+        return _finished(captured) if self.traced.tangents else captured
+
+    def of(self, region: Region) -> Assembly:
+        """The same of another module."""
+        pairs = ((a.path, b.path) for a, b in zip(self.region.places, region.places) if a.path != b.path)
+        ours, theirs = (path.split(".") for path in next(pairs, ("", "")))
+        while ours and theirs and ours[-1] == theirs[-1]:
+            ours.pop()
+            theirs.pop()
+        # What is open in the graph was read before any sizes were put into it.
+        other = copy.copy(self)
+        other.region, other.renamed = region, (".".join(ours), ".".join(theirs))
+        return other
+
+    def _at_home(self, task: Task) -> Task:
+        """A task with the path of the module that it is of."""
+        was, now = self.renamed
+        if not was or not f"{task.module}.".startswith(f"{was}."):
+            return task
+        return dataclasses.replace(task, module=now + task.module[len(was) :])
+
+    def _captured(self, given: Sequence[Any], sizes: Sizes) -> Captured:
+        region, traced = self.region, self.traced
+        conversion = _Conversion(region.name, self.locations)
+        values: list[str] = []
+        inputs: list[int] = []
+        state: dict[str, tuple[Mapping[str, Any], str]] = {}
+        for number, (place, node) in enumerate(zip(region.places, traced.inputs)):
+            if place.kind == "size":
+                conversion.made[node] = sizes.number(place.fake)
+                values.append("")
+                continue
+            values.append(conversion.give(node, place.path, place.kind, place.path))
+            if place.kind == "input":
+                inputs.append(number)
+            else:
+                state[values[-1]] = place.owner, place.key
+        for node, _ in traced.constants:
+            state[conversion.give(node, node.name, "state", node.name)] = self.held, node.name
+        first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
+        tangents: list[tuple[str, int]] = []
+        for index, node in traced.tangents:
+            name = f"tangent_{len(tangents)}"
+            tangents.append((conversion.give(node, name, "input", name), index))
+        for node in self.forward:
+            conversion.add(node)
+        conversion.phase = "backward"
+        for node in self.backward:
+            conversion.add(node)
+        updates = tuple(
+            (conversion.fresh(conversion.keep(node)), values[index]) for index, node in traced.updates
+        )
+        updated = {to: made for made, to in updates}
+        computed = (
+            conversion.apart(traced.outputs) if traced.tangents else [*map(conversion.keep, traced.outputs)]
+        )
+        tensors = [at for at, result in enumerate(region.results) if isinstance(result.fake, torch.Tensor)]
+        outputs, same = [], []
+        for index, at in enumerate(tensors):
+            result = region.results[at]
+            if result.same >= 0:
+                name = values[result.same]
+                same.append((index, name))
+                outputs.append(updated.get(name, name))
+            else:
+                outputs.append(computed[result.index])
+        made = dict(traced.gradients)
+        gradients = tuple(
+            (values[index], conversion.keep(made[index])) for index in region.by_parameter(list(made))
+        )
+        read = {value for task in conversion.tasks for value in task.inputs} | {*outputs, *updated}
+        kept = {name: slot for name, slot in state.items() if name in read}
+        names = tuple(values[number] for number in inputs)
+        graph = Graph(
+            region.name,
+            tuple(v for v in conversion.values.values() if v.kind != "state" or v.name in kept),
+            tuple(map(self._at_home, conversion.tasks)),
+            (*names, *(name for name, _ in tangents)),
+            tuple(kept),
+            (*outputs, *(name for _, name in gradients)),
+            updates,
+            paths=region.paths,
+        )
+        strides = [strides_of(sizes.at(region.results[at].fake)) for at in tensors]
+        smooth = {index for _, index in tangents}
+        numbers = [
+            (at, sizes.at(result.number))
+            for at, result in enumerate(region.results)
+            if at not in set(tensors)
+        ]
+        results = Values(tuple(numbers), tuple(tensors), len(region.results))
+        # A result that is returned in several places is one output, which has one gradient.
+        places = {index: tensors.index(first[index]) for index in {i for _, i in tangents}}
+        return Captured(
+            graph.check(),
+            kept,
+            {},
+            lambda args, kwargs: [args[number] for number in inputs],
+            results.rebuild,
+            _home(given),
+            tuple(region.results[at].index in smooth for at in tensors),
+            tuple(same),
+            fitting(strides, [graph.value[name].shape for name in outputs]),
+            tuple(strides_of(conversion.fakes.get(n)) == s for n, s in zip(outputs, strides)),
+            tangents=tuple((name, places[index]) for name, index in tangents),
+            gradients=gradients,
+        )
+
+
+def assembled(
+    module: fx.GraphModule, examples: Sequence[Any], root: nn.Module | None, parameters: Sequence[str]
+) -> Assembly:
+    """A graph that Dynamo captured with these arguments, traced: with its backward where grad mode is on and an
+    output requires grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can
+    hold, and whatever torch raises."""
+    region = Region(module, examples, root, parameters)
+    if region.empty:
+        raise Untraceable("nothing is computed")
+    if torch.is_grad_enabled() and region.changed:
+        raise through(region.changed)
+    training = torch.is_grad_enabled() and bool(region.differentiable)
+    names = [place.path for place in region.places]
+    traced = trace(module, region.fakes, names, region.wanted, training)
+    if training and [index for index, _ in sorted(traced.tangents)] != region.differentiable:
+        raise Untraceable("its backward as traced is not that of all outputs which require grad")
+    return Assembly(region, traced)
+
+
+def _home(given: Sequence[Any]) -> torch.device:
+    """The device a call comes from: that of its first tensor, else the default one."""
+    return next((item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device())
+
+
+def _finished(captured: Captured) -> Captured:
+    """A graph of forward and backward with its views folded, each gradient called after what it is the gradient of."""
+    graph, names = folded(captured.graph)
+    gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
+    # A gradient that is also an answer, or a saved number, keeps the name it was made under.
+    called = {
+        name: f"{graph.value[target].path}.grad"
+        for target, name in gradients
+        if graph.value[name].kind == "made" and not graph.readers[name]
+    }
+    graph = renamed(own(graph), called)
+    count = len(captured.graph.outputs) - len(gradients)
+    made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
+    return dataclasses.replace(captured, graph=graph, gradients=made)
+
+
+class _Conversion(Conversion):
+    """A conversion of forward and backward."""
+
+    def add(self, node: fx.Node) -> None:
+        """Convert one call; `detach` is nothing where gradients are plain values."""
+        if node.target is _aten.detach.default and self._traced:
+            self.made[node] = self.made[node.args[0]]
+            return
+        if node.target is _aten.native_batch_norm_backward.default and node.args[7]:
+            # In training the running statistics are not read, and have other values by then.
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+        super().add(node)
+
+    @property
+    def _traced(self) -> bool:
+        return isinstance(self.locations, Origins)
+
+    def apart(self, nodes: Sequence[fx.Node]) -> list[str]:
+        """The values of these results, no two the same: one that is there already has a view."""
+        found: dict[str, None] = {}
+        for node in nodes:
+            name = self.keep(node)
+            if name in found:
+                view = self.free(f"{name}.view")
+                self.values[view] = dataclasses.replace(self.values[name], name=view, kind="made", path="")
+                self.fakes[view] = self.fakes[name]
+                self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
+                name = view
+            found[name] = None
+        return list(found)

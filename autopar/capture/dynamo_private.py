@@ -1,0 +1,261 @@
+"""Every private corner of torch that the way through `torch.compile` leans on, behind one version check."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..errors import CaptureError
+from ..system import versions
+from ..system.garbage import uncollected
+from .source_locations import foreign, short
+
+try:
+    import torch._dynamo
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.utils import counters
+    from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch.export.exported_program import _override_composite_implicit_decomp
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+    from torch.fx.traceback import preserve_node_meta
+    from torch.nn.modules import module as modules
+except ImportError as error:
+    raise CaptureError(
+        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
+        f"{versions.SUPPORTED}: {versions.TO_TYPE}"
+    ) from error
+
+__all__ = [
+    "BackendCompilerFailed",
+    "TorchDynamoException",
+    "Unsupported",
+    "autograd_keys",
+    "compiled",
+    "depends_on_values",
+    "differentiated",
+    "flattened",
+    "outermost",
+    "source_of",
+]
+
+_SETTINGS: dict[str, Any] = {
+    # A recurrent layer is otherwise a graph break.
+    "allow_rnn": True,
+    # Hooks that are added later are otherwise not seen.
+    "skip_nnmodule_hook_guards": False,
+    # Floats are otherwise tensors whose values nobody knows.
+    "specialize_float": True,
+    # Numpy's random numbers are otherwise drawn by torch, as others.
+    "use_numpy_random_stream": True,
+    # A gradient that forward itself asks for is otherwise a graph break.
+    "trace_autograd_ops": True,
+    # A frame that Dynamo cannot take runs as the user wrote it, whose errors are then the user's own.
+    "suppress_errors": True,
+    # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
+    "recompile_limit": 64,
+}
+_LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch", "torch.__trace")
+_COMPOSITES: dict[Any, Any] = {}
+_count = itertools.count()
+
+
+class _Entry:
+    """Dynamo's entry to a frame that it has no code for yet, under `_SETTINGS`: they are read while it captures.
+
+    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph.
+    """
+
+    def __init__(
+        self, entry: Callable[..., Any], skipped: Callable[[str, str], None], settings: dict[str, Any]
+    ) -> None:
+        self.entry, self.skipped, self.settings = entry, skipped, settings
+        self._torchdynamo_orig_backend = entry
+
+    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        known = dict(counters["graph_break"])
+        with torch._dynamo.config.patch(**self.settings), _quiet(), uncollected():
+            found = self.entry(frame, *args, **kwargs)
+        for text, count in counters["graph_break"].items():
+            if count > known.get(text, 0):
+                self.skipped(
+                    first_line(text), f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
+                )
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.entry, name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs of captures that fail, unless it was asked for: the call goes on all the same."""
+    loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+def effects() -> bool:
+    """True if the call that Dynamo captures in this thread leaves something behind in Python, as a list that grows."""
+    translator = InstructionTranslator.current_tx()
+    found = translator.output.side_effects
+    changed = (item for item in found.id_to_variable.values() if found.is_modified(item))
+    return bool(found.tensor_hooks) or any(getattr(item, "source", None) is not None for item in changed)
+
+
+def outermost() -> bool:
+    """True if what Dynamo captures in this thread is a call of what `compiled` made, not a function that it calls or
+    what is left of it after a graph break."""
+    code = InstructionTranslator.current_tx().output.root_tx.f_code
+    return code.co_filename == __file__ and code.co_name.startswith("call_")
+
+
+def first_line(text: str) -> str:
+    """The sentence that Dynamo's explanations begin with."""
+    return text.strip().split("\n", 1)[0].rstrip(".")
+
+
+def broken(module: fx.GraphModule) -> tuple[str, str]:
+    """Reason and user's line of the graph break that a graph ends with; two empty texts where it ends with none."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return "", ""
+    why = "what runs depends on the values in a tensor" if reason.reason.startswith("generic_jump") else ""
+    frames = [frame for frame in reason.user_stack or () if foreign(frame.filename)] or list(
+        reason.user_stack or ()
+    )
+    last = frames[-1] if frames else None
+    place = f"{short(last.filename)}:{last.lineno}: `{last.line}`" if last else ""
+    return why or first_line(reason.reason), place
+
+
+def compiled(
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    fullgraph: bool,
+    dynamic: bool | None,
+    skipped: Callable[[str, str], None] = lambda why, place: None,
+) -> Callable[..., Any]:
+    """A module or a function as `torch.compile` compiles it, captured under `_SETTINGS`.
+
+    What Dynamo learns and keeps is by code object, those of `forward` being shared by all models of a class: each has
+    an entry of its own. `skipped` is told the reason and the place of each frame without a graph.
+    """
+
+    def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+        if hooks:  # read, and so guarded
+            pass
+        return function(*args, **kwargs)
+
+    # What sizes have varied Dynamo remembers by file, line and name: two models are none of each other's business.
+    call.__code__ = call.__code__.replace(co_name=f"call_{next(_count)}")
+    own = weakref.ref(backend)
+
+    def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
+        # Dynamo holds its backends for ever.
+        return own()(module, examples, **options)  # type: ignore[misc]
+
+    context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
+    # There is none where torch.compile is switched off.
+    callback: Any = getattr(context, "callback", None)
+    if callback is not None:
+        # A line in a log is no reason to refuse a call; where graphs may break it is written.
+        settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
+        vars(context)["callback"] = _Entry(callback, skipped, settings)
+    made: Callable[..., Any] = context(call)
+    return lambda *args, **kwargs: made(_hooks(), *args, **kwargs)
+
+
+def _logging() -> set[Any]:
+    """The methods of loggers that write, those that libraries have added included."""
+    kinds = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+    return {method for name, method in vars(logging.Logger).items() if name.partition("_")[0] in kinds}
+
+
+def _hooks() -> str:
+    """The hooks that all modules have, by their numbers: Dynamo takes these for constants, and sees none come or go."""
+    if not modules._has_any_global_hook():
+        return ""
+    kinds = (
+        modules._global_forward_pre_hooks,
+        modules._global_forward_hooks,
+        modules._global_backward_pre_hooks,
+        modules._global_backward_hooks,
+    )
+    return " ".join(",".join(map(str, kind)) or "-" for kind in kinds)
+
+
+def source_of(node: fx.Node) -> str:
+    """The source of a placeholder in Dynamo's terms, such as `L['self']._modules['0']._parameters['weight']`; ""
+    where it does not say."""
+    name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
+    # A method before torch 2.12.
+    return str(name() if callable(name) else name)
+
+
+def depends_on_values(made: Any) -> bool:
+    """True if a number, or a size of a tensor, is known only once the values in a tensor are."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
+
+
+def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
+    """The graph of a module without parameters, without autograd, functional, operators kept whole that torch could
+    compose of others, such as `linear`.
+
+    Each placeholder has `meta["desc"]`, the output a list of them: what it is in the module's own terms.
+    """
+    if not _COMPOSITES:
+        kept = _collect_all_valid_cia_ops_for_aten_namespace()
+        _COMPOSITES.update(dict.fromkeys(kept, _special_op_to_preserve_cia))
+    with torch.no_grad(), _override_composite_implicit_decomp(_COMPOSITES):
+        return _exported(module, tensors, decompositions)
+
+
+def differentiated(
+    module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
+    """The same of forward and backward, in torch's own kernels."""
+    with torch.enable_grad():
+        return _exported(module, tensors, decompositions)
+
+
+def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
+    # What torch enters on the stack has to end first, or it leaves the dispatcher as it found it: Python's.
+    with _undropped(), enable_python_dispatcher(), preserve_node_meta(), contextlib.ExitStack() as stack:
+        made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
+        return made.graph_module
+
+
+@contextlib.contextmanager
+def _undropped() -> Iterator[None]:
+    """Let no random draw be dropped whose result nobody reads: it still moves the generator."""
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True):
+        yield
+
+
+def autograd_keys(kinds: set[str]) -> list[Any]:
+    """The dispatch keys of autograd for these types of device."""
+    private = torch._C._get_privateuse1_backend_name()
+    names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
+    names = [{"META": "Meta"}.get(name, name) for name in names]
+    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
+    return [key for key in found if key is not None]

@@ -1,0 +1,95 @@
+"""Which axes of a call may be cut, and how its outputs rejoin: rules by operator, at the ATen level.
+
+The rules answer what DTensor's operator strategies answer for shards (`torch.distributed.tensor._ops`), for
+parts of any proportion: a cut names one axis of each tensor, and part i of k takes the same share of each.
+An operator without a rule has no cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...ir.graph import Cut
+
+# Their rules register themselves.
+from . import backward, composites, index, linear, loss, reduce, shape  # noqa: F401
+from .pointwise import pointwise
+from .registry import RULES, Call, Way
+
+_REFUSED = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+_TAGGED_BUT_SAFE = frozenset(
+    {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"}
+    | {"aten::scaled_dot_product_attention", "aten::rrelu", "aten::native_dropout"}
+    | {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
+    | {"aten::_scaled_dot_product_flash_attention_for_cpu"}
+    | {"aten::index", "aten::one_hot"}
+)
+"""Random or shaped by data with some arguments only; their rules look at the arguments."""
+
+
+def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[Cut, ...]:
+    """The ways in which `target(*args, **kwargs)` may be cut; empty where no rule proves one.
+
+    Tensors, real or fake, stand where the call has them; only shapes and dtypes are read. `Cut.inputs` has
+    one axis for each distinct tensor object, in argument order, args before kwargs; `Cut.outputs` one for
+    each output (each item of a sequence). Random, in-place and data-dependent operators have no cut.
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return ()
+    name = target._schema.name
+    if name not in _TAGGED_BUT_SAFE and not _REFUSED.isdisjoint(target.tags):
+        return ()
+    rule = RULES.get(name)
+    if rule is None and torch.Tag.pointwise in target.tags:
+        rule = pointwise
+    if rule is None:
+        return ()
+    inputs = _distinct((*args, *kwargs.values()))
+    call = Call(target, args, kwargs, output)
+    made = [item for item in call.outputs if isinstance(item, torch.Tensor)]
+    if any(type(size) is not int for tensor in (*inputs.values(), *made) for size in tensor.shape):
+        return ()
+    found = {cut: None for way in rule(call) for cut in _resolve(call, way, inputs)}
+    return tuple(found)
+
+
+def _distinct(arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """The tensors of the arguments by identity, each once, in order."""
+    found: dict[int, torch.Tensor] = {}
+    for value in arguments:
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = value
+        elif isinstance(value, list | tuple):
+            found.update((key, tensor) for key, tensor in _distinct(value).items() if key not in found)
+    return found
+
+
+def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterator[Cut]:
+    """The way as a Cut over distinct tensors: none where one tensor would be cut in two ways at once."""
+    axes: dict[int, int | None] = {}
+    for name, item, tensor in call.tensors():
+        given = way.inputs.get(name)
+        axis = given if item is None or given is None or isinstance(given, int) else given[item]
+        assert not isinstance(axis, Sequence)
+        if axes.setdefault(id(tensor), axis) != axis:
+            return
+        if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
+            return
+    if all(axis is None for axis in axes.values()) and not way.scale:
+        return
+    outputs = (way.outputs,) * len(call.outputs) if isinstance(way.outputs, int) else tuple(way.outputs)
+    for axis, tensor in zip(outputs, call.outputs, strict=True):
+        if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
+            return
+    scale: list[tuple[int, ...]] = []
+    for first, *path in way.scale:
+        name = str(first)
+        if name not in call.position:
+            return
+        scale.append((call.position[name], *map(int, path)))
+    yield Cut(tuple(axes[key] for key in inputs), outputs, tuple(scale))

@@ -1,0 +1,152 @@
+"""Cuts of gradients: those of what came in keep its rows, those of weights are sums over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...ir.graph import OWN, SUMMED
+from .registry import Call, Way, axis_of, rule
+
+
+def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
+    """The outputs' axes, None for those that the mask leaves out."""
+    return tuple(axis if wanted else None for axis, wanted in zip(outputs, call["output_mask"], strict=True))
+
+
+@rule("convolution_backward")
+def convolution_backward(call: Call) -> Iterator[Way]:
+    """The batch axis: rows for the input, sums for weight and bias."""
+    yield Way({"grad_output": 0, "input": 0}, _masked(call, 0, SUMMED, SUMMED))
+
+
+@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
+def layer_norm_backward(call: Call) -> Iterator[Way]:
+    """Axes before the normalised ones: rows for the input, sums for weight and bias."""
+    sums = (SUMMED,) * (len(call.outputs) - 1)
+    for axis in range(call.rank("input") - len(call["normalized_shape"])):
+        rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), axis)
+        yield Way(rows, _masked(call, axis, *sums))
+
+
+@rule("native_group_norm_backward")
+def group_norm_backward(call: Call) -> Iterator[Way]:
+    """The batch axis, which is among the sizes."""
+    rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), 0)
+    yield Way(rows, _masked(call, 0, SUMMED, SUMMED), (("N",),))
+
+
+@rule("native_batch_norm_backward")
+def batch_norm_backward(call: Call) -> Iterator[Way]:
+    """In training the channels; in evaluation, which does not read the statistics of the call, every other axis."""
+    if call["train"]:
+        channels = dict.fromkeys(("weight", "running_mean", "running_var", "save_mean", "save_invstd"), 0)
+        yield Way({"grad_out": 1, "input": 1, **channels}, _masked(call, 1, 0, 0))
+        return
+    for axis in range(call.rank("input")):
+        for saved in (OWN, None) if axis != 1 else ():
+            rows = {"grad_out": axis, "input": axis, "save_mean": saved, "save_invstd": saved}
+            yield Way(rows, _masked(call, axis, SUMMED, SUMMED))
+
+
+@rule("_softmax_backward_data", "_log_softmax_backward_data")
+def softmax_backward(call: Call) -> Iterator[Way]:
+    """Every axis but the one that adds up to one."""
+    rank = call.rank("output")
+    for axis in range(rank):
+        if axis != axis_of(call["dim"], rank):
+            yield Way({"grad_output": axis, "output": axis}, axis)
+
+
+@rule("glu_backward")
+def glu_backward(call: Call) -> Iterator[Way]:
+    """Every axis but the one that holds gate and gated."""
+    rank = call.rank("self")
+    for axis in range(rank):
+        if axis != axis_of(call["dim"], rank):
+            yield Way({"grad_output": axis, "self": axis}, axis)
+
+
+@rule("embedding_dense_backward")
+def embedding_backward(call: Call) -> Iterator[Way]:
+    """Axes of the indices add to the table, unless by how often an index occurs; or the features."""
+    rank = call.rank("indices")
+    if not call["scale_grad_by_freq"]:
+        for axis in range(rank):
+            yield Way({"grad_output": axis, "indices": axis}, SUMMED)
+    yield Way({"grad_output": rank}, 1)
+
+
+@rule("_cdist_backward")
+def cdist_backward(call: Call) -> Iterator[Way]:
+    """Batch axes and the points of the left; what those of the right add."""
+    # The name that torch 2.14 gave the gradient, and the one before.
+    grad = "grad_output" if call.is_tensor("grad_output") else "grad"
+    rank = call.rank(grad)
+    if not rank == call.rank("x1") == call.rank("x2") == call.output.dim():
+        return
+    for axis in range(rank - 2):
+        if len({call.shape(name)[axis] for name in (grad, "x1", "x2")}) == 1:
+            yield Way(dict.fromkeys((grad, "x1", "x2", "cdist"), axis), axis)
+    yield Way({grad: rank - 2, "x1": rank - 2, "cdist": rank - 2}, rank - 2)
+    yield Way({grad: rank - 1, "x2": rank - 2, "cdist": rank - 1}, SUMMED)
+
+
+@rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def grid_sampler_backward(call: Call) -> Iterator[Way]:
+    """The batch axis of images and grids."""
+    yield Way({"grad_output": 0, "input": 0, "grid": 0}, _masked(call, 0, 0))
+
+
+_PLANES = (
+    "max_pool{n}d_with_indices_backward avg_pool{n}d_backward _adaptive_avg_pool{n}d_backward"
+    " adaptive_max_pool{n}d_backward reflection_pad{n}d_backward replication_pad{n}d_backward"
+)
+
+
+@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _PLANES.split()))
+def plane_backward(call: Call) -> Iterator[Way]:
+    """Batch and channels: each image plane by itself."""
+    inner = int(next(digit for digit in call.name if digit.isdigit()))
+    for axis in range(call.rank("self") - inner):
+        yield Way({"grad_output": axis, "self": axis, "indices": axis}, axis)
+
+
+_RESIZES = (
+    "upsample_nearest{n}d_backward _upsample_nearest_exact{n}d_backward upsample_linear{n}d_backward"
+    " upsample_bilinear{n}d_backward upsample_bicubic{n}d_backward upsample_trilinear{n}d_backward"
+    " _upsample_bilinear{n}d_aa_backward _upsample_bicubic{n}d_aa_backward _upsample_lanczos{n}d_aa_backward"
+)
+
+
+@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))
+def resize_backward(call: Call) -> Iterator[Way]:
+    """Batch and channels, which the size repeats."""
+    for axis in range(2):
+        yield Way({"grad_output": axis}, axis, (("input_size", axis),))
+
+
+@rule("slice_backward", "select_backward", "unfold_backward")
+def along_backward(call: Call) -> Iterator[Way]:
+    """Every axis but the one it was taken along (all of it, when a slice took all there was)."""
+    rank = call.output.dim()
+    dim = axis_of(call["dim"], rank)
+    gone = dim if call.name == "aten::select_backward" else rank
+    size = call["input_sizes"][dim]
+    every = (
+        call.name == "aten::slice_backward"
+        and (call["start"], call["step"]) == (0, 1)
+        and call["end"] >= size
+    )
+    for axis in range(rank):
+        if axis != dim or every:
+            given = "grad_in" if call.name == "aten::unfold_backward" else "grad_output"
+            yield Way({given: axis - (axis > gone)}, axis, (("input_sizes", axis),))
+
+
+@rule("diagonal_backward")
+def diagonal_backward(call: Call) -> Iterator[Way]:
+    """Axes outside the plane, in order, in front of the diagonal."""
+    rank = call.output.dim()
+    plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
+    for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
+        yield Way({"grad_output": before}, after, (("input_sizes", after),))

@@ -1,0 +1,211 @@
+"""Cuts of what multiplies: matrix products, convolutions, attention, recurrent cells, poolings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...ir.graph import SUMMED
+from .registry import Call, Way, aligned, broadcasting, rule
+
+
+@rule("linear")
+def linear(call: Call) -> Iterator[Way]:
+    """Every axis of the input but the features, and the rows of the weight; without a bias the features add up."""
+    rank = call.rank("input")
+    for axis in range(rank - 1):
+        yield Way({"input": axis}, axis)
+    if call.rank("weight") == 2:
+        yield Way({"weight": 0, "bias": 0}, rank - 1)
+    if call["bias"] is None:
+        yield Way({"input": rank - 1, "weight": call.rank("weight") - 1}, SUMMED)
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "linalg_matmul", "__rmatmul__")
+def matmul(call: Call) -> Iterator[Way]:
+    """Broadcast batch axes, rows of the left, columns of the right; what is added broadcasts.
+
+    Where nothing is added, shares of the columns of the left and the rows of the right add up.
+    """
+    names = [name for name, _, _ in call.tensors()]
+    added = names.pop(0) if len(names) == 3 else None
+    left, right = names
+    out = tuple(call.output.shape)
+    rows, columns = call.rank(left), call.rank(right)
+    for axis in range(len(out)):
+        last = axis == len(out) - 1
+        inputs: dict[str, int | None]
+        if columns == 1:
+            inputs = {left: axis}
+        elif last:
+            inputs = {right: columns - 1}
+        elif rows == 1:
+            inputs = {right: axis}
+        elif axis == len(out) - 2:
+            inputs = {left: rows - 2}
+        else:
+            inputs = {name: aligned(call[name], axis, out) for name in names}
+        if added is not None:
+            inputs[added] = aligned(call[added], axis, out)
+        yield Way(inputs, axis)
+    if added is None:
+        yield Way({left: rows - 1, right: max(columns - 2, 0)}, SUMMED)
+
+
+@rule("einsum")
+def einsum(call: Call) -> Iterator[Way]:
+    """Each letter, wherever operands have it with its full size; those that the output lacks add up."""
+    equation = call["equation"].replace(" ", "")
+    if "->" not in equation or "." in equation:
+        return
+    given, out = equation.split("->")
+    terms = given.split(",")
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, call["tensors"], strict=True):
+        for letter, size in zip(term, tensor.shape, strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 0))
+    for letter, size in sizes.items():
+        if all(term.count(letter) < 2 for term in terms):
+            found = [
+                term.index(letter) if letter in term and tensor.shape[term.index(letter)] == size else None
+                for term, tensor in zip(terms, call["tensors"], strict=True)
+            ]
+            yield Way({"tensors": found}, out.index(letter) if letter in out else SUMMED)
+
+
+@rule("bilinear")
+def bilinear(call: Call) -> Iterator[Way]:
+    """The axes in front of the features."""
+    for axis in range(call.rank("input1") - 1):
+        yield Way({"input1": axis, "input2": axis}, axis)
+
+
+@rule("outer", "ger")
+def outer(call: Call) -> Iterator[Way]:
+    """Either vector."""
+    yield Way({"self": 0}, 0)
+    yield Way({"vec2": 0}, 1)
+
+
+@rule("cdist", "_cdist_forward", "_euclidean_dist")
+def cdist(call: Call) -> Iterator[Way]:
+    """Batch axes, and the points of either side."""
+    rank = call.output.dim()
+    for axis in range(rank - 2):
+        shape = tuple(call.output.shape)
+        yield Way({name: aligned(call[name], axis, shape) for name in ("x1", "x2")}, axis)
+    yield Way({"x1": call.rank("x1") - 2}, rank - 2)
+    yield Way({"x2": call.rank("x2") - 2}, rank - 1)
+
+
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@rule("convolution", "_convolution")
+def convolution(call: Call) -> Iterator[Way]:
+    """The batch axis."""
+    if call.rank("input") == call.rank("weight"):
+        yield Way({"input": 0}, 0)
+
+
+@rule("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
+def attention(call: Call) -> Iterator[Way]:
+    """Batch, heads (grouped queries in proportion to their keys), and query rows unless causal."""
+    query, key, value, mask = call["query"], call["key"], call["value"], call["attn_mask"]
+    if call["dropout_p"] != 0 or not query.dim() == key.dim() == value.dim():
+        return
+    rank = query.dim()
+    own = call.name == "aten::scaled_dot_product_attention"
+    scores = (*query.shape[:-1], key.shape[-2])
+    for axis in range(rank - 2 if own else 1):
+        grouped = axis == rank - 3 and bool(call.get("enable_gqa", False))
+        if key.shape[axis] != value.shape[axis] or (not grouped and key.shape[axis] != query.shape[axis]):
+            continue
+        inputs: dict[str, int | None] = {"query": axis, "key": axis, "value": axis}
+        if mask is not None:
+            inputs["attn_mask"] = aligned(mask, axis, scores)
+        yield Way(inputs, axis)
+    if own and not call["is_causal"]:
+        inputs = {"query": rank - 2}
+        if mask is not None:
+            inputs["attn_mask"] = aligned(mask, rank - 2, scores)
+        yield Way(inputs, rank - 2)
+
+
+@rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
+def fused_attention(call: Call) -> Iterator[Way]:
+    """The batch axis, where no mask says otherwise."""
+    if call["mask"] is None and all(output.numel() for output in call.outputs):
+        yield Way({"src": 0, "query": 0, "key": 0, "value": 0}, 0)
+
+
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(call: Call) -> Iterator[Way]:
+    """The batch axis of a padded batch: of the input by `batch_first`, of the states the second."""
+    if not call.is_tensor("input") or call.rank("input") != 3 or (call["train"] and call["dropout"] != 0):
+        return
+    batch = 0 if call["batch_first"] else 1
+    states = [1] * len(call["hx"]) if isinstance(call["hx"], list | tuple) else 1
+    yield Way({"input": batch, "hx": states}, (batch, *(1 for _ in call.outputs[1:])))
+
+
+@rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def cell(call: Call) -> Iterator[Way]:
+    """The batch axis."""
+    if call.rank("input") == 2:
+        yield Way({"input": 0, "hx": [0, 0] if isinstance(call["hx"], list | tuple) else 0}, 0)
+
+
+_POOLS = (
+    "max_pool{n}d max_pool{n}d_with_indices avg_pool{n}d adaptive_avg_pool{n}d adaptive_max_pool{n}d"
+    " _adaptive_avg_pool{n}d max_unpool{n}d upsample_nearest{n}d _upsample_nearest_exact{n}d"
+)
+_RESIZES = (
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa"
+    " _upsample_bicubic2d_aa _upsample_lanczos2d_aa"
+)
+
+
+@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _POOLS.split()), *_RESIZES.split())
+def pool(call: Call) -> Iterator[Way]:
+    """Batch and channels: each image plane by itself."""
+    inner = int(next(digit for digit in reversed(call.name) if digit.isdigit()))
+    name = "self" if "self" in call.arguments else "input"
+    for axis in range(call.rank(name) - inner):
+        yield Way({name: axis, "indices": axis}, axis)
+
+
+@rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(call: Call) -> Iterator[Way]:
+    """The batch axis of images and grids."""
+    yield Way({"input": 0, "grid": 0}, 0)
+
+
+@rule("affine_grid_generator")
+def affine_grid(call: Call) -> Iterator[Way]:
+    """The batch axis, which the size repeats."""
+    yield Way({"theta": 0}, 0, (("size", 0),))
+
+
+_MATRIX = (
+    "linalg_inv linalg_inv_ex inverse linalg_cholesky linalg_cholesky_ex cholesky linalg_matrix_exp"
+    " linalg_det det _linalg_det slogdet linalg_slogdet _linalg_slogdet logdet linalg_eigh _linalg_eigh"
+    " linalg_eigvalsh"
+    " linalg_svdvals linalg_matrix_power matrix_power linalg_pinv pinverse"
+)
+
+
+@rule(*_MATRIX.split())
+def matrix(call: Call) -> Iterator[Way]:
+    """Batch axes of functions of a square matrix that have one value."""
+    name, _, tensor = next(call.tensors())
+    if sum(1 for _ in call.tensors()) == 1:
+        for axis in range(tensor.dim() - 2):
+            yield Way({name: axis}, axis)
+
+
+@rule("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve")
+def solve(call: Call) -> Iterator[Way]:
+    """Batch axes, where both sides are batches of matrices."""
+    names = [name for name, _, _ in call.tensors()]
+    shape = tuple(call.output.shape)
+    if all(call.rank(name) == len(shape) for name in names):
+        for axis in range(len(shape) - 2):
+            yield Way(broadcasting(call, axis, shape), axis)

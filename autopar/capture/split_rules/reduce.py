@@ -1,0 +1,161 @@
+"""Cuts of reductions, scans, sorts, softmaxes and norms: every axis but those they work along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...ir.graph import OWN, SUMMED
+from .pointwise import pointwise
+from .registry import Call, Way, axes_of, axis_of, broadcasting, rule
+
+_SAME_SHAPE = (
+    "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp"
+    " sort argsort msort topk special_softmax special_log_softmax"
+)
+_REDUCING = (
+    "sum mean amax amin max min argmax argmin prod any all var std var_mean std_mean logsumexp norm nansum"
+    " nanmean linalg_vector_norm median nanmedian mode kthvalue count_nonzero aminmax special_logsumexp"
+)
+
+
+@rule(*_SAME_SHAPE.split())
+def along(call: Call) -> Iterator[Way]:
+    """Scans, sorts and softmaxes keep the shape but for the axis they work along."""
+    rank = call.rank("self")
+    dim = 0 if call.name == "aten::msort" else call.get("dim", -1)
+    if not isinstance(dim, int):
+        return
+    for axis in range(rank):
+        if axis != axis_of(dim, rank):
+            yield Way({"self": axis}, axis)
+
+
+@rule(*_REDUCING.split())
+def reduction(call: Call) -> Iterator[Way]:
+    """Axes that are not reduced, renumbered unless the reduced ones stay with size 1; of a sum the others too."""
+    if call.is_tensor("other"):
+        yield from pointwise(call)
+        return
+    rank = call.rank("self")
+    dim = call.get("dim")
+    busy = axes_of(dim, rank)
+    if dim is None and call.name in ("aten::kthvalue", "aten::median", "aten::mode"):
+        return
+    keep = bool(call.get("keepdim", False))
+    for axis in range(rank):
+        if axis not in busy:
+            yield Way({"self": axis}, axis if keep else axis - sum(other < axis for other in busy))
+        elif call.name in ("aten::sum", "aten::nansum"):
+            yield Way({"self": axis}, SUMMED)
+
+
+@rule("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
+def layer_norm(call: Call) -> Iterator[Way]:
+    """Axes before the normalised ones; weight and bias whole."""
+    for axis in range(call.rank("input") - len(call["normalized_shape"])):
+        yield Way({"input": axis}, axis)
+
+
+@rule("group_norm", "native_group_norm", "instance_norm")
+def group_norm(call: Call) -> Iterator[Way]:
+    """The batch axis, with the batch among the sizes of the native form."""
+    if call.name == "aten::instance_norm" and (not call["use_input_stats"] or call.is_tensor("running_mean")):
+        return
+    yield Way({"input": 0}, 0, (("N",),) if "N" in call.arguments else ())
+
+
+@rule("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
+@rule("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+def batch_norm(call: Call) -> Iterator[Way]:
+    """The channels, each with its own statistics; in evaluation every other axis as well, with the same
+    statistics in each part. In training those need the whole batch.
+    """
+    training = call.get("training", False)
+    for axis in () if training else range(call.rank("input")):
+        if axis != 1:
+            yield Way({"input": axis}, (axis, *(OWN for _ in call.outputs[1:])))
+    # The others write to the running statistics, though their schema does not say so.
+    plain = not training or call.name.startswith("aten::_native_batch_norm_legit")
+    if plain and all(output.shape == call.shape("input")[1:2] for output in call.outputs[1:]):
+        channels = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), 0)
+        yield Way({"input": 1, **channels}, (1, *(0 for _ in call.outputs[1:])))
+
+
+@rule("prelu")
+def prelu(call: Call) -> Iterator[Way]:
+    """Every axis but the channels, which have their own slope each."""
+    for axis in range(call.rank("self")):
+        if axis != 1 or call["weight"].numel() == 1:
+            yield Way({"self": axis}, axis)
+
+
+@rule("cosine_similarity", "pairwise_distance", "linalg_cross", "linalg_vecdot")
+def along_pair(call: Call) -> Iterator[Way]:
+    """Axes of the broadcast pair outside the one it works along."""
+    tensors = [tensor for _, _, tensor in call.tensors()]
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    dim = axis_of(call.get("dim", -1), len(shape))
+    gone = len(shape) if call.name == "aten::linalg_cross" or call.get("keepdim", False) else dim
+    for axis in range(len(shape)):
+        if axis != dim:
+            yield Way(broadcasting(call, axis, shape), axis - (axis > gone))
+
+
+@rule("quantile", "nanquantile")
+def quantile(call: Call) -> Iterator[Way]:
+    """With one quantile and one axis, a reduction."""
+    if call.get("dim") is not None and (not call.is_tensor("q") or call["q"].dim() == 0):
+        yield from reduction(call)
+
+
+@rule(
+    "fft_fft",
+    "fft_ifft",
+    "fft_rfft",
+    "fft_irfft",
+    "fft_hfft",
+    "fft_ihfft",
+    "fft_fft2",
+    "fft_ifft2",
+    "fft_rfft2",
+)
+@rule("fft_irfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "fft_irfftn", "_fft_r2c", "_fft_c2c", "_fft_c2r")
+@rule("fft_fftshift", "fft_ifftshift")
+def fft(call: Call) -> Iterator[Way]:
+    """Axes that are not transformed."""
+    rank = call.rank("self")
+    dim = call["dim"]
+    if dim is None and call.get("s") is not None:
+        dim = list(range(rank - len(call["s"]), rank))
+    for axis in range(rank):
+        if axis not in axes_of(dim, rank):
+            yield Way({"self": axis}, axis)
+
+
+@rule("stft")
+def stft(call: Call) -> Iterator[Way]:
+    """The batch of signals."""
+    if call.rank("self") == 2:
+        yield Way({"self": 0}, 0)
+
+
+@rule("bucketize", "isin")
+def lookup(call: Call) -> Iterator[Way]:
+    """Each element of the queries by itself; what it is looked up in is whole."""
+    name = "self" if call.name == "aten::bucketize" else "elements"
+    if call.is_tensor(name):
+        for axis in range(call.rank(name)):
+            yield Way({name: axis}, axis)
+
+
+@rule("searchsorted")
+def searchsorted(call: Call) -> Iterator[Way]:
+    """One sorted row for all queries: any axis; a row each: the axes in front."""
+    if not call.is_tensor("self"):
+        return
+    flat = call.rank("sorted_sequence") == 1
+    for axis in range(call.rank("self") if flat else call.rank("self") - 1):
+        cut = {"self": axis} if flat else {"self": axis, "sorted_sequence": axis, "sorter": axis}
+        yield Way(cut, axis)

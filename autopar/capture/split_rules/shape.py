@@ -1,0 +1,298 @@
+"""Cuts of what moves or renames elements without computing: views, joins, splits, paddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from .registry import Call, Way, aligned, axes_of, axis_of, rule
+
+
+@rule(
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "_reshape_alias",
+    "flatten",
+    "unflatten",
+    "view_as",
+    "reshape_as",
+    "ravel",
+)
+def reshape(call: Call) -> Iterator[Way]:
+    """Axis i before and axis j after with equal products of the sizes to their left.
+
+    The elements of a share of either axis are then the same block of each row, so a part of the one is a
+    part of the other, in the same proportion.
+    """
+    before, after = call.shape("self"), tuple(call.output.shape)
+    if call.output.dtype != call["self"].dtype or 0 in before:
+        return
+    name = next((name for name in ("size", "shape", "sizes") if name in call.arguments), None)
+    first = axis_of(call["dim"], len(before)) if "dim" in call.arguments else 0
+    left = {math.prod(before[:axis]): axis for axis in range(len(before)) if before[axis] > 1}
+    for axis in range(len(after)):
+        own = left.get(math.prod(after[:axis]))
+        if own is None or after[axis] == 1:
+            continue
+        inputs: dict[str, int | None] = {"self": own, "other": axis}
+        place = axis - first
+        given = name is not None and 0 <= place < len(call[name]) and call[name][place] != -1
+        yield Way(inputs, axis, ((name, place),) if name is not None and given else ())
+
+
+@rule("expand", "broadcast_to", "expand_as", "expand_copy")
+def expand(call: Call) -> Iterator[Way]:
+    """Every axis: cut in the input as well, or in the size alone where the input repeats along it."""
+    tensor, shape = call["self"], tuple(call.output.shape)
+    for axis in range(len(shape)):
+        scaled = "size" in call.arguments and call["size"][axis] != -1
+        inputs = {"self": aligned(tensor, axis, shape), "other": axis}
+        yield Way(inputs, axis, (("size", axis),) if scaled else ())
+
+
+@rule("repeat", "tile")
+def repeat(call: Call) -> Iterator[Way]:
+    """Axes that are repeated once."""
+    name = "repeats" if "repeats" in call.arguments else "dims"
+    shape = tuple(call.output.shape)
+    times = (1,) * (len(shape) - len(call[name])) + tuple(call[name])
+    for axis, count in enumerate(times):
+        if count == 1:
+            yield Way({"self": aligned(call["self"], axis, shape)}, axis)
+
+
+@rule("repeat_interleave")
+def repeat_interleave(call: Call) -> Iterator[Way]:
+    """A fixed number of repeats keeps each row's copies together, so any axis may be cut."""
+    if (
+        isinstance(call.get("repeats"), int)
+        and call.get("dim") is not None
+        and call.get("output_size") is None
+    ):
+        for axis in range(call.rank("self")):
+            yield Way({"self": axis}, axis)
+
+
+@rule(
+    "permute",
+    "permute_copy",
+    "movedim",
+    "moveaxis",
+    "transpose",
+    "transpose_copy",
+    "swapaxes",
+    "swapdims",
+    "t",
+)
+@rule("t_copy", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
+def permute(call: Call) -> Iterator[Way]:
+    """Every axis, where it goes."""
+    rank = call.rank("self")
+    order = list(range(rank))
+    if "dims" in call.arguments:
+        order = [axis_of(axis, rank) for axis in call["dims"]]
+    elif "source" in call.arguments:
+        order = _moved(call["source"], call["destination"], rank)
+    elif call.name.endswith("numpy_T") or rank < 2:
+        order.reverse()
+    else:
+        names = next(
+            (pair for pair in (("dim0", "dim1"), ("axis0", "axis1")) if pair[0] in call.arguments), None
+        )
+        one, other = (axis_of(call[name], rank) for name in names) if names else (rank - 2, rank - 1)
+        order[one], order[other] = order[other], order[one]
+    for after, before in enumerate(order):
+        yield Way({"self": before}, after)
+
+
+def _moved(source: int | Sequence[int], destination: int | Sequence[int], rank: int) -> list[int]:
+    froms = [axis_of(axis, rank) for axis in ([source] if isinstance(source, int) else source)]
+    tos = [axis_of(axis, rank) for axis in ([destination] if isinstance(destination, int) else destination)]
+    rest = iter(axis for axis in range(rank) if axis not in froms)
+    placed = dict(zip(tos, froms, strict=True))
+    return [placed[axis] if axis in placed else next(rest) for axis in range(rank)]
+
+
+@rule("unsqueeze", "unsqueeze_copy")
+def unsqueeze(call: Call) -> Iterator[Way]:
+    """Axes after the new one move up by one."""
+    rank = call.rank("self")
+    new = axis_of(call["dim"], rank + 1)
+    for axis in range(rank):
+        yield Way({"self": axis}, axis + (axis >= new))
+
+
+@rule("squeeze", "squeeze_copy")
+def squeeze(call: Call) -> Iterator[Way]:
+    """Axes that stay; without `dim` only where no part could be squeezed that the whole is not: never."""
+    if "dim" not in call.arguments:
+        return
+    shape = call.shape("self")
+    gone = [axis for axis in axes_of(call["dim"], len(shape)) if shape[axis] == 1]
+    for axis in range(len(shape)):
+        if axis not in axes_of(call["dim"], len(shape)):
+            yield Way({"self": axis}, axis - sum(other < axis for other in gone))
+
+
+@rule("view_as_real", "view_as_complex", "view_as_real_copy", "view_as_complex_copy")
+def complex_view(call: Call) -> Iterator[Way]:
+    """Every axis but the pair (real, imaginary)."""
+    for axis in range(min(call.rank("self"), call.output.dim())):
+        yield Way({"self": axis}, axis)
+
+
+@rule("cat", "concat", "concatenate")
+def cat(call: Call) -> Iterator[Way]:
+    """Every axis but the one that grows."""
+    rank = call.output.dim()
+    if all(tensor.dim() == rank for tensor in call["tensors"]):
+        for axis in range(rank):
+            if axis != axis_of(call["dim"], rank):
+                yield Way({"tensors": [axis] * len(call["tensors"])}, axis)
+
+
+@rule("stack")
+def stack(call: Call) -> Iterator[Way]:
+    """Every axis; those after the new one move up by one."""
+    rank = call.output.dim()
+    new = axis_of(call["dim"], rank)
+    for axis in range(rank - 1):
+        yield Way({"tensors": [axis] * len(call["tensors"])}, axis + (axis >= new))
+
+
+@rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
+@rule("tensor_split", "split_copy", "split_with_sizes_copy")
+def split(call: Call) -> Iterator[Way]:
+    """Every axis but the one that is split."""
+    if call.is_tensor("tensor_indices_or_sections"):
+        return
+    for axis in range(call.rank("self")):
+        if axis != axis_of(call["dim"], call.rank("self")):
+            yield Way({"self": axis}, axis)
+
+
+@rule("unbind", "unbind_copy", "select", "select_copy")
+def select(call: Call) -> Iterator[Way]:
+    """Every axis but the one that goes."""
+    if not isinstance(call.get("dim"), int):
+        return
+    rank = call.rank("self")
+    gone = axis_of(call["dim"], rank)
+    for axis in range(rank):
+        if axis != gone:
+            yield Way({"self": axis}, axis - (axis > gone))
+
+
+@rule(
+    "slice",
+    "slice_copy",
+    "narrow",
+    "narrow_copy",
+    "flip",
+    "roll",
+    "unfold",
+    "unfold_copy",
+    "glu",
+    "slice_scatter",
+)
+@rule("select_scatter", "rot90", "fliplr", "flipud", "diff")
+def along(call: Call) -> Iterator[Way]:
+    """Every axis but those the operator works along (all of it, when a slice takes all there is)."""
+    rank = call.rank("self")
+    if call.name in ("aten::fliplr", "aten::flipud"):
+        busy = frozenset({1 if call.name == "aten::fliplr" else 0})
+    elif "dims" in call.arguments:
+        if call.name == "aten::roll" and not call["dims"]:
+            return
+        busy = axes_of(tuple(call["dims"]), rank) if call["dims"] else frozenset()
+    else:
+        busy = axes_of(call["dimension"] if "dimension" in call.arguments else call["dim"], rank)
+    if "step" in call.arguments and "end" in call.arguments and _takes_all(call):
+        busy = frozenset()
+    for axis in range(rank):
+        if axis not in busy:
+            gone = axis_of(call["dim"], rank) if call.name == "aten::select_scatter" else rank
+            beside = dict.fromkeys(("prepend", "append"), axis)
+            yield Way({"self": axis, "src": axis - (axis > gone), **beside}, axis)
+
+
+def _takes_all(call: Call) -> bool:
+    size = call.shape("self")[axis_of(call["dim"], call.rank("self"))]
+    return call["step"] == 1 and call["start"] in (None, 0) and (call["end"] is None or call["end"] >= size)
+
+
+@rule("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+@rule("replication_pad1d", "replication_pad2d", "replication_pad3d", "_pad_circular", "_pad_enum")
+def pad(call: Call) -> Iterator[Way]:
+    """Axes before the padded ones, and padded ones whose padding is zero when it is a constant."""
+    rank, sizes = call.rank("self"), tuple(call["pad" if "pad" in call.arguments else "padding"])
+    constant = call.name == "aten::constant_pad_nd" or call.get("mode") == "constant"
+    for axis in range(rank):
+        place = 2 * (rank - 1 - axis)
+        if place >= len(sizes) or (constant and sizes[place : place + 2] == (0, 0)):
+            yield Way({"self": axis}, axis)
+
+
+@rule("tril", "triu", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im")
+def leading(call: Call) -> Iterator[Way]:
+    """The batch axes in front of the plane, cube or image it works on."""
+    inner = {"aten::tril": 2, "aten::triu": 2, "aten::im2col": 3, "aten::col2im": 2}.get(call.name, 3)
+    for axis in range(1 if call.name == "aten::channel_shuffle" else call.rank("self") - inner):
+        yield Way({"self": axis}, axis)
+
+
+@rule("diagonal", "diagonal_copy", "linalg_diagonal")
+def diagonal(call: Call) -> Iterator[Way]:
+    """Axes outside the plane, in order, in front of the diagonal."""
+    rank = call.rank("self" if "self" in call.arguments else "A")
+    plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
+    name = "self" if "self" in call.arguments else "A"
+    for after, axis in enumerate(axis for axis in range(rank) if axis not in plane):
+        yield Way({name: axis}, after)
+
+
+@rule("diag_embed")
+def diag_embed(call: Call) -> Iterator[Way]:
+    """Axes before the diagonal, in order, round the plane it becomes."""
+    rank = call.output.dim()
+    plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
+    for before, after in zip(
+        range(rank - 2), (axis for axis in range(rank) if axis not in plane), strict=True
+    ):
+        yield Way({"self": before}, after)
+
+
+@rule("zeros", "ones", "full")
+def filled(call: Call) -> Iterator[Way]:
+    """Every axis, by its size."""
+    for axis in range(call.output.dim()):
+        yield Way({}, axis, (("size", axis),))
+
+
+@rule("new_zeros", "new_ones", "new_full", "new_empty")
+def new(call: Call) -> Iterator[Way]:
+    """The input gives only its kind, so any axis of it, or none, goes with any axis of the same size."""
+    yield from filled(call)
+    for before, size in enumerate(call.shape("self")):
+        for after, other in enumerate(call.output.shape):
+            if size == other:
+                yield Way({"self": before}, after, (("size", after),))
+
+
+@rule("one_hot")
+def one_hot(call: Call) -> Iterator[Way]:
+    """Every axis, when the number of classes is given."""
+    if call["num_classes"] > 0:
+        for axis in range(call.rank("self")):
+            yield Way({"self": axis}, axis)
+
+
+@rule("_assert_tensor_metadata")
+def metadata(call: Call) -> Iterator[Way]:
+    """Every axis, its size with it; strides differ between a part and a whole."""
+    if call.get("stride") is not None:
+        return
+    for axis in range(call.rank(next(name for name, _, _ in call.tensors()))):
+        name = next(name for name, _, _ in call.tensors())
+        yield Way({name: axis}, (), (("size", axis),) if call.get("size") is not None else ())

@@ -1,0 +1,104 @@
+"""Every private corner of torch that capture leans on, behind one version check."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from ..system import versions
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.optim import optimizer as _optimizer
+    from torch.utils import _pytree as pytree
+    from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
+except ImportError as error:
+    raise CaptureError(
+        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
+        f"{versions.SUPPORTED}: {versions.TO_TYPE}"
+    ) from error
+
+if not versions.supported(torch.__version__):
+    logging.getLogger("autopar").warning(
+        "torch %s was never tested with autopar, which supports %s: %s",
+        torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
+    )  # fmt: skip
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "conv_flop_count",
+    "flop_registry",
+    "norm_of",
+    "origin",
+    "packs_saved",
+    "pytree",
+    "raising",
+    "result",
+    "sdpa_flop_count",
+    "step_hooks",
+    "transformed",
+]
+
+
+def transformed() -> str:
+    """The torch.func transform or forward-mode AD that is active in this thread, in words; "" outside of both."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func (grad, vmap, jvp, ...)"
+    return "torch.autograd.forward_ad.dual_level" if torch.autograd.forward_ad._current_level >= 0 else ""
+
+
+def packs_saved() -> bool:
+    """Whether hooks of the caller's see what autograd saves in this thread."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same tensors, which raise RuntimeError when they are differentiated."""
+    if not tensors:
+        return ()
+    found = torch._C._functions.DelayedError(message.encode(), len(tensors))(*tensors)
+    # Given one tensor, torch returns it bare.
+    return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What torch calls before and after each step of an optimizer, the hooks of all optimizers included."""
+    before, after = _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return [hook for hooks in (before, after, *own) for hook in hooks.values()]
+
+
+def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """Let a scaler forget that it has unscaled the gradients of an optimizer, which were then put back."""
+    scaler._per_optimizer_states.pop(id(optimizer), None)
+
+
+def norm_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
+    return torch._foreach_norm([tensor], 2.0)[0]
+
+
+def origin(node: torch.fx.Node) -> str:
+    """Name of the node of the undecomposed graph that a decomposed node came from, "" when torch kept
+    none.
+    """
+    sources = node.meta.get("from_node") or ()
+    return str(sources[0].name) if sources else ""
+
+
+def result(node: torch.fx.Node) -> Any:
+    """The fake result of a call, None when it has none.
+
+    torch 2.11 gives the last states of an LSTM an axis too many; they are shaped like the first states, in memory of
+    their own.
+    """
+    output: Any = node.meta.get("val")
+    if node.target is torch.ops.aten.lstm.input:
+        states: Any = node.args[1]
+        hidden, cell = (state.meta["val"] for state in states)
+        return output[0], torch.empty_like(hidden), torch.empty_like(cell)
+    return output

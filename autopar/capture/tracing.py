@@ -1,0 +1,214 @@
+"""From what Dynamo captured to one functional graph of aten operators, with its backward or without.
+
+Without: AOTAutograd flattens it, operators that torch could compose of others kept whole. With: AOTAutograd
+differentiates it, composites standing in for what a CPU would take apart (`composites.rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ..ops.composites.draws import IN_PLACE
+from ..ops.composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
+from . import autocast as casting
+from .dynamo_private import autograd_keys, differentiated, flattened
+from .lowered import Lowered
+from .refusals import Untraceable
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A functional graph of n inputs and m outputs.
+
+    `inputs` are the n placeholders, `outputs` the m results, `constants` tensors that the code itself makes of numbers
+    (`torch.tensor([1.0, 2.0])`), each with the node that reads it. `tangents` pairs the index of an output with the
+    placeholder of its gradient, `gradients` the index of an input with its gradient, `updates` the index of an
+    input that is changed in place with its new value.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
+    tangents: tuple[tuple[int, fx.Node], ...]
+    gradients: tuple[tuple[int, fx.Node], ...]
+    updates: tuple[tuple[int, fx.Node], ...]
+
+
+def trace(
+    module: fx.GraphModule, given: Sequence[Any], names: Sequence[str], wanted: Sequence[int], training: bool
+) -> Traced:
+    """The graph of a module for inputs like `given`: fake tensors, and sizes; `names` are theirs, `wanted` the places
+    of the tensors it is to return.
+
+    Each output of a differentiated graph is given memory of its own, so that it has
+    its own gradient. Raises Untraceable for what no graph can hold, and whatever torch raises.
+    """
+    keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
+    rules = {**DRAWN, **RULES} if training else DRAWN
+    run = _Run(module, given, wanted, training)
+    with standing_in(rules, keys):
+        made = (differentiated if training else flattened)(run, tuple(given), IN_PLACE)
+    return _meant(made, given, names)
+
+
+def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> Traced:
+    graph = made.graph
+    inputs: dict[int, fx.Node] = {}
+    tangents: list[tuple[int, fx.Node]] = []
+    constants: list[tuple[fx.Node, torch.Tensor]] = []
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            held = getattr(graph.owning_module, node.target)
+            if isinstance(held, torch.Tensor):
+                constants.append((node, held))
+        if node.op == "placeholder":
+            kind, index = _meaning(node.meta["desc"])
+            if kind == "PlainAOTInput":
+                inputs[index] = node
+            elif kind == "PlainAOTOutput":
+                tangents.append((index, node))
+            else:
+                raise through(names[index])
+    end = next(iter(reversed(graph.nodes)))
+    outputs: dict[int, fx.Node] = {}
+    gradients, updates = [], []
+    for node, description in zip(end.args[0], end.meta["desc"]):
+        if node is None:
+            continue
+        kind, index = _meaning(description)
+        if kind == "PlainAOTOutput":
+            own = tangents and node.target is _aten.clone.default
+            outputs[index] = node.args[0] if own else node
+        elif kind == "InputMutationAOTOutput":
+            if tangents and given[index].requires_grad:
+                raise through(names[index])
+            updates.append((index, node))
+        else:
+            if node.meta["val"].layout is not torch.strided:
+                raise Untraceable(
+                    f"the gradient of {names[index]} is sparse, of which no plan knows the size; "
+                    "make its layer with sparse=False"
+                )
+            gradients.append((index, node))
+    return Traced(
+        graph,
+        tuple(inputs[index] for index in range(len(given))),
+        tuple(outputs[index] for index in range(len(outputs))),
+        tuple(constants),
+        tuple(tangents),
+        tuple(gradients),
+        tuple(updates),
+    )
+
+
+class _Run(nn.Module):
+    """A captured graph run node by node, so that what is traced from it knows the module and line of each."""
+
+    def __init__(
+        self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
+    ) -> None:
+        super().__init__()
+        self.captured, self.wanted, self.differentiated = (module,), wanted, differentiated
+        self.weights = [differentiated and _cast_once(item) for item in given]
+
+    def forward(self, *tensors: Any) -> Any:
+        casts = Casts([tensor for tensor, once in zip(tensors, self.weights) if once])
+        with casts if self.differentiated else Lowered():
+            made = _Nodes(self.captured[0], casts).run(*tensors)
+        found = [made[place] for place in self.wanted]
+        return tuple(item.clone() for item in found) if self.differentiated else tuple(found)
+
+
+class _Nodes(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, casts: Casts) -> None:
+        super().__init__(module)
+        self.casts = casts
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = super().call_function(FUNCTIONS.get(target, target), args, kwargs)
+        if getattr(target, "__name__", "") == "_exit_autocast":
+            self.casts.forget()
+        return made
+
+
+class Casts(TorchFunctionMode):
+    """Autocast's cache of cast weights until its outermost region ends, so that the gradients of all uses meet in
+    the low precision.
+
+    Autocast keeps nothing of a tensor that is no leaf, as the inputs of a module that is traced are not.
+    """
+
+    def __init__(self, weights: list[Any]) -> None:
+        self.weights = {id(tensor) for tensor in weights}
+        self.kept: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.weights and getattr(function, "__name__", "") in _LOWERED:
+            args, kwargs = pytree.tree_map(self._cast, (tuple(args), dict(kwargs)))
+        return function(*args, **kwargs)
+
+    def forget(self) -> None:
+        """An autocast region has ended: after the outermost nothing is kept."""
+        if not torch.is_autocast_enabled("cpu") and not any(casting.enabled(key[3]) for key in self.kept):
+            self.kept.clear()
+
+    def _cast(self, item: Any) -> Any:
+        if id(item) not in self.weights or not casting.enabled(item.device.type):
+            return item
+        kind = item.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        key = (id(item), dtype, torch.is_grad_enabled(), kind)
+        if key not in self.kept:
+            self.kept[key] = item.to(dtype)
+        return self.kept[key]
+
+
+_LOWERED = frozenset({
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmv", "addr", "addbmm", "baddbmm",
+    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "convolution", "prelu",
+})  # fmt: skip
+"""Functions whose weights autocast casts down once and keeps."""
+
+
+def _cast_once(item: Any) -> bool:
+    weight = isinstance(item, torch.Tensor) and item.dtype is torch.float32 and item.requires_grad
+    return bool(weight and item.is_leaf and not item._is_view())
+
+
+def _meaning(description: Any) -> tuple[str, int]:
+    """The kind of a placeholder or a result, and the index of the input or output that it is for."""
+    for relation in ("output", "grad_of", "mutated_input"):
+        inner = getattr(description, relation, None)
+        if inner is not None:
+            kind, index = _meaning(inner)
+            return (type(description).__name__ if relation != "output" else kind), index
+    kind = type(description).__name__
+    if kind.startswith("SyntheticBase"):
+        raise Untraceable(
+            "a tensor is changed in place that shares its memory with another; pass a copy (clone)"
+        )
+    if kind not in ("PlainAOTInput", "PlainAOTOutput"):
+        raise Untraceable(f"differentiation makes a {kind} of it, which no graph can hold")
+    return kind, description.idx
+
+
+def through(name: str) -> Untraceable:
+    """The error about a tensor that is changed in place where a gradient goes through the change."""
+    return Untraceable(
+        f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
+        "give it a value that is detached"
+    )

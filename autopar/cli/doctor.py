@@ -1,0 +1,95 @@
+"""`python -m autopar doctor`: what this machine has, how fast it is, and what to type."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Sequence
+
+import torch
+
+from ..costs.detect import accelerators, detect
+from ..ir.hardware.buses import BUSES
+from ..ir.hardware.chips import CHIPS
+from ..planner.native.build import told
+from ..system import cache, versions
+from ..text.tables import size, table
+
+
+def main(argv: Sequence[str]) -> int:
+    """Detect, measure what was not measured yet, and print all of it; 0 when it worked."""
+    parser = argparse.ArgumentParser(prog="python -m autopar doctor", description=main.__doc__)
+    parser.add_argument(
+        "devices", nargs="*", help='device names such as cpu "cpu*2" cuda:0; default: all there are'
+    )
+    parser.add_argument("--again", action="store_true", help="forget what was measured and measure it anew")
+    chosen = parser.parse_args(argv)
+    if chosen.again:
+        cache.clear()
+    found = accelerators()
+    stand_ins = () if found else ("emulated:0", "emulated:1")
+    names = chosen.devices or ["cpu", *found, *stand_ins]
+    print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
+    print(f"{versions.SUPPORTED} are supported{wrong}")
+    print(f"measurements are kept in {cache.folder()}")
+    print(told())
+    print()
+    print(detect(names))
+    if len(found) > 1:
+        print(f"\npeer access: {_peers(found)}")
+    elif not found:
+        print("\nno accelerator is here: emulated:0 and emulated:1 are worker threads that stand in for two")
+    print("\nchips known to Machine.declare and Machine.emulate (datasheet figures, dense)\n")
+    print(chips())
+    print("\nbuses known to them (one direction)\n")
+    print(buses())
+    quoted = ", ".join(f'"{name}"' for name in names)
+    print("\nwhat to type")
+    print(f"  fast = autopar.compile(model, [{quoted}])")
+    print(
+        '  autopar.plan(model, autopar.Machine.declare("cpu", "h100-sxm", "h100-sxm"), example_inputs=(x,))'
+    )
+    return 0
+
+
+def chips() -> str:
+    """The table of declared chips."""
+    rows = [("chip", "memory", "bandwidth", "float32", "bfloat16", "host bus", "peer bus", "source")]
+    for chip in CHIPS.values():
+        rates = dict(chip.tflops)
+        rows.append(
+            (
+                chip.name,
+                size(chip.memory_bytes) if chip.memory_bytes else "as fitted",
+                f"{size(chip.bytes_per_s)}/s",
+                f"{rates['float32']:.4g} TFLOP/s",
+                f"{rates['bfloat16']:.4g} TFLOP/s",
+                chip.bus or "-",
+                chip.peer_bus or "-",
+                chip.source,
+            )
+        )
+    return table(rows, right=(1, 2, 3, 4), widest=110)
+
+
+def buses() -> str:
+    """The table of declared buses."""
+    rows = [("bus", "datasheet", "reached", "latency", "source")]
+    for bus in BUSES.values():
+        latency = f"{bus.latency_s * 1e6:.0f} µs"
+        rows.append((bus.name, f"{size(bus.bytes_per_s)}/s", f"{size(bus.reached)}/s", latency, bus.source))
+    return table(rows, right=(1, 2, 3), widest=110)
+
+
+def _peers(names: Sequence[str]) -> str:
+    module = torch.get_device_module(torch.device(names[0]).type)
+    if not hasattr(module, "can_device_access_peer"):
+        return "not told by this kind of device"
+    pairs = [
+        f"{a} → {b}"
+        for i, a in enumerate(names)
+        for j, b in enumerate(names)
+        if i != j and module.can_device_access_peer(i, j)
+    ]
+    return ", ".join(pairs) or "none; copies between accelerators pass through host memory"

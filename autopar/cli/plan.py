@@ -1,0 +1,188 @@
+"""`python -m autopar plan`: plan a model, which loads torch, or a task graph from a file, which does not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import AutoparError
+from ..ir.plan import Plan
+from ..text.tables import percent, seconds
+
+CHIPS = ("cpu", "cuda", "xpu", "emulated")
+"""What a device of this machine begins with; other names are of declared chips."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Plan what the arguments name; 0 when there is a plan."""
+    parser = argparse.ArgumentParser(
+        prog="python -m autopar plan",
+        description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs), or --graph FILE, "
+        "for a machine.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "factory", nargs="?", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
+    )
+    what.add_argument(
+        "--graph", metavar="FILE", help="a task graph: .json of autopar or dnn-partitioning, or .stg"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", action="append", default=[],
+        help="write the plan as .json, or draw it: .html .svg .png .dot .txt; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeline", metavar="FILE", action="append", default=[],
+        help="write the planned timeline: .html .svg .png, or .json .json.gz for Perfetto",
+    )  # fmt: skip
+    parser.add_argument(
+        "--explain", metavar="TASK", nargs="?", const="", action="append", default=[],
+        help="print the report, as without --out; with the name of a task, or a glob of names, why it is where it is",
+    )  # fmt: skip
+    model = parser.add_argument_group("a model")
+    model.add_argument(
+        "--machine", help="chips such as cpu-16,h100-sxm,h100-sxm, or devices of this machine: cpu,cuda:0"
+    )
+    model.add_argument("--policy", help="auto (the default), single, round_robin or heft")
+    model.add_argument("--split", help="auto (the default), none or a number of parts")
+    graph = parser.add_argument_group("a task graph")
+    graph.add_argument("--objective", help="latency (the default) or throughput")
+    graph.add_argument("--budget-s", type=float, metavar="S", help="a ceiling in seconds on the search")
+    graph.add_argument("--processors", type=int, metavar="P", help="how many an .stg file is planned for")
+    graph.add_argument(
+        "--model", help="machine (the default for latency), or strict-msr: the dnn-partitioning paper's own"
+    )
+    chosen = parser.parse_args(argv)
+    if chosen.graph is None and chosen.machine is None:
+        parser.error("a model needs --machine, for example --machine cpu,cuda:0")
+    for word in (
+        ("objective", "budget_s", "processors", "model")
+        if chosen.graph is None
+        else ("machine", "policy", "split")
+    ):
+        if getattr(chosen, word) is not None:
+            kind = "a task graph" if chosen.graph is None else "a model"
+            parser.error(f"--{word.replace('_', '-')} goes with {kind}")
+    _check_names(chosen)
+    return _model(chosen) if chosen.graph is None else _graph(chosen)
+
+
+def _check_names(chosen: argparse.Namespace) -> None:
+    """Refuse files that could not be written before anything is planned."""
+    from ..view.save import PLAN_KINDS, TIMELINE_KINDS, kind_of
+
+    for word, what, known in (
+        ("out", "a plan", (".json", *PLAN_KINDS)),
+        ("timeline", "a timeline", TIMELINE_KINDS),
+    ):
+        for name in getattr(chosen, word):
+            kind_of(Path(name), known, what)
+            if not Path(name).parent.is_dir():
+                raise AutoparError(f"the folder of --{word} {name} is not there; make it, or give another")
+
+
+def _graph(chosen: argparse.Namespace) -> int:
+    from ..planner.formats import text
+    from ..planner.scheduling import schedule
+
+    began = time.perf_counter()
+    plan = schedule(
+        chosen.graph,
+        chosen.processors,
+        objective=chosen.objective or "latency",
+        budget_s=chosen.budget_s,
+        model=chosen.model,
+    )
+    took = time.perf_counter() - began
+    often = "" if plan.period is None else f", a call every {seconds(plan.period)}"
+    ended = f"; stopped: {plan.stopped}" if plan.stopped else ""
+    if plan.bound_once > plan.lower_bound:
+        ended = f", with each task once {seconds(plan.bound_once)}{ended}"
+    print(
+        f"planned in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}{often}, lower bound "
+        f"{seconds(plan.lower_bound)} (gap {percent(plan.gap)}){ended}",
+        file=sys.stderr,
+    )
+    report = chosen.explain or ([""] if not chosen.out + chosen.timeline else [])
+    _show(plan, chosen, report, lambda path: path.write_text(text(plan), encoding="utf-8"))
+    return 0
+
+
+def _show(
+    plan: Plan, chosen: argparse.Namespace, report: Sequence[str], save: Callable[[Path], object]
+) -> None:
+    """Write and draw what was asked for, and print the report, or why the tasks it names are where they are."""
+    from ..view import draw, explain, explain_runs, save_timeline
+
+    for name in chosen.out:
+        _write(Path(name), save if name.lower().endswith(".json") else lambda path: draw(plan, path))
+    for name in chosen.timeline:
+        _write(Path(name), lambda path: save_timeline(plan.timeline(), path))
+    if "" in report:
+        print(explain(plan))
+    names = [name for name in report if name]
+    if names:
+        print(explain_runs(plan, names))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written so that it is there in full or as it was before."""
+    # The suffix says what is written.
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        try:
+            write(beside)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise AutoparError(f"{path} cannot be written ({error.strerror}); give another name") from None
+
+
+def _model(chosen: argparse.Namespace) -> int:
+    import torch
+
+    from ..engine import api
+    from ..ir.machine import Machine
+
+    made = _factory(chosen.factory)()
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], (tuple, list)):
+        raise AutoparError(
+            f"{chosen.factory} must return (model, (x, …)): a model and the tuple of its arguments"
+        )
+    model, inputs = made
+    names = chosen.machine.split(",")
+    real = all(name.split(":")[0].split("*")[0] in CHIPS for name in names)
+    split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
+    if split not in ("auto", None):
+        try:
+            split = int(split)
+        except ValueError:
+            raise AutoparError(
+                f"--split {split} is not known; give auto, none or a number of parts"
+            ) from None
+    with torch.no_grad():
+        found = api.plan(model, names if real else Machine.declare(*names), example_inputs=inputs,
+                        policy=chosen.policy or "auto", split=split)  # fmt: skip
+    _show(found, chosen, chosen.explain or [""], found.save)
+    return 0
+
+
+def _factory(text: str) -> Callable[[], Any]:
+    module, _, name = text.partition(":")
+    if not name:
+        raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise AutoparError(f"{text!r} is {found!r}; name a function that returns (model, (x, …))")
+    return found

@@ -1,0 +1,263 @@
+"""Fuse tasks too short to be worth placing into runs.
+
+Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only
+predecessor, so one pass over the tasks in order decides these fusions, in time linear in tasks and edges;
+a second fuses what has the same neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ..errors import PlanError
+from ..ir.costed import CostedGraph, Run, TaskCost
+from ..ir.graph import JOIN, PART, SUM, Graph, Task
+from ..ir.machine import Machine
+from ..planner.model.topological import topological
+
+SHORTEST_S = 50e-6
+"""Seconds a run should last on its fastest device: several times a hand-off between lanes and the dispatch of
+a task."""
+
+
+def fuse(
+    graph: Graph, machine: Machine, costs: Sequence[TaskCost], *, shortest_s: float = SHORTEST_S
+) -> tuple[Run, ...]:
+    """Partition the tasks into runs of about `shortest_s` seconds on the fastest device, in topological
+    order.
+
+    A run never joins tasks that may run on different devices, tasks of different colocate groups or parts of
+    the batch, or a JOIN, PART or SUM with anything. The lighter end of an edge follows the heavier one only where
+    what then has to move instead (its own reads or makes) is hardly more, and what a run delays by holding
+    more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a run. Raises
+    PlanError for a task without a cost or a device.
+    """
+    by_task = {cost.task: cost for cost in costs}
+    for task in graph.tasks:
+        if task.name not in by_task:
+            raise PlanError(f"{task.where} has no cost")
+        if all(seconds is None for seconds in by_task[task.name].seconds):
+            raise PlanError(
+                f"{task.where} can run on no device of {', '.join(machine.device)}; take a pin back"
+            )
+    pieces = _Pieces(graph, machine, by_task, shortest_s)
+    if shortest_s > 0:
+        for number in range(len(graph.tasks)):
+            pieces.place(number)
+        pieces.join_siblings()
+    return _runs(graph, machine, by_task, pieces.root)
+
+
+def unfused(costed: CostedGraph) -> CostedGraph:
+    """The same graph with each task a run of its own: what a run reads and makes is there while any of its tasks runs,
+    so that single tasks may fit where runs of them do not."""
+    return replace(costed, runs=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
+
+
+class _Pieces:
+    """Runs under way: a union-find over task numbers with, for each root, what a decision needs."""
+
+    def __init__(
+        self, graph: Graph, machine: Machine, costs: Mapping[str, TaskCost], shortest_s: float
+    ) -> None:
+        self.graph = graph
+        self.shortest_s = shortest_s
+        self.parent = list(range(len(graph.tasks)))
+        rate = max((link.bytes_per_s for link in machine.links), default=0.0)
+        # Bytes that the fastest link moves in a tenth of the shortest run are not worth a run of their own.
+        self.slack = rate * shortest_s / 10
+        number = {task.name: position for position, task in enumerate(graph.tasks)}
+        resident = graph.resident
+        wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
+        self.heaviest = [min(s for s in costs[task.name].seconds if s is not None) for task in graph.tasks]
+        self.total = list(self.heaviest)
+        self.kind = [_kind(task, costs[task.name]) for task in graph.tasks]
+        self.maker = {name: number[task] for name, task in graph.producer.items()}
+        # For each value, how many readers are outside the run that makes it; the caller counts as one.
+        self.left = {name: len(readers) + (name in wanted) for name, readers in graph.readers.items()}
+        self.inputs = [tuple(name for name in task.inputs if name not in resident) for task in graph.tasks]
+        self.reads = [dict.fromkeys(names) for names in self.inputs]
+        self.read_bytes = [sum(graph.value[name].bytes for name in names) for names in self.inputs]
+        self.made_bytes = [
+            sum(graph.value[n].bytes for n in task.outputs if self.left[n]) for task in graph.tasks
+        ]
+        self.before: list[dict[int, None]] = []
+        self.after: list[dict[int, None]] = [{} for _ in graph.tasks]
+        for position, task in enumerate(graph.tasks):
+            makers = (self.maker[name] for name in task.inputs if name in self.maker)
+            self.before.append(dict.fromkeys((*makers, *(number[name] for name in task.after))))
+            for p in self.before[position]:
+                self.after[p][position] = None
+
+    def root(self, number: int) -> int:
+        """The number that stands for the run a task is in."""
+        while self.parent[number] != number:
+            self.parent[number] = self.parent[self.parent[number]]
+            number = self.parent[number]
+        return number
+
+    def place(self, task: int) -> None:
+        """Fuse the task with runs before it where that is safe and worth it. All earlier tasks have been
+        placed."""
+        earlier = dict.fromkeys(self.root(p) for p in self.before[task])
+        current = task
+        for run in earlier:
+            # Together, `run` waits for all that `current` reads, and its other readers wait for `current`.
+            waits, delays = len(earlier) > 1, len(self.after[run]) > 1
+            if waits and delays:
+                continue
+            if (waits and self.total[run] >= self.shortest_s) or (
+                delays and self.total[current] >= self.shortest_s
+            ):
+                continue
+            if self._worth(run, current, task):
+                self._merge(run, current, task)
+                current = run
+
+    def join_siblings(self) -> None:
+        """Fuse short runs that have the same runs before and after them: nothing can come between."""
+        before: dict[int, set[int]] = {self.root(task): set() for task in range(len(self.parent))}
+        after: dict[int, set[int]] = {run: set() for run in before}
+        for task, earlier in enumerate(self.before):
+            run = self.root(task)
+            for p in earlier:
+                if self.root(p) != run:
+                    before[run].add(self.root(p))
+                    after[self.root(p)].add(run)
+        growing: dict[tuple[object, ...], int] = {}
+        for run, earlier_runs in before.items():
+            if self.kind[run] is None or self.total[run] >= self.shortest_s:
+                continue
+            key = (self.kind[run], frozenset(earlier_runs), frozenset(after[run]))
+            first = growing.setdefault(key, run)
+            if first == run:
+                continue
+            heaviest = max(self.heaviest[first], self.heaviest[run])
+            if self.total[first] + self.total[run] - heaviest > self.shortest_s:
+                growing[key] = run
+                continue
+            self.parent[run] = first
+            self.total[first] += self.total[run]
+            self.heaviest[first] = heaviest
+            if self.total[first] >= self.shortest_s:
+                del growing[key]
+
+    def _between(self, run: int, task: int) -> list[str]:
+        return [
+            name for name in self.inputs[task] if name in self.maker and self.root(self.maker[name]) == run
+        ]
+
+    def _worth(self, run: int, current: int, task: int) -> bool:
+        if self.kind[run] is None or self.kind[run] != self.kind[current]:
+            return False
+        beside = self.total[run] + self.total[current] - max(self.heaviest[run], self.heaviest[current])
+        if min(self.total[run], self.total[current]) >= self.shortest_s or beside > self.shortest_s:
+            return False
+        between = sum(self.graph.value[name].bytes for name in self._between(run, task))
+        limit = 1.25 * between + self.slack
+        tail = self.heaviest[run] >= self.heaviest[current] and self.made_bytes[current] <= limit
+        head = self.heaviest[run] <= self.heaviest[current] and self.read_bytes[run] <= limit
+        return tail or head
+
+    def _merge(self, run: int, current: int, task: int) -> None:
+        for name in self._between(run, task):
+            nbytes = self.graph.value[name].bytes
+            self.left[name] -= 1
+            if not self.left[name]:
+                self.made_bytes[run] -= nbytes
+            if name in self.reads[current]:
+                del self.reads[current][name]
+                self.read_bytes[current] -= nbytes
+        self.parent[current] = run
+        self.total[run] += self.total[current]
+        self.heaviest[run] = max(self.heaviest[run], self.heaviest[current])
+        self.made_bytes[run] += self.made_bytes[current]
+        del self.after[run][task]
+        # The smaller dictionary is poured into the larger one, so that all merges together stay near-linear.
+        small, large = sorted((self.reads[run], self.reads[current]), key=len)
+        self.read_bytes[run] += self.read_bytes[current]
+        self.read_bytes[run] -= sum(self.graph.value[name].bytes for name in small if name in large)
+        large.update(small)
+        self.reads[run] = large
+        fewer, more = sorted((self.after[run], self.after[current]), key=len)
+        more.update(fewer)
+        self.after[run] = more
+
+
+def _kind(task: Task, cost: TaskCost) -> tuple[object, ...] | None:
+    if task.target in (JOIN, PART, SUM):
+        return None
+    return (tuple(seconds is None for seconds in cost.seconds), task.colocate, task.part)
+
+
+def _runs(
+    graph: Graph, machine: Machine, costs: Mapping[str, TaskCost], root: Callable[[int], int]
+) -> tuple[Run, ...]:
+    tasks = graph.tasks
+    run_of = {task.name: root(number) for number, task in enumerate(tasks)}
+    members: dict[int, list[Task]] = {}
+    for task in tasks:
+        members.setdefault(run_of[task.name], []).append(task)
+    name_of = {run: max(held, key=lambda task: _weight(task, costs)).name for run, held in members.items()}
+    wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
+    before: dict[int, dict[int, None]] = {}
+    found: dict[int, Run] = {}
+    for run, held in members.items():
+        inputs = dict.fromkeys(name for task in held for name in task.inputs)
+        reads = tuple(name for name in inputs if run_of.get(graph.producer.get(name, "")) != run)
+        outside = dict.fromkeys(run_of[name] for task in held for name in task.after)
+        outside.pop(run, None)
+        makes = tuple(
+            name
+            for task in held
+            for name in task.outputs
+            if name in wanted or any(run_of[reader] != run for reader in graph.readers[name])
+        )
+        before[run] = dict.fromkeys(
+            (*(run_of[graph.producer[n]] for n in reads if n in graph.producer), *outside)
+        )
+        dispatch = machine.device[machine.host].dispatch_s * sum(not task.free for task in held)
+        columns = zip(*(costs[task.name].seconds for task in held))
+        found[run] = Run(
+            name=name_of[run],
+            tasks=tuple(task.name for task in held),
+            seconds=tuple(_total(column, dispatch) for column in columns),
+            dispatch_s=dispatch,
+            reads=reads,
+            makes=makes,
+            after=tuple(name_of[other] for other in outside),
+            colocate=held[0].colocate,
+            workspace_bytes=_scratch(graph, held, makes, costs),
+        )
+    return tuple(found[run] for run in topological(before))
+
+
+def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
+    return min(seconds for seconds in costs[task.name].seconds if seconds is not None)
+
+
+def _total(column: tuple[float | None, ...], dispatch: float) -> float | None:
+    known = [seconds for seconds in column if seconds is not None]
+    # A queue cannot be quicker than the Python that feeds it.
+    return max(sum(known), dispatch) if len(known) == len(column) else None
+
+
+def _scratch(graph: Graph, held: list[Task], makes: tuple[str, ...], costs: Mapping[str, TaskCost]) -> int:
+    """Peak bytes of what lives only while the run does: workspace and values that nobody outside reads."""
+    leaving = {graph.value[name].storage for name in makes}
+    inside = {name for task in held for name in task.outputs if graph.value[name].storage == name} - leaving
+    last: dict[str, int] = {}
+    for position, task in enumerate(held):
+        for name in (*task.inputs, *task.outputs):
+            if graph.value[name].storage in inside:
+                last[graph.value[name].storage] = position
+    ends: dict[int, int] = {}
+    for storage, position in last.items():
+        ends[position] = ends.get(position, 0) + graph.value[storage].bytes
+    live = peak = 0
+    for position, task in enumerate(held):
+        live += sum(graph.value[name].bytes for name in task.outputs if name in inside)
+        peak = max(peak, live + costs[task.name].workspace_bytes)
+        live -= ends.get(position, 0)
+    return peak

@@ -1,0 +1,225 @@
+"""The machine in hand: what devices there are, how fast they and their links are, and what a device list
+means."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import DeviceError
+from ..ir.device import HANDOFF_S, Device, Link
+from ..ir.machine import Machine
+from ..system import cache
+from ..system.cores import cores
+from . import calibrate as probe
+
+log = logging.getLogger("autopar")
+
+EMULATED_BYTES = 16 << 30
+"""Memory account of an emulated device: that of a small real one."""
+
+
+def detect(devices: Sequence[str | Device]) -> Machine:
+    """The machine made of these devices.
+
+    `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each;
+    `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator, `"cuda"` the current one as in torch, `"auto"`
+    the CPU and every accelerator that is here; `"emulated:0"` one stood in for by a
+    worker thread on the real clock. Emulated devices share the cores out among themselves; a CPU beside them
+    keeps all threads, for a plan on the CPU alone to be what it would be without them: predictions for a plan
+    that has the CPU and its stand-ins at work at once therefore promise more than the cores can give, and
+    only a declared clock (`Machine.emulate`) gives figures that mean something. A `Device` stands for itself,
+    at its own figures. Rates and links are measured the first time and kept (`cache`). Raises DeviceError for
+    what does not exist, is listed twice, or is no device name.
+    """
+    if isinstance(devices, (str, Device)):
+        raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
+    if not isinstance(devices, Iterable):
+        raise DeviceError(f"devices={devices!r} names no device; write a list of those here: {_here()}")
+    given = [one for name in devices for one in (("cpu", *accelerators()) if name == "auto" else (name,))]
+    wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in given]
+    Machine(tuple(wanted)).check()
+    for device in wanted:
+        if device.kind == "cpu" and device.lanes > cores():
+            log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
+                        device.name, device.lanes, cores())  # fmt: skip
+    emulated = [device for device in wanted if device.kind == "emulated"]
+    measured = _Measurements([device.name for device in wanted if device.torch_type != "cpu"])
+    found = []
+    for asked, device in zip(given, wanted):
+        if isinstance(asked, Device):
+            found.append(device)
+        elif device.kind == "cpu":
+            found.append(_cpu(device, device.lanes, measured))
+        elif device.kind == "emulated":
+            found.append(replace(_cpu(device, len(emulated), measured), chip="a worker thread of the CPU"))
+        else:
+            found.append(_accelerator(device, measured))
+    machine = Machine(tuple(found), _links(found, measured)).check()
+    measured.keep()
+    return machine
+
+
+def accelerators() -> tuple[str, ...]:
+    """Names of the real accelerators: `cuda:0`, `cuda:1`, …"""
+    if not torch.accelerator.is_available():
+        return ()
+    kind = torch.accelerator.current_accelerator()
+    return tuple(
+        f"{kind.type if kind else 'cuda'}:{index}" for index in range(torch.accelerator.device_count())
+    )
+
+
+def _here() -> str:
+    """The names that a list of devices may have here."""
+    return ", ".join(f'"{name}"' for name in ("cpu", *accelerators(), "emulated:0", "auto"))
+
+
+def _parse(name: str) -> Device:
+    match = re.fullmatch(r"cpu(?::0)?(?:\*(\d+))?", name)
+    if match:
+        return Device("cpu", "cpu", lanes=int(match[1] or 1))
+    match = re.fullmatch(r"([a-z]+)(?::(\d+))?", name)
+    if not match:
+        raise DeviceError(f'{name!r} is no device name; write "cpu", "cpu*2", "cuda:0" or "emulated:0"')
+    kind, index = match[1], match[2]
+    if index is None and kind in ("gpu", "accelerator"):
+        raise DeviceError(f"{name!r} is no device name; those here are {_here()}")
+    if index is None and kind == "emulated":
+        raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
+    if index is None:
+        index = current(kind)
+    return Device(f"{kind}:{int(index)}", kind)
+
+
+def current(kind: str) -> int:
+    """The index of the accelerator that torch means by a type alone; 0 where there is none of the type."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.current_device_index() if here is not None and here.type == kind else 0
+
+
+def _present(device: Device) -> Device:
+    """The device itself, or DeviceError when it is an accelerator that this machine has not."""
+    if device.torch_type == "cpu" or device.name in accelerators():
+        return device
+    there = ", ".join(["cpu", *accelerators()])
+    index = device.name.partition(":")[2] or "0"
+    raise DeviceError(
+        f"there is no device {device.name!r} here; there are {there}. To plan for hardware you do not have, "
+        'give autopar.plan a Machine.declare("cpu", "h100-sxm"); '
+        f'to run without it, put "emulated:{index}" in the list'
+    )
+
+
+class _Measurements:
+    """Figures of this machine by name, from the cache or measured when first asked for."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        titles = [torch.accelerator.current_accelerator(), *(_title(name) for name in names)] if names else []
+        self.path = cache.file_for("machine", [torch.__version__, *names, *titles])
+        self.entries = cache.load(self.path)
+        self.new = False
+
+    def get(self, name: str, measure: Any, *args: Any) -> dict[str, float]:
+        kept = self.entries.get(name)
+        if isinstance(kept, dict) and kept and all(_positive(value) for value in kept.values()):
+            return kept
+        start = time.perf_counter()
+        figures = measure(*args)
+        log.info("measured %s in %.0f ms", name, (time.perf_counter() - start) * 1e3)
+        self.entries[name] = figures
+        self.new = True
+        return figures
+
+    def keep(self) -> None:
+        if self.new:
+            cache.store(self.path, self.entries)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < float("inf")
+
+
+def _rated(device: Device, figures: dict[str, float]) -> Device:
+    flops = tuple((name, rate) for name, rate in figures.items() if name not in ("bytes_per_s", "launch_s"))
+    return replace(device, flops=flops, bytes_per_s=figures["bytes_per_s"], launch_s=figures["launch_s"])
+
+
+def _cpu(device: Device, lanes: int, measured: _Measurements) -> Device:
+    """A CPU, or an emulated device that is one of `lanes` on its cores: no lane is given more than its share
+    of what all cores together do."""
+    total = torch.get_num_threads()
+    count = max(1, total // lanes)
+    figures = measured.get(f"cpu, {count} threads", probe.rates, "cpu", count)
+    if lanes > 1:
+        whole = measured.get(f"cpu, {total} threads", probe.rates, "cpu", total)
+        shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
+        figures = {**shared, "launch_s": figures["launch_s"]}
+    memory = _host_memory() if device.kind == "cpu" else EMULATED_BYTES
+    return replace(_rated(device, figures), threads=count, chip=cache.processor(), memory_bytes=memory)
+
+
+def _accelerator(device: Device, measured: _Measurements) -> Device:
+    figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
+    return replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+
+
+def _title(name: str) -> str:
+    """The chip of an accelerator, its type where its module does not tell."""
+    kind = torch.device(name).type
+    told = getattr(torch.get_device_module(kind), "get_device_name", None)
+    return str(told(name)) if told else kind
+
+
+def _memory(name: str) -> int | None:
+    """Bytes of an accelerator; None, which is no limit, where its module does not tell."""
+    module = torch.get_device_module(torch.device(name).type)
+    if hasattr(module, "get_device_properties"):
+        found = getattr(module.get_device_properties(name), "total_memory", None)
+        if found:
+            return int(found)
+    if hasattr(module, "mem_get_info"):
+        return int(module.mem_get_info(name)[1])
+    if hasattr(module, "recommended_max_memory"):  # mps, which has one device
+        return int(module.recommended_max_memory())
+    return None
+
+
+def _host_memory() -> int | None:
+    """Bytes of host memory this process may use: what is fitted, or the limit of its container."""
+    try:
+        fitted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    try:
+        return min(fitted, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return fitted
+
+
+def _links(devices: Sequence[Device], measured: _Measurements) -> tuple[Link, ...]:
+    """A link each way between any two devices. Copies within host memory share one wire, the memory itself;
+    each accelerator's way in and way out are wires of their own."""
+    links = []
+    for src in devices:
+        for dst in devices:
+            if src.name == dst.name:
+                continue
+            real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
+            if not real:
+                figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
+            else:
+                ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
+                figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
+                wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
+            latency = figures["latency_s"] + 2 * HANDOFF_S
+            links.append(Link(src.name, dst.name, latency, figures["bytes_per_s"], wire))
+    return tuple(links)

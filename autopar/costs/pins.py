@@ -1,0 +1,190 @@
+"""Where the user wants things: pins of module paths and parameters, names and globs, and sizes as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from ..errors import DeviceError, PlanError
+from ..ir.graph import SUM, Graph, Task
+from ..ir.machine import Machine
+
+_SHOWN = 5
+"""Pins that a remark names."""
+
+
+def resolve(
+    graph: Graph, pins: Mapping[str, str], machine: Machine, weights: Collection[str] = ()
+) -> dict[str, str]:
+    """The device of each task that a pin reaches: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
+
+    A pin is a module path, or a glob of one, and holds for everything below it; "" is the whole model; or the path of a
+    parameter or buffer, and holds for the tasks that read it; of `weights`, which are being trained, it is where their
+    gradients are summed (`resolve_sums`) and they are updated. Where several pins reach a task the one with the longest
+    path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then the path of the task's
+    module over that of what it reads, then a plain path over a glob. Raises PlanError for a path that names nothing,
+    for a parameter shared by modules that are pinned apart, and for tasks that must stay together but are pinned apart;
+    DeviceError for a device the machine lacks.
+    """
+    require_devices(pins, machine)
+    modules = _modules(graph)
+    paths = [graph.value[name].path for name in graph.state if graph.value[name].path]
+    strength: dict[str, tuple[int, bool, bool, int, str]] = {}
+    found: dict[str, str] = {}
+    for pattern, device in sorted(pins.items()):
+        reached = _reached(graph, modules, pattern, weights)
+        if pattern and not reached and not any(_means(pattern, path) for path in (*modules, *paths)):
+            raise _unknown(pattern, [*modules, *paths])
+        for task, (depth, inside) in reached.items():
+            key = (depth, inside, not _glob(pattern), len(pattern), pattern)
+            if task not in strength or key > strength[task]:
+                strength[task], found[task] = key, device
+    _check_tied(graph, found)
+    _check_together(graph, found)
+    return {task.name: found[task.name] for task in graph.tasks if task.name in found}
+
+
+def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
+    """Raise DeviceError for a pin to a device that the machine has not."""
+    for path, device in pins.items():
+        if device not in machine.device:
+            raise DeviceError(
+                f"the pin {path!r}: no device {device!r} in this machine; it has {', '.join(machine.device)}"
+            )
+
+
+def require_paths(pins: Mapping[str, str], known: Collection[str], what: str = "pin") -> None:
+    """Raise PlanError for a pin that means none of these paths of modules, parameters and buffers."""
+    for pattern in pins:
+        if pattern and not any(_means(pattern, path) for path in known):
+            raise _unknown(pattern, list(known), what)
+
+
+def naming(graph: Graph, pins: Mapping[str, str]) -> dict[str, str]:
+    """The pins that name something of this graph, which may be one of several of a model."""
+    paths = {*_modules(graph), *(graph.value[name].path for name in graph.state)} - {""}
+    return {
+        pattern: device
+        for pattern, device in pins.items()
+        if not pattern or pattern in paths or any(_means(pattern, path) for path in paths)
+    }
+
+
+def unused(graphs: Collection[Graph], pins: Mapping[str, str]) -> list[str]:
+    """A remark on the pins that name nothing of any of these graphs: parts of the model that did not run."""
+    named = {pattern for graph in graphs for pattern in naming(graph, pins)}
+    idle = [pattern for pattern in pins if pattern not in named]
+    if not idle:
+        return []
+    more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
+    return [f"pins of what has no task here, without effect: {', '.join(idle[:_SHOWN])}{more}"]
+
+
+def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, str]) -> dict[str, str]:
+    """The device on which each gradient is summed whose weight a pin names: {value: device}.
+
+    `gradients` has the gradient of each weight. Of several pins the longest wins, as in `resolve`.
+    """
+    found: dict[str, str] = {}
+    for pattern, device in sorted(pins.items(), key=lambda pin: (not _glob(pin[0]), len(pin[0]), pin[0])):
+        for weight, gradient in gradients.items():
+            if _means(pattern, graph.value[weight].path):
+                found[gradient] = device
+    return found
+
+
+def pinned_sums(graph: Graph, sums: Mapping[str, str]) -> dict[str, str]:
+    """The tasks of a split graph that sum the gradients in `sums`, each with its device."""
+    found: dict[str, str] = {}
+    for value, device in sums.items():
+        name = graph.producer.get(value, "")
+        while name and graph.task[name].free:
+            name = graph.producer.get(graph.task[name].inputs[0], "") if graph.task[name].inputs else ""
+        if name and graph.task[name].target == SUM:
+            found.setdefault(name, device)
+    return found
+
+
+def _glob(pattern: str) -> bool:
+    return any(letter in pattern for letter in "*?[")
+
+
+def _means(pattern: str, path: str) -> bool:
+    return pattern == path or (_glob(pattern) and fnmatchcase(path, pattern))
+
+
+def _reached(
+    graph: Graph, modules: Mapping[str, list[Task]], pattern: str, weights: Collection[str]
+) -> dict[str, tuple[int, bool]]:
+    """The tasks a pin reaches, each with the length of the shortest path by which it does, and True where that is of a
+    module that it is in."""
+    if not pattern:
+        return {task.name: (0, True) for task in graph.tasks}
+    reached: dict[str, tuple[int, bool]] = {}
+    for module in sorted((m for m in modules if _means(pattern, m)), key=_depth):
+        for task in modules[module]:
+            reached.setdefault(task.name, (_depth(module), True))
+    for name in graph.state:
+        if name not in weights and _means(pattern, graph.value[name].path):
+            for reader in graph.readers[name]:
+                reached.setdefault(reader, (_depth(graph.value[name].path), False))
+    return reached
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
+
+
+def _modules(graph: Graph) -> dict[str, list[Task]]:
+    """Every module path of the graph and its ancestors, each with the tasks at or below it."""
+    found: dict[str, list[Task]] = {}
+    for task in graph.tasks:
+        path = task.module
+        while path:
+            found.setdefault(path, []).append(task)
+            path = path.rpartition(".")[0]
+    return found
+
+
+def _unknown(pattern: str, known: list[str], what: str = "pin") -> PlanError:
+    close = get_close_matches(pattern, known, n=3, cutoff=0.4)
+    near = f"; near are {', '.join(map(repr, close))}" if close else ""
+    if not known:
+        return PlanError(f"the {what} {pattern!r} names nothing: no task of this graph comes from a module")
+    some = "" if close else f"; there are {', '.join(sorted(known)[:5])}"
+    return PlanError(f"the {what} {pattern!r} names no module, parameter or buffer of this model{near}{some}")
+
+
+def _check_tied(graph: Graph, found: dict[str, str]) -> None:
+    """A weight is tied when a task outside the module that owns it reads it too."""
+    for name in graph.state:
+        first: dict[str, str] = {}
+        owner = graph.value[name].path.rpartition(".")[0]
+        tied = False
+        for reader in graph.readers[name]:
+            module = graph.task[reader].module
+            tied |= bool(owner) and module != owner and not module.startswith(owner + ".")
+            if reader in found:
+                first.setdefault(found[reader], reader)
+        if tied and len(first) > 1:
+            (device, task), (other, rival) = list(first.items())[:2]
+            raise PlanError(
+                f"the weight {graph.value[name].path!r} is shared by {graph.task[task].where}, pinned to "
+                f"{device}, and {graph.task[rival].where}, pinned to {other}; tied weights stay together: "
+                "pin both to one device, or leave one unpinned"
+            )
+
+
+def _check_together(graph: Graph, found: dict[str, str]) -> None:
+    groups: dict[str, str] = {}
+    for task in graph.tasks:
+        if task.colocate is None or task.name not in found:
+            continue
+        first = groups.setdefault(task.colocate, task.name)
+        if found[first] != found[task.name]:
+            raise PlanError(
+                f"{graph.task[first].where} is pinned to {found[first]} and {task.where} to "
+                f"{found[task.name]}, but they change the same memory and run on one device; "
+                "pin both to the same"
+            )

@@ -1,0 +1,60 @@
+"""`torch.compile(model, backend="autopar", options={"devices": ["cpu", "cuda:0"]})`."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from ..errors import PlanError
+from .api import compile, prepared
+from .backend import Backend
+
+_OWN = ("model", "example_inputs", "example_kwargs", "fullgraph", "dynamic")
+"""Keywords that `torch.compile` is given itself, or has no need of."""
+
+_backends: list[tuple[dict[str, Any], weakref.ref[Backend]]] = []
+_lock = threading.Lock()
+
+
+def autopar(
+    module: fx.GraphModule,
+    examples: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """A backend of `torch.compile`; options are the keywords of `autopar.compile`, all devices where there are none.
+
+    Graphs that are compiled with equal options share one `Backend` while any of them lives, and with it the copies of
+    weights on devices. Raises PlanError or DeviceError for options that are none.
+    """
+    if mode is not None:
+        raise PlanError(f'backend="autopar" has no mode={mode!r}; give options={{"policy": …, "split": …}}')
+    made = backend(options or {})
+    call = made(module, examples)
+    # Nobody else holds it.
+    vars(call)["backend"] = made
+    return call
+
+
+def backend(options: Mapping[str, Any]) -> Backend:
+    """The backend of these options: the one that is there, or a new one."""
+    known = [name for name in inspect.signature(compile).parameters if name not in _OWN]
+    for name in options:
+        if name not in known:
+            raise PlanError(f'backend="autopar" has no option {name!r}; it has {", ".join(known)}')
+    with _lock:
+        _backends[:] = [(given, there) for given, there in _backends if there() is not None]
+        for given, there in _backends:
+            found = there()
+            if found is not None and given == options:
+                return found
+        machine, checked, plan = prepared(None, **options)
+        made = Backend(machine, checked, given=plan)
+        _backends.append((dict(options), weakref.ref(made)))
+        return made

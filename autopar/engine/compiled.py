@@ -1,0 +1,233 @@
+"""What `autopar.compile` returns: the user's model, placed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from os import PathLike
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ..capture.dynamo_private import compiled
+from ..capture.region import positional
+from ..capture.torch_private import transformed
+from ..errors import DeviceError, DifferenceError
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..pipeline.options import Options
+from ..runtime.recording import Recording
+from .backend import Backend
+from .classes import sharing
+from .model_check import Asked, judge
+
+log = logging.getLogger("autopar")
+
+
+class Placement:
+    """One model or function on a machine, its backend, and what `torch.compile` made of the two."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        machine: Machine,
+        options: Options,
+        given: Plan | None,
+        fullgraph: bool,
+        dynamic: bool | None,
+    ) -> None:
+        self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
+        root = model if isinstance(model, nn.Module) else None
+        self.backend = Backend(machine, options, root, given, positional(model))
+        self.backend.entry = Placement.call.__code__
+        self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's answer."""
+        if torch.compiler.is_dynamo_compiling():
+            # A model around this one is captured, and placed as a whole.
+            return self.model(*args, **kwargs)
+        model = self.model
+        expected: list[Any] = []
+        backend = self.backend
+        if transformed():
+            self.unplaced("a torch.func transform or forward-mode AD is active")
+            return model(*args, **kwargs)
+        before = backend.calls
+        output = self.run(*args, **kwargs)
+        if expected:
+            try:
+                judge(Asked(model, args, kwargs, expected), output)
+            except DifferenceError:
+                # What failed its first check must be checked again.
+                backend.forget()
+                raise
+        if backend.calls == before:
+            self.unplaced("torch.compile captured no graph")
+        return output
+
+    def unplaced(self, why: str) -> None:
+        """Count a call that ran as written, and say so the first time."""
+        unplaced = self.backend.unplaced
+        unplaced[why] = unplaced.get(why, 0) + 1
+        if unplaced[why] == 1:
+            log.warning("a call ran as written, not placed: %s", "; ".join((why, *self.backend.breaks)))
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Capture and plan for these arguments without running."""
+        with self.backend.planning():
+            self.run(*args, **kwargs)
+
+    def again(self, model: Callable[..., Any]) -> Placement:
+        """Another model placed in the same way."""
+        had = self.backend
+        return Placement(model, had.machine, had.options, had.given, self.fullgraph, self.dynamic)
+
+
+class Compiled:
+    """A function of tensors that runs on every device of a machine. Call it as the function it was made from.
+
+    It stands on `torch.compile`, which captures and guards: what the function reads is seen to change, sizes that vary
+    become open. Raises what the stages raise: PlanError, MemoryCapError, ProgramError before the run, RunError and
+    DifferenceError from it.
+    """
+
+    __slots__ = ("__weakref__", "_placement")
+    _placement: Placement
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._placement.call(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Capture, plan and lower for these arguments without running."""
+        self._placement.prepare(*args, **kwargs)
+
+    @property
+    def machine(self) -> Machine:
+        """What it runs on."""
+        return self._placement.backend.machine
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that served the last call; of several graphs, the last of them."""
+        return self._placement.backend.ready()[1].plan
+
+    @property
+    def program(self) -> Program:
+        """The program that served the last call."""
+        return self._placement.backend.ready()[1].program
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""
+        return self._placement.backend.record()
+
+    def explain(self) -> str:
+        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons."""
+        from ..view import explain
+
+        backend = self._placement.backend
+        _, ready = backend.ready()
+        timeline = backend.timeline
+        measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
+        return explain(ready.plan, measured, ready.single_s, backend.notes())
+
+    def draw(self, path: str | PathLike[str]) -> None:
+        """Draw the placed graph as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        from ..view import draw
+
+        draw(self.plan, path)
+
+    def refresh(self) -> None:
+        """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
+        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen."""
+        self._placement.backend.pool.forget()
+
+    def close(self) -> None:
+        """Stop the worker threads of every plan; the next call starts them again."""
+        self._placement.backend.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        had = self._placement
+        return placed(had.again(copy.deepcopy(had.model, memo)))
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a compiled model cannot be pickled: it holds threads and streams. Save its plan with "
+            "fast.plan.save('plan.json') and the weights with torch.save(fast.state_dict(), …), then "
+            "autopar.compile(model, devices, plan=autopar.Plan.load('plan.json'))"
+        )
+
+    def _repr_html_(self) -> str:
+        from ..view.notebook import plan_html, text_html
+
+        if self._placement.backend.latest is None:
+            return text_html(repr(self))
+        return plan_html(self.plan)
+
+    def __repr__(self) -> str:
+        machine = self.machine
+        label = f" [{machine.label}]" if machine.label else ""
+        return f"autopar.compile({self._placement.model!r}, [{', '.join(machine.device)}]){label}"
+
+
+class CompiledModule(Compiled):
+    """A compiled `nn.Module`, of the module's own class besides: it shares the module's attributes, so that
+    `state_dict()` has the user's keys, optimizers see the user's parameters, and `generate` or `save_pretrained` are
+    the model's own. `fast.module` is always the plain model."""
+
+    __slots__ = ()
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain model."""
+        model = self._placement.model
+        assert isinstance(model, nn.Module)
+        return model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as calling it."""
+        return self(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain model's own; copies on other devices are refreshed at the next call."""
+        try:
+            return self.module.load_state_dict(*args, **kwargs)
+        except RuntimeError as error:
+            state = args[0] if args else kwargs.get("state_dict")
+            if not state or not all(key.startswith("module.") for key in state):
+                raise
+            raise RuntimeError(
+                'every key begins with "module.", as those of nn.DataParallel do, and this model has none such: load '
+                '{key.removeprefix("module."): value for key, value in state.items()}, or into autopar.DataParallel, '
+                f"which takes both. {error}"
+            ) from None
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
+        try:
+            where = str(fn(torch.empty(0)).device)
+        except (AssertionError, RuntimeError) as error:
+            where = f"a device that is not here ({error})"
+        if where != "cpu":
+            raise DeviceError(
+                f"a compiled model is not moved to {where}: its plan says what is where. Name the devices in "
+                'autopar.compile(model, ["cpu", "cuda:0", …]), or pin parts of it with pins='
+            )
+        self.module._apply(fn, recurse)
+        return self
+
+
+def placed(placement: Placement) -> Compiled:
+    """The compiled form of a function, or of a module."""
+    model = placement.model
+    if not isinstance(model, nn.Module):
+        return Compiled(placement)
+    fast = sharing(CompiledModule, model, type(model))
+    object.__setattr__(fast, "_placement", placement)
+    return fast

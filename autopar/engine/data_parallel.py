@@ -1,0 +1,169 @@
+"""`nn.DataParallel` by its import line alone: `from autopar import DataParallel`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..capture.torch_private import pytree
+from ..costs.detect import accelerators
+from ..errors import CaptureError, DeviceError, PlanError
+from ..ir.graph import PART
+from ..ir.plan import Plan
+from .api import compile
+from .classes import sharing
+from .compiled import CompiledModule
+
+log = logging.getLogger("autopar")
+
+
+class DataParallel(CompiledModule):
+    """A module whose batch is cut into even parts over `device_ids`, with the arguments of `torch.nn.DataParallel`.
+
+    module: kept as it is; `state_dict()` has its own keys, without `module.`, and `.module` is always the plain model.
+    device_ids: indices or names of accelerators ("cuda:1", "emulated:0", "cpu"), None for all there are. Where there
+    is no accelerator at all, None and indices mean the CPU alone, as in torch.
+    output_device: index or name of the device outputs are delivered to (-1: the CPU); None is the first of the ids.
+    dim: the axis of the batch in the inputs. It is found in the graph: another than 0 is held against what was found.
+    options: keywords of `autopar.compile`; `split={"cuda:0": 0.2, "cuda:1": 0.8}` or "auto" for uneven parts,
+    `memory=` for caps, `batch_norm="per_part"` for the statistics of the parts, which is what torch takes.
+
+    Unlike torch's, the answer is the plain model's whatever `device_ids` is, replicas persist from call to call, and
+    the module may stay on the CPU. Raises DeviceError for devices that are not here or listed twice, CaptureError for
+    what is no module, PlanError when the batch cannot be cut or is along another axis than `dim`.
+    """
+
+    __slots__ = ("_asked", "_deliver", "_held", "device_ids", "dim", "output_device")
+
+    if TYPE_CHECKING:
+        device_ids: list[Any]
+        output_device: Any
+        dim: int
+        _deliver: torch.device
+        _asked: tuple[tuple[Any, ...], dict[str, Any]]
+        _held: Plan | None
+
+    def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
+        if not isinstance(module, nn.Module):
+            raise CaptureError(
+                f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
+            )
+        return sharing(cls, module, cls)
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | str | torch.device] | None = None,
+        output_device: int | str | torch.device | None = None,
+        dim: int = 0,
+        **options: Any,
+    ) -> None:
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise PlanError(f"dim={dim!r} is no axis; give the number of the batch's axis in the inputs")
+        ids = _all(device_ids)
+        names = [_name(given) for given in ids]
+        deliver = names[0] if output_device is None else _name(output_device)
+        if deliver not in names and deliver.startswith("emulated"):
+            raise DeviceError(
+                f"output_device={output_device!r} is not among device_ids, {', '.join(names)}: give one of them, or "
+                "-1 for the CPU"
+            )
+        machine = _machine(module, [*names, *([deliver] if deliver not in names else [])])
+        usual: dict[str, Any] = {"outputs": "as_placed"}
+        if len(names) > 1:
+            usual["split"] = dict.fromkeys(names, 1.0)
+        else:
+            usual |= {"split": None, "policy": f"single {names[0]}"}
+        own: dict[str, Any] = {
+            "_placement": compile(module, machine, **{**usual, **options})._placement,
+            "device_ids": list(ids),
+            "dim": dim,
+            "output_device": ids[0] if output_device is None else output_device,
+            "_asked": ((device_ids, output_device, dim), options),
+            "_deliver": torch.device("cpu" if deliver.startswith("emulated") else deliver),
+            "_held": None,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(*args, **kwargs)
+        placed = self._placement.backend.latest
+        if placed is not None and placed[1].plan is not self._held:
+            object.__setattr__(self, "_held", placed[1].plan)
+            _require_axis(placed[1].plan, self.dim)
+        to = self._deliver
+        return pytree.tree_map_only(torch.Tensor, lambda t: t if t.device == to else t.to(to), output)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The plain model's own; the keys of a checkpoint of `torch.nn.DataParallel`, all with `module.`, are taken
+        too."""
+        wrapped = bool(state_dict) and all(key.startswith("module.") for key in state_dict)
+        if wrapped and not hasattr(self.module, "module"):
+            state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        asked, options = self._asked
+        return DataParallel(copy.deepcopy(self.module, memo), *asked, **options)
+
+    def __repr__(self) -> str:
+        return f"autopar.DataParallel({self.module!r}, device_ids={self.device_ids})"
+
+
+def _all(device_ids: Any) -> tuple[Any, ...]:
+    """The ids as given, those of all accelerators for None; the CPU where there is none to be numbered."""
+    if device_ids is None:
+        return tuple(range(len(accelerators()))) or ("cpu",)
+    if isinstance(device_ids, (int, str, torch.device)):
+        raise DeviceError(f"device_ids is a list, not {device_ids!r}; write [{device_ids!r}]")
+    ids = tuple(device_ids)
+    if not ids:
+        raise DeviceError("device_ids is empty; give at least one, or None for all accelerators")
+    if not accelerators() and all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+        log.warning('there is no accelerator here: the CPU stands for device_ids=%s; to split the batch all the same, '
+                    'give ["emulated:0", "emulated:1"]', list(ids))  # fmt: skip
+        return ("cpu",)
+    return ids
+
+
+def _name(given: int | str | torch.device) -> str:
+    """The machine's name of a device: indices are of the accelerators there are, -1 the CPU."""
+    if isinstance(given, bool) or not isinstance(given, (int, str, torch.device)):
+        raise DeviceError(
+            f'{given!r} is no device; give an index, or a name such as "cuda:0" or "emulated:0"'
+        )
+    if isinstance(given, int):
+        kind = torch.accelerator.current_accelerator()
+        return "cpu" if given == -1 else f"{kind.type if kind and accelerators() else 'cuda'}:{given}"
+    name = str(given)
+    return name if name == "cpu" or ":" in name else f"{name}:0"
+
+
+def _machine(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """The devices of a machine: the CPU is its host unless the module is already on one of the others."""
+    homes = {str(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+    outside = not homes or bool(homes - {*names})
+    return ["cpu", *names] if outside and "cpu" not in names else [*names]
+
+
+def _require_axis(plan: Plan, dim: int) -> None:
+    """PlanError when the inputs have no axis `dim`, or it was given and they were cut along another."""
+    graph = plan.costed.graph
+    for task in graph.tasks:
+        if task.target != PART or task.inputs[0] not in graph.inputs:
+            continue
+        value = graph.value[task.inputs[0]]
+        axis, rank = task.args[1], len(value.shape)
+        if not -rank <= dim < rank:
+            raise PlanError(f"dim={dim}: input {value.path or value.name!r} has {rank} axes")
+        if dim and dim % rank != axis:
+            raise PlanError(
+                f"dim={dim}: the rows that {graph.name!r} treats independently are along axis {axis} of input "
+                f"{value.path or value.name!r}; give dim={axis}"
+            )

@@ -1,0 +1,97 @@
+"""The first call of a graph against the model itself: what Dynamo changes, no check of its own graph can see.
+
+A model that is captured may take other branches (`torch.compiler.is_compiling()`), and fused kernels of its own that
+answer something else (`nn.TransformerEncoder` sets padded rows to zero) are not taken.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..capture import autocast as casting
+from ..errors import DifferenceError
+from ..pipeline.compare import LIMIT, error
+from ..pipeline.snapshot import Snapshot, apart
+
+LOOSE = 100.0
+"""Times the tolerance of a graph against itself that torch's capture may round otherwise."""
+
+
+class Asked(NamedTuple):
+    """A call of the user's: the model, its arguments, and where to put what the model answers."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: list[Any]
+
+
+def asked(entry: CodeType) -> Asked | None:
+    """The call that this thread is in, by the code that it entered through."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not entry:
+        frame = frame.f_back
+    return (
+        Asked(*(frame.f_locals[name] for name in ("model", "args", "kwargs", "expected"))) if frame else None
+    )
+
+
+def answer(call: Asked, snapshot: Snapshot) -> None:
+    """Let the model answer the call, all that `snapshot` holds as before afterwards."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _own(snapshot), (call.args, call.kwargs))
+    with snapshot.restored():
+        try:
+            output = call.model(*args, **kwargs)
+        except Exception:
+            # The run that follows raises it where it belongs.
+            return
+        call.expected[:] = [[apart(leaf) for leaf in pytree.tree_leaves(output)]]
+
+
+def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Inputs that the call changes are put back by the snapshot; those that have a history are read without it."""
+    held = {id(tensor) for tensor in snapshot.tensors}
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if id(tensor) in held and tensor.grad_fn is None else tensor.detach()
+
+    return own
+
+
+def judge(call: Asked, output: Any) -> None:
+    """Compare what a call gave with what the model answered, or raise DifferenceError."""
+    found = pytree.tree_leaves(output)
+    (wanted,) = call.expected
+    for index, (ours, eager) in enumerate(zip(found, wanted)):
+        if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
+            continue
+        allowed = LOOSE * LIMIT.get(eager.dtype, 0.0)
+        if allowed and casting.enabled(eager.device.type):
+            # Products within are rounded to it, whatever the dtype of the answer.
+            allowed = max(allowed, LIMIT[torch.bfloat16])
+        if ours.shape != eager.shape or (allowed and not error(ours.detach(), eager) <= allowed):
+            raise DifferenceError(
+                f"output {index} is not the model's, though it is that of the graph torch.compile captured: error "
+                f"{error(ours.detach(), eager):.2g}, allowed {allowed:.2g}. {_remedy(call.model)}"
+            )
+
+
+def _remedy(model: Any) -> str:
+    layers = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+    if isinstance(model, nn.Module) and any(isinstance(child, layers) for child in model.modules()):
+        return (
+            "In eval mode nn.TransformerEncoder takes a fused path, which torch.compile does not and which sets "
+            "padded rows to zero: call torch.backends.mha.set_fastpath_enabled(False) for the plain model too, or pass "
+            'check="never" if padded rows do not matter'
+        )
+    return (
+        "The model does something else when it is captured (torch.compiler.is_compiling()); compare with "
+        'torch.compile(model, backend="eager"), or pass check="never" to run anyway'
+    )

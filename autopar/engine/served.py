@@ -1,0 +1,312 @@
+"""One region of a model as Dynamo calls it: a program for each set of sizes, and the calls."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from ..capture import Captured, Untraceable
+from ..capture.assembly import assembled
+from ..capture.autocast import anywhere
+from ..capture.dynamo_private import broken, effects, outermost
+from ..capture.refusals import explain
+from ..capture.strides import settle
+from ..errors import AutoparError
+from ..ir.plan import Plan
+from ..pipeline.arguments import Arguments, Short
+from ..pipeline.eager_check import Reference, by_parts, drawn_elsewhere, unwanted
+from ..pipeline.options import Options
+from ..pipeline.reuse import SIZES, Done, again
+from ..pipeline.snapshot import Snapshot
+from ..pipeline.stages import Prepared, prepare, rewritten, timed
+from ..runtime.autograd_bridge import Written
+from ..runtime.thread_state import alone, unseen
+from ..training.dropin import Training
+from ..training.gradcheck import Eager
+from ..training.memory_caps import plan_training
+from .model_check import answer, asked
+from .session import Session
+
+log = logging.getLogger("autopar")
+
+Planned: TypeAlias = Prepared | Training
+
+TWICE = "its gradients are differentiated once more"
+
+
+class Served:
+    """The callable that Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, ""
+    where it is placed.
+
+    Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
+    """
+
+    def __init__(self, backend: Session, module: fx.GraphModule, examples: Sequence[Any]) -> None:
+        self._backend, self.module = weakref.ref(backend), module
+        self.name = type(backend.root).__name__ if backend.root is not None else "graph"
+        self.written, self.calls, self.dropped = "", 0, 0
+        # Where nothing is left behind in Python the model itself may be asked too.
+        self.whole = outermost() and not broken(module)[0] and not effects()
+        self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
+        self.placed: Plan | None = None
+        # Planned ahead; the first call is still to be checked.
+        self._unchecked: set[Hashable] = set()
+        self._short: Short | None = None
+        try:
+            self.assembly = timed("capture", assembled, module, examples, backend.root, backend.parameters)
+            self.region = self.assembly.region
+            self.name = self.region.name
+        except Exception as error:
+            # What Dynamo captured is a right answer whatever becomes of it here, unless its graph is broken: then what
+            # is raised lets Dynamo run the frame as the user wrote it.
+            module.graph.lint()
+            self.as_written(explain(self.name, error))
+            return
+        self._twins: list[Served] = []
+        self._index: dict[int, Served] = {}
+        self.arguments = Arguments(self.assembly)
+
+    @property
+    def backend(self) -> Session:
+        """The backend it was captured for."""
+        backend = self._backend()
+        assert backend is not None
+        return backend
+
+    def as_written(self, why: str) -> None:
+        """From now on do as the user wrote, on the device that it is on."""
+        self.written = why
+        log.warning("%s runs as written, not placed: %s", self.name, why)
+
+    def __call__(self, *args: Any) -> Any:
+        backend = self.backend
+        backend.calls += 1
+        short = self._short
+        if short is not None and backend.recording is None:
+            found = short(args)
+            if found is not None:
+                backend.latest = self, short.prepared
+                return found
+        return self._answer(args)
+
+    def _answer(self, args: Sequence[Any]) -> Any:
+        backend = self.backend
+        if self.written:
+            return self._plain(args)
+        arguments = self.arguments
+        if arguments.lent(args):
+            return self._plain(args)
+        if arguments.moved or arguments.elsewhere(args):
+            return self._rebound(args)
+        return self._placed(backend, args)
+
+    def _placed(self, backend: Session, args: Sequence[Any]) -> Any:
+        key = self.arguments.sizes(args)
+        prepared = self.programs.get(key)
+        checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
+        if prepared is None:
+            made = self._first(key, args)
+            if made is None:
+                return self._plain(args)
+            prepared, checked = made
+        elif key:
+            self.programs.move_to_end(key)
+        self.calls += 1
+        backend.latest = self, prepared
+        if backend.preparing:
+            self._unchecked.add(key)
+            raise Done
+        if self._unchecked and key in self._unchecked:
+            self._unchecked.discard(key)
+            checked = checked or self._wants_check(prepared)
+        if backend.options.verify_replicas:
+            backend.pool.require_verified("refresh() of the compiled model")
+        if checked:
+            return self._checked(key, prepared, args)
+        if prepared.captured.stateful:
+            with self.backend.lock:
+                return self.run(prepared, args)
+        if not self.arguments.moved and isinstance(prepared, Prepared) and self._short is None:
+            self._short = (
+                Short(self.arguments, prepared) if Short.fits(backend.options, prepared, key) else None
+            )
+        return self.run(prepared, args)
+
+    def _plain(self, args: Sequence[Any]) -> Any:
+        if self.backend.preparing:
+            raise Done
+        return self.module(*args)
+
+    def _rebound(self, args: Sequence[Any]) -> Any:
+        """A call whose state is not where the graph reads it."""
+        with alone(), self.backend.lock:
+            self._short = None
+            if self.arguments.move(args, self.region.held):
+                return self._placed(self.backend, args)
+            twin = self._twin(args)
+        return twin._answer(args)
+
+    def _twin(self, args: Sequence[Any]) -> Served:
+        """The same graph of the module that this call is of."""
+        first = id(self.arguments.first(args))
+        found = self._index.get(first)
+        if found is None or found.arguments.elsewhere(args):
+            found = next((twin for twin in self._twins if not twin.arguments.elsewhere(args)), None)
+            if found is None:
+                found = self._copied(args)
+                self._twins.append(found)
+            # Anew: they may have been given other tensors since.
+            self._index = {id(twin.arguments.held): twin for twin in self._twins}
+            self._index[first] = found
+        return found
+
+    def _copied(self, args: Sequence[Any]) -> Served:
+        backend, twin = self.backend, copy.copy(self)
+        twin.region = self.region.of(args, backend.root)
+        twin.assembly = self.assembly.of(twin.region)
+        twin.arguments = Arguments(twin.assembly)
+        twin.programs, twin.placed, twin._unchecked = OrderedDict(), None, set()
+        twin.calls, twin.dropped, twin._short = 0, 0, None
+        twin._twins, twin._index = [], {}
+        backend.served.append(twin)
+        return twin
+
+    def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
+        """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
+        with alone(), self.backend.lock, unseen():
+            if key in self.programs:
+                known = self.programs[key]
+                return known, self.backend.options.check == "always" and self._wants_check(known)
+            try:
+                prepared = self._planned(args)
+            except Untraceable as error:
+                self.as_written(str(error))
+                return None
+            except AutoparError:
+                raise
+            except Exception as error:
+                self.as_written(f"{type(error).__name__}: {error}; a fault of autopar, please report it")
+                return None
+            self.keep(key, prepared)
+            return prepared, self._wants_check(prepared)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a program."""
+        self._short = None
+        old = self.programs.pop(key, None)
+        if old is not None:
+            old.close()
+
+    def _wants_check(self, prepared: Planned) -> bool:
+        options = self.backend.options
+        if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
+            return False
+        plans = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
+        if drawn_elsewhere(plans, prepared.captured):
+            return False
+        return options.check == "always" or not unwanted(prepared.plan)
+
+    def keep(self, key: Hashable, prepared: Planned) -> None:
+        """Keep a program, and drop the one that was not used for longest where there are too many."""
+        self.programs[key] = prepared
+        self._short = None
+        while len(self.programs) > SIZES:
+            _, old = self.programs.popitem(last=False)
+            old.close()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.warning(
+                    "%s is called with more than %d sets of sizes: programs are dropped and made again",
+                    self.name, SIZES,
+                )  # fmt: skip
+
+    def _planned(self, args: Sequence[Any]) -> Planned:
+        options = self.backend.options
+        captured = rewritten(self.assembly.at(args), options)
+        if self.backend.root is not None:
+            # They were held against the whole model.
+            options = options.within(captured.graph)
+        if self.placed is not None:
+            options = again(options, self.placed)
+        prepared = self._prepared(captured, options, args)
+        self.placed = self.placed or prepared.plan
+        return prepared
+
+    def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
+        backend = self.backend
+        given = backend.given_for(self.name, training=bool(captured.tangents))
+        if not captured.tangents:
+            return prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
+        tensors = captured.flatten(tuple(args), {})
+        joint, apart = plan_training(captured, backend.machine, options, tensors, given)
+        return Training(joint, apart, backend.pool, backend.recorder)
+
+    def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
+        """The results of one call."""
+        captured = prepared.captured
+        inputs = self.arguments.inputs(args)
+        if isinstance(prepared, Training):
+            outputs = self.backend.trained(prepared, inputs, self._written(prepared, args))
+        else:
+            outputs = self.backend.executed(prepared, inputs)
+            settle(outputs, captured.strides, captured.home.type)
+        for index, name in captured.same:
+            # Where eager returns an argument or a parameter itself, so do we: the very object.
+            outputs[index] = self._own(captured, name, inputs)
+        return captured.rebuild(outputs)
+
+    def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
+        """The call in eager, to be run once more for a second derivative; None where that would not be the same."""
+        if not prepared.repeatable or anywhere():
+            return None
+        unplaced = self.backend.unplaced
+
+        def written() -> list[torch.Tensor]:
+            unplaced[TWICE] = unplaced.get(TWICE, 0) + 1
+            return [item for item in self.module(*args) if isinstance(item, torch.Tensor)]
+
+        return written
+
+    @staticmethod
+    def _own(captured: Captured, name: str, inputs: Sequence[Any]) -> Any:
+        if name in captured.state:
+            owner, key = captured.state[name]
+            return owner[key]
+        return inputs[captured.graph.inputs.index(name)]
+
+    def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
+        try:
+            with alone(), self.backend.lock:
+                self._ask(prepared, args)
+                if isinstance(prepared, Training):
+                    self._differentiated(prepared, args)
+                    return self.run(prepared, args)
+                reference = Reference(prepared.captured, self.module, tuple(args), {})
+                output = self.run(prepared, args)
+                reference.judge(output)
+                return reference.settled(output)
+        except AutoparError:
+            # What failed its first check must be checked again.
+            self.forget(key)
+            raise
+
+    def _ask(self, prepared: Planned, args: Sequence[Any]) -> None:
+        """Let the model itself answer the user's call, which what comes of this one is held against."""
+        call = asked(self.backend.entry) if self.whole and self.backend.entry else None
+        if call is not None and not call.expected:
+            with self.backend.unrecorded(), unseen():
+                answer(call, Snapshot(prepared.captured, tuple(args), {}))
+
+    def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
+        """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
+        with self.backend.unrecorded(), unseen():
+            eager = Eager(prepared.captured, self.module, tuple(args), {}, self.arguments.weights(args))
+            with eager.restored():
+                eager.judge(*prepared.tried(eager.tensors, eager.tangents))

@@ -1,0 +1,1 @@
+"""The nouns: graph, machine, costed graph, plan, program, timeline. Plain data, checked and saved; no torch."""

@@ -1,0 +1,211 @@
+"""What each step of a plan waited for, the critical path, and the slack of the rest.
+
+A step is a `Placed` run or a `Transfer`. It waits for the data it reads, for the step before it in its
+lane, and, a transfer, for the one before it on the wire. Critical path and slack as in the critical path
+method (Kelley and Walker, Critical-path planning and scheduling, 1959), on the plan with its lane orders
+kept. Linear in the waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+from .costed import CostedGraph
+from .steps import Placed, Step, Transfer
+
+Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
+STRICT = "strict-msr"
+"""The policy of plans whose accelerators work in calls (`placement.strict`)."""
+_RANK = {"data": 3, "order": 2, "wire": 1, "lane": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Step number `step` had to end first, because of `kind`."""
+
+    step: int
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Critical:
+    """The waits of a plan.
+
+    `steps` are all runs and transfers by start. For step `i`: `waits[i]` is everything it waited for,
+    `last[i]` what ended last of that (None: nothing), `slack[i]` the seconds it could end later without
+    the plan getting longer. `path` are the step numbers from the start of the call to its end, each
+    having waited for the one before.
+    """
+
+    steps: tuple[Step, ...]
+    waits: tuple[tuple[Wait, ...], ...]
+    last: tuple[Wait | None, ...]
+    path: tuple[int, ...]
+    slack: tuple[float, ...]
+
+    @property
+    def on_path(self) -> frozenset[int]:
+        """Step numbers of the critical path."""
+        return frozenset(self.path)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of the path in which it computes."""
+        return sum(step.end - step.start for step in self._path_steps if isinstance(step, Placed))
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of the path in which it moves data."""
+        return sum(step.end - step.start for step in self._path_steps if isinstance(step, Transfer))
+
+    @property
+    def busy_s(self) -> dict[tuple[str, Kind], float]:
+        """Seconds of the path by what is done, `compute` or `transfer`, and by what of it the next step waits for:
+        its result (`data`, `order`), or merely that its `lane` or `wire` is free."""
+        found: dict[tuple[str, Kind], float] = {}
+        for position, number in enumerate(self.path):
+            after = self.path[position + 1 : position + 2]
+            binding = self.last[after[0]] if after else None
+            step = self.steps[number]
+            key = ("compute" if isinstance(step, Placed) else "transfer", binding.kind if binding else "data")
+            found[key] = found.get(key, 0.0) + step.end - step.start
+        return found
+
+    def ready(self, number: int) -> float:
+        """When all data that a step reads was there, and all before it in order done: it could have begun."""
+        waits = [wait for wait in self.waits[number] if wait.kind in ("data", "order")]
+        return max((self.steps[wait.step].end for wait in waits), default=0.0)
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """Step numbers of runs, by name."""
+        return {step.run: index for index, step in enumerate(self.steps) if isinstance(step, Placed)}
+
+    @property
+    def _path_steps(self) -> list[Step]:
+        return [self.steps[index] for index in self.path]
+
+
+def critical(costed: CostedGraph, steps: tuple[Step, ...], *, in_calls: bool = False) -> Critical:
+    """The waits, critical path and slack of the steps of a plan, by start; `in_calls` where accelerators work in
+    calls."""
+    waits = tuple(_waits_of_calls(costed, steps) if in_calls else _waits(costed, steps))
+    last = tuple(_binding(steps, found) for found in waits)
+    return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
+
+
+def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
+    machine = costed.machine
+    at: dict[tuple[str, str], int] = {}
+    index_of: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        if isinstance(step, Placed):
+            index_of[step.run] = index
+            for value in costed.run[step.run].makes:
+                at[value, step.device] = index
+    for index, step in enumerate(steps):
+        if isinstance(step, Transfer):
+            at.setdefault((step.value, step.dst), index)
+    in_lane: dict[str, int] = {}
+    on_wire: dict[str, int] = {}
+    found = []
+    for index, step in enumerate(steps):
+        names: dict[int, Kind] = {}
+        if isinstance(step, Placed):
+            run = costed.run[step.run]
+            sources = [at.get((value, step.device)) for value in run.reads]
+            names.update((source, "data") for source in sources if source is not None)
+            for earlier in run.after:
+                if earlier in index_of:
+                    names.setdefault(index_of[earlier], "order")
+        else:
+            source = at.get((step.value, step.src))
+            if source is not None:
+                names[source] = "data"
+            link = machine.link.get((step.src, step.dst))
+            if link and link.wire:
+                if link.wire in on_wire:
+                    names.setdefault(on_wire[link.wire], "wire")
+                on_wire[link.wire] = index
+        for lane in step.lanes if isinstance(step, Placed) else (step.lane,) if machine.queued else ():
+            if lane in in_lane:
+                names.setdefault(in_lane[lane], "lane")
+            in_lane[lane] = index
+        names.pop(index, None)
+        found.append(tuple(Wait(number, kind) for number, kind in names.items()))
+    return found
+
+
+def _waits_of_calls(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
+    """The same where an accelerator fetches, computes and sends in one call, begins it when all that it reads is
+    there, and gives nothing before its end."""
+    host = costed.machine.host
+    device = {step.run: step.device for step in steps if isinstance(step, Placed)}
+    calls: dict[str, list[int]] = {}
+    alone: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        part = step.device if isinstance(step, Placed) else step.dst if step.src == host else step.src
+        if part != host:
+            calls.setdefault(part, []).append(index)
+        elif isinstance(step, Placed):
+            alone[step.run] = index
+
+    def given(value: str) -> int | None:
+        run = costed.producer.get(value, "")
+        return alone[run] if run in alone else calls[device[run]][-1] if run in device else None
+
+    found: list[dict[int, Kind]] = [{} for _ in steps]
+    for own in calls.values():
+        inside = {step.run for step in map(steps.__getitem__, own) if isinstance(step, Placed)}
+        for run in inside:
+            outside = (value for value in costed.run[run].reads if costed.producer.get(value) not in inside)
+            found[own[0]].update((at, "data") for at in map(given, outside) if at is not None)
+        for before, after in pairwise(own):
+            found[after][before] = "order"
+    for run, index in alone.items():
+        found[index].update((at, "data") for at in map(given, costed.run[run].reads) if at is not None)
+    return [tuple(Wait(number, kind) for number, kind in sorted(names.items())) for names in found]
+
+
+def _binding(steps: tuple[Step, ...], waits: tuple[Wait, ...]) -> Wait | None:
+    return max(waits, key=lambda wait: (steps[wait.step].end, _RANK[wait.kind], -wait.step), default=None)
+
+
+def _path(steps: tuple[Step, ...], last: tuple[Wait | None, ...]) -> tuple[int, ...]:
+    if not steps:
+        return ()
+    number: int | None = max(range(len(steps)), key=lambda index: (steps[index].end, index))
+    found: dict[int, None] = {}
+    while number is not None and number not in found:
+        found[number] = None
+        wait = last[number]
+        number = wait.step if wait else None
+    return tuple(reversed(found))
+
+
+def _slack(steps: tuple[Step, ...], waits: tuple[tuple[Wait, ...], ...]) -> tuple[float, ...]:
+    """Slack by a backward pass in reverse topological order; steps of no length may share a start, so
+    not by start."""
+    successors: list[list[int]] = [[] for _ in steps]
+    open_successors = [0] * len(steps)
+    for index, found in enumerate(waits):
+        for wait in found:
+            successors[wait.step].append(index)
+            open_successors[wait.step] += 1
+    end = max((step.end for step in steps), default=0.0)
+    slack = [0.0] * len(steps)
+    ready = [index for index, count in enumerate(open_successors) if not count]
+    while ready:
+        index = ready.pop()
+        here = steps[index].end
+        slack[index] = max(
+            0.0, min((steps[s].start - here + slack[s] for s in successors[index]), default=end - here)
+        )
+        for wait in waits[index]:
+            open_successors[wait.step] -= 1
+            if not open_successors[wait.step]:
+                ready.append(wait.step)
+    return tuple(slack)

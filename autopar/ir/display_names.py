@@ -1,0 +1,274 @@
+"""What runs and values are called where people read of them: by module, parameter and phase, not by operator."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from .costed import CostedGraph
+from .graph import JOIN, PART, SUM, UPDATES, Task
+from .phases import phase_of_tasks, phase_of_values
+
+CRITERION = "criterion"
+"""Module of what a training step minimises; its tasks go by their operators: `mse_loss`."""
+_LOSS = "autopar.loss"
+_SHARE = 0.15
+_LONG = 30
+_PART = re.compile(r"(.+?)(?:#axis\d+)?#(?:part)?(\d+)")
+_BUCKET = re.compile(r"bucket(\d+)#(?:cat|sum|view|views)(\d*)")
+_TANGENT = re.compile(r"tangent_\d+")
+_ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
+
+
+class Words:
+    """The names of a costed graph in its author's words.
+
+    Runs: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`; "forward"
+    is said only where there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight, new`.
+    Two runs may have one name: tables and pictures say besides where and when they are.
+    """
+
+    def __init__(self, costed: CostedGraph) -> None:
+        self.costed, self.graph = costed, costed.graph
+        self.training = any(task.phase != "forward" for task in self.graph.tasks)
+        self._runs: dict[str, str] = {}
+        self._values: dict[str, str] = {}
+
+    def run(self, name: str) -> str:
+        """What a run is called."""
+        if name not in self._runs:
+            self._runs[name] = self._run(name)
+        return self._runs[name]
+
+    def value(self, name: str) -> str:
+        """What a value is called."""
+        if name not in self._values:
+            self._values[name] = self._value(name)
+        return self._values[name]
+
+    def task(self, task: Task) -> str:
+        """What a single task is called: as a run of its own would be."""
+        return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
+
+    def phase(self, name: str) -> str:
+        """The phase of `reduction.PHASES` that most of a run's time is of; of views, that of what they view."""
+        run = self.costed.run[name]
+        tasks = [self.graph.task[task] for task in run.tasks]
+        shares: dict[str, float] = {}
+        for task in tasks:
+            if not task.free:
+                phase = self.phase_of_task[task.name]
+                shares[phase] = shares.get(phase, 0.0) + self._seconds(task)
+        if shares:
+            return max(shares, key=lambda phase: shares[phase])
+        made = [self.phase_of_value[value] for value in run.makes if value in self.phase_of_value]
+        return made[0] if made else tasks[0].phase
+
+    @cached_property
+    def phase_of_task(self) -> dict[str, str]:
+        """See `reduction.phase_of_tasks`."""
+        return phase_of_tasks(self.graph)
+
+    @cached_property
+    def phase_of_value(self) -> dict[str, str]:
+        """See `reduction.phase_of_values`."""
+        return phase_of_values(self.graph, self.phase_of_task)
+
+    def _run(self, name: str) -> str:
+        tasks = [self.graph.task[task] for task in self.costed.run[name].tasks]
+        phase = self._most(tasks)
+        heavy = [task for task in tasks if task.phase == phase]
+        heavy = [task for task in heavy if not task.free] or heavy
+        longest = max(heavy, key=self._seconds)
+        if len(heavy) == 1 or _BUCKET.fullmatch(longest.name):
+            special = self._special(longest)
+            if special:
+                return special
+        if phase == "update":
+            return f"update {_together([path for task in heavy for path in _updated(task)])}"
+        total = sum(map(self._seconds, heavy))
+        shares: dict[str, float] = {}
+        modules: dict[str, None] = {}
+        of_loss = {_unit(task) for task in heavy if task.module == CRITERION}
+        for task in heavy:
+            unit = "loss" if task.module == CRITERION and len(of_loss) > 1 else _unit(task)
+            shares[unit] = shares.get(unit, 0.0) + self._seconds(task)
+            if task.module:
+                modules[unit] = None
+        large = [unit for unit in shares if shares[unit] >= _SHARE * total]
+        chosen = [unit for unit in large if unit in modules] or large or list(shares)
+        if len(shares) > 1 and not any(task.module for task in heavy):
+            chosen = [max(shares, key=lambda unit: shares[unit])]
+        return f"{_together(chosen)}{self._phase(heavy)}{_suffix(tasks)}"
+
+    def _special(self, task: Task) -> str:
+        """The name of a task that is of no module: rows taken and joined, sums, updates, the user's loss."""
+        bucket = _BUCKET.fullmatch(task.name)
+        if bucket:
+            verb = "sum" if task.target == SUM else "unpack" if task.free else "pack"
+            return f"{verb} gradient bucket {bucket[1]}" + (f" #{bucket[2]}" if verb == "pack" else "")
+        if task.target == _LOSS:
+            return "your loss"
+        if task.phase == "update":
+            paths = _updated(task)
+            return f"update {_ends(paths)}" if len(paths) > 1 else task.name
+        if task.target in (PART, JOIN):
+            verb = "split" if task.target == PART else "join"
+            base = task.name.rpartition("#")[0] if verb == "join" else task.inputs[0]
+            return f"{verb} {self.value(base)}{_suffix([task])}"
+        if task.target == SUM:
+            return f"sum {self.value(task.outputs[0]).removesuffix(' sum')}"
+        if task.phase == "backward" and len(task.outputs) == 1:
+            made = self.value(task.outputs[0]).partition(", part ")[0]
+            if made in self._gradients:
+                return made + _suffix([task])
+        return ""
+
+    def _seconds(self, task: Task) -> float:
+        cost = self.costed.cost.get(task.name)
+        return min((seconds for seconds in cost.seconds if seconds is not None), default=0.0) if cost else 0.0
+
+    def _most(self, tasks: list[Task]) -> str:
+        shares: dict[str, float] = {}
+        for task in tasks:
+            shares[task.phase] = shares.get(task.phase, 0.0) + self._seconds(task)
+        return max(shares, key=lambda phase: shares[phase])
+
+    def _phase(self, tasks: list[Task]) -> str:
+        return f" {self._most(tasks)}" if self.training else ""
+
+    def _value(self, name: str) -> str:
+        part = _PART.fullmatch(name)
+        if part and (part[1] in self.graph.value or name in self.graph.producer):
+            return f"{self._whole(part[1], name)}, part {part[2]}"
+        return self._whole(name, name)
+
+    def _whole(self, name: str, one: str) -> str:
+        """A value, or that of which `one` is a part."""
+        if _TANGENT.fullmatch(name):
+            return "output.grad"
+        known = self.graph.value.get(name)
+        if known and known.kind != "made":
+            return known.path.removeprefix("optimizer.state.") or name
+        if name in self._held:
+            return f"{_ends([self.value(state) for state in self._held[name]])}, new"
+        if name in self._new:
+            return f"{self.value(self._new[name])}, new"
+        bucket = _BUCKET.fullmatch(one)
+        if bucket:
+            return f"gradient bucket {bucket[1]}" + (f", part {bucket[2]}" if bucket[2] else "")
+        if name in self._gradients:
+            return self._gradients[name]
+        maker = self.graph.task.get(self.graph.producer.get(one, ""))
+        if maker is None:
+            return name
+        if maker.target in (PART, JOIN) and maker.inputs[0] != one:
+            return self._whole(_base(maker.inputs[0]), maker.inputs[0])
+        if maker.module == CRITERION:
+            return _unit(maker) + (" backward" if maker.phase == "backward" else "")
+        if maker.phase == "forward":
+            return f"{maker.module} {_word(name) or 'output'}" if maker.module else name
+        return f"{_unit(maker)} {maker.phase} {_word(name)}".rstrip()
+
+    @cached_property
+    def _new(self) -> dict[str, str]:
+        """By a made value the state or input it takes the place of."""
+        return dict(self.graph.updates)
+
+    @cached_property
+    def _held(self) -> dict[str, list[str]]:
+        """By flat value the states whose new values are in it."""
+        found: dict[str, list[str]] = {name: [] for name in self.graph.flat}
+        for made, target in self.graph.updates:
+            if made in found:
+                found[made].append(target)
+        return found
+
+    @cached_property
+    def _gradients(self) -> dict[str, str]:
+        """By value the gradient of a parameter that it is, or becomes by views alone; parts under their whole's."""
+        paths = {self.graph.value[name].path for name in self.graph.state}
+        found = {
+            name: _base(name)
+            for name in self.graph.producer
+            if _base(name).endswith(".grad") and _base(name).removesuffix(".grad") in paths
+        }
+        found.update({text: text for text in found.values()})
+        for task in reversed(self.graph.tasks):
+            if task.phase == "backward" and len(task.outputs) == 1 and len(task.inputs) == 1:
+                made, read = _base(task.outputs[0]), _base(task.inputs[0])
+                if task.free and made in found and task.target != PART:
+                    found.setdefault(read, found[made])
+        return found
+
+
+def _base(name: str) -> str:
+    part = _PART.fullmatch(name)
+    return part[1] if part else name
+
+
+def _word(name: str) -> str:
+    """What is said of a value after the operator: `squares` of `batch_norm#squares`."""
+    _, mark, word = name.rpartition("#")
+    return re.sub(r".*\.\d+_", "", word).replace("_", " ") if mark else ""
+
+
+def _suffix(tasks: list[Task]) -> str:
+    """` #1` of tasks on the second part of the batch."""
+    for task in tasks:
+        part = _PART.fullmatch(task.name)
+        if part and (task.part or task.target == PART):
+            return f" #{part[2]}"
+    return ""
+
+
+def _unit(task: Task) -> str:
+    """The module a task is of, or its operator without one: `relu`, `mse_loss`."""
+    return task.module if task.module and task.module != CRITERION else operator(task)
+
+
+def _updated(task: Task) -> list[str]:
+    """Paths of the parameters that a task of an optimizer's step is about."""
+    items = [item for item in task.args if isinstance(item, tuple) and item] if task.target in UPDATES else []
+    return [str(item[0]) for item in items] or [task.module or task.name]
+
+
+def operator(task: Task) -> str:
+    """What a task computes, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
+    name = task.name.partition("#")[0]
+    home, _, rest = task.target.partition(".")
+    if task.module != CRITERION and home in ("aten", "autopar", "prims") and rest:
+        name = rest.partition(".")[0]
+    name = _ENDS.sub("", re.sub(r"(\.\d+|_\d+)$", "", name)).strip("_").removeprefix("native_")
+    return "relu" if name == "threshold" else name
+
+
+def _together(units: list[str]) -> str:
+    """One or two names, else what they share: `layers.1`, `layers 0 … 2`, `first … last`."""
+    above = {unit[: dot.start()] for unit in units for dot in re.finditer(r"\.", unit)}
+    units = [unit for unit in dict.fromkeys(units) if unit not in above]
+    if len(units) == 1 or (len(units) == 2 and len(", ".join(units)) <= _LONG):
+        return ", ".join(units)
+    shared = common_module(units)
+    if shared:
+        return shared
+    return f"{units[0]} … {units[-1]}"
+
+
+def _ends(names: list[str]) -> str:
+    """The first and the last, between which the others are."""
+    return f"{names[0]} … {names[-1]}"
+
+
+def common_module(paths: list[str]) -> str:
+    """The longest dotted path that begins all of `paths`."""
+    if not paths:
+        return ""
+    parts = paths[0].split(".")
+    for path in paths[1:]:
+        other = path.split(".")
+        same = 0
+        while same < min(len(parts), len(other)) and parts[same] == other[same]:
+            same += 1
+        parts = parts[:same]
+    return ".".join(parts)

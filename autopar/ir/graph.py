@@ -1,0 +1,378 @@
+"""What is computed: `Value`, `Task` and `Graph`. Pure data, made by capture and rewritten by split.
+
+A graph is in capture order, which is a topological order. Arguments of a task are plain Python values in
+which a tensor is a `Ref` to a value and anything that only torch can name is a `Const`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import networkx
+
+from ..errors import PlanError
+from ..text.tables import table
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value where a task takes an argument."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A constant that is no Python literal, by the name torch gives it: `torch.float32`, `torch.strided`.
+
+    `Const("device")` is the device of the task itself, so that no graph names the device it was captured on.
+    """
+
+    text: str
+
+
+Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple | None
+"""What a task is called with; a tuple holds arguments in turn."""
+
+JOIN = "autopar.join"
+"""Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` where the axes of what
+it makes are not in order (`Value.order`)."""
+PART = "autopar.part"
+"""Target of a task that takes rows of a value without computing: args `(Ref, axis, start, stop)`."""
+SUM = "autopar.sum"
+"""Target of a task that adds tensors of one shape from left to right: args `((Ref, ...),)`."""
+
+UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
+"""Targets of tasks that step parameters: args are `(path, number of its group, parameter, gradient, coefficient,
+*state)` for each; they make the new parameter and its state, of several parameters each as one `Graph.flat` value."""
+
+DEFAULT = "default"
+"""`Task.random` of what draws from the generator of the device that the call comes from, in program order."""
+LOCAL = "local"
+"""`Task.random` of what draws from the generator of the device it runs on, in the order that a plan has there."""
+
+ALIGNED = 64
+"""Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
+
+SUMMED = -1
+"""In `Cut.outputs`: each part makes a summand of the whole, of the whole's shape."""
+OWN = -2
+"""In a `Cut`: a value of the whole's shape that each part has for itself; the first part's stands for the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One way in which a task may be cut into parts that need nothing of each other.
+
+    `inputs` has one axis (or None: needed whole) for each of `Task.inputs`, `outputs` one for each output.
+    Instead of an axis an output may be `SUMMED`, and either may be `OWN`.
+    `scale` names the integer arguments that shrink with the part, as paths into `args`: `((1, 0),)` is `args[1][0]`.
+    """
+
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    scale: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor: `shape` in elements, `bytes` of its own elements, `storage` the value whose memory it may share.
+
+    `kind` says where it comes from: an `input` of the call, `state` (a parameter, buffer or constant), or `made`
+    by a task. `path` is the state_dict key of state and the argument path of an input. `dtype` "object" is a
+    Python value without bytes. `order` has the axes from the slowest to the fastest in memory, as they were when
+    captured, where they are not in order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    storage: str
+    kind: Literal["input", "state", "made"] = "made"
+    path: str = ""
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One call: `target(*args, **kwargs)` makes `outputs` (unpacked from a sequence when `unpack`).
+
+    `after` names tasks that must have ended though no value says so (mutation, random order). `writes` are values
+    whose storage the call changes in place. `random` is the generator it draws from, `DEFAULT` or `LOCAL`. `free`
+    marks views, which move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device
+    the user's call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
+    it. `phase` is the part of a training step it belongs to. `inputs` are the names of the values it reads, each once,
+    in argument order.
+    """
+
+    name: str
+    target: str
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+    outputs: tuple[str, ...] = ()
+    unpack: bool = False
+    after: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    random: str | None = None
+    free: bool = False
+    home: bool = False
+    colocate: str | None = None
+    flops: int = 0
+    cuts: tuple[Cut, ...] = ()
+    module: str = ""
+    source: str = ""
+    code: str = ""
+    origin: str = ""
+    part: str = ""
+    phase: Literal["forward", "backward", "update"] = "forward"
+    inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Asked for several times at every stage.
+        seen: dict[str, None] = {}
+        for argument in (*self.args, *[value for _, value in self.kwargs]):
+            if isinstance(argument, Ref):
+                seen[argument.value] = None
+            elif isinstance(argument, tuple):
+                seen.update(dict.fromkeys(refs(argument)))
+        object.__setattr__(self, "inputs", tuple(seen))
+
+    @property
+    def where(self) -> str:
+        """Task, module path and source line in one phrase, for messages."""
+        place = f" in {self.module}" if self.module else ""
+        return f"task {self.name!r} ({self.target}){place}" + (f" at {self.source}" if self.source else "")
+
+
+def room(value: Value) -> int:
+    """Elements that a value, which is not empty, takes in a flat one."""
+    count = math.prod(value.shape)
+    step = max(1, ALIGNED * count // value.bytes)
+    return -(-count // step) * step
+
+
+def padded(value: Value) -> int:
+    """Bytes that a value takes in a flat buffer. Values of graphs that were never tensors have no dtype, and are in
+    none."""
+    count = math.prod(value.shape)
+    return room(value) * (value.bytes // count) if value.dtype and value.bytes else value.bytes
+
+
+def refs(argument: Argument) -> Iterator[str]:
+    """Names of the values inside one argument, in order, repeats included."""
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from refs(item)
+
+
+def replace_refs(argument: Argument, names: dict[str, str]) -> Argument:
+    """The argument with each value renamed by `names` (values it lacks stay)."""
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.value, argument.value))
+    if isinstance(argument, tuple):
+        return tuple(replace_refs(item, names) for item in argument)
+    return argument
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Tasks in topological order and the values between them.
+
+    `inputs` and `state` name the values that are there before the call; `outputs` the values the caller gets;
+    `updates` pairs (made value, input or state value it is written back to after the run). `split` says how
+    the batch was cut, for example `2 parts: 50 + 50`; empty when it was not.
+
+    State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`
+    state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies
+    are kept. `carried` state is updated by the call itself: what is read is the resident copy, and the new value
+    is brought to every device that has one, to be the resident copy of the next call. And `streamed` state has no
+    copies: it lives at home alone, and each call brings it to who reads it elsewhere.
+
+    A `flat` value is the new value of several states at once (`pieces`), which travel together.
+
+    `paths` pairs the path of every parameter and buffer of the model, read or not, with the first path of the same
+    tensor; empty where there is no model.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    tasks: tuple[Task, ...]
+    inputs: tuple[str, ...]
+    state: tuple[str, ...]
+    outputs: tuple[str, ...]
+    updates: tuple[tuple[str, str], ...] = ()
+    split: str = ""
+    changing: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+    streamed: tuple[str, ...] = ()
+    paths: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def pieces(self) -> dict[str, tuple[int, int]]:
+        """Of each input or state whose new value is in a `flat` one: the first element there, and how many."""
+        ends = dict.fromkeys(self.flat, 0)
+        found = {}
+        for made, target in self.updates:
+            if made in ends:
+                value = self.value[target]
+                found[target] = ends[made], math.prod(value.shape)
+                ends[made] += room(value)
+        return found
+
+    @cached_property
+    def copies(self) -> dict[str, tuple[str, int]]:
+        """Of each state, the state in whose memory the copies of it are kept, and how many bytes that has.
+
+        Copies come in flat buffers, in which each begins at a multiple of `ALIGNED`, and those of `pieces` stay
+        together: where one is read, all are there.
+        """
+        first: dict[str, str] = {}
+        for made, target in self.updates:
+            first.setdefault(made, target)
+        whole = {target: made for made, target in self.updates if made in self.flat}
+        found = {}
+        for name in self.state:
+            if name in whole:
+                found[name] = first[whole[name]], self.value[whole[name]].bytes
+                continue
+            value = self.value[name]
+            root = self.value[value.storage]
+            found[name] = root.name, max(padded(root), padded(value))
+        return found
+
+    @cached_property
+    def resident(self) -> frozenset[str]:
+        """State of which each device that reads it has a copy before the call."""
+        brought = {*self.changing, *self.streamed}
+        return frozenset(self.state) - (self.mutated - {*self.carried}) - brought
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """State whose copies, made within the call, are kept after it."""
+        return frozenset(self.changing) - self.mutated
+
+    @cached_property
+    def value(self) -> dict[str, Value]:
+        """Values by name."""
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def task(self) -> dict[str, Task]:
+        """Tasks by name."""
+        return {task.name: task for task in self.tasks}
+
+    @cached_property
+    def producer(self) -> dict[str, str]:
+        """Name of the task that makes each made value."""
+        return {output: task.name for task in self.tasks for output in task.outputs}
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Names of the tasks that read each value, in capture order."""
+        found: dict[str, list[str]] = {value.name: [] for value in self.values}
+        for task in self.tasks:
+            for name in task.inputs:
+                found[name].append(task.name)
+        return {name: tuple(tasks) for name, tasks in found.items()}
+
+    @cached_property
+    def mutated(self) -> frozenset[str]:
+        """Inputs and state that change during a call, so that no copy of them outlives it."""
+        storages = {self.value[name].storage for task in self.tasks for name in task.writes}
+        updated = {target for _, target in self.updates}
+        return frozenset(
+            name
+            for name in (*self.inputs, *self.state)
+            if name in updated or self.value[name].storage in storages
+        )
+
+    def networkx(self) -> networkx.DiGraph:
+        """The dependency graph: an edge for each value read and each `after`, with the bytes that pass."""
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(task.name for task in self.tasks)
+        for task in self.tasks:
+            for name in task.inputs:
+                if name in self.producer:
+                    source = self.producer[name]
+                    had = graph.get_edge_data(source, task.name, {"bytes": 0})["bytes"]
+                    graph.add_edge(source, task.name, bytes=had + self.value[name].bytes)
+            for earlier in task.after:
+                if not graph.has_edge(earlier, task.name):
+                    graph.add_edge(earlier, task.name, bytes=0)
+        return graph
+
+    def check(self) -> Graph:
+        """Return self, or raise PlanError naming the first thing that makes this no graph."""
+
+        def wrong(text: str) -> PlanError:
+            return PlanError(f"graph {self.name!r} is not well formed: {text}")
+
+        if len(self.value) != len(self.values):
+            raise wrong("two values share a name")
+        if len(self.task) != len(self.tasks):
+            raise wrong("two tasks share a name")
+        ready = {*self.inputs, *self.state}
+        done: set[str] = set()
+        for name in ready:
+            if name not in self.value:
+                raise wrong(f"input or state {name!r} is not among its values")
+        for task in self.tasks:
+            for name in (*task.inputs, *task.writes):
+                if name not in ready:
+                    raise wrong(f"{task.where} reads {name!r} before anything makes it")
+            for earlier in task.after:
+                if earlier not in done:
+                    raise wrong(f"{task.where} must follow {earlier!r}, which is not before it")
+            for cut in task.cuts:
+                if len(cut.inputs) != len(task.inputs) or len(cut.outputs) != len(task.outputs):
+                    raise wrong(f"{task.where} has a cut with the wrong number of axes")
+            for name in task.outputs:
+                if name not in self.value:
+                    raise wrong(f"{task.where} makes {name!r}, which is not among its values")
+                if name in ready:
+                    raise wrong(f"{task.where} makes {name!r} a second time")
+                ready.add(name)
+            done.add(task.name)
+        for name in (*self.outputs, *(made for made, _ in self.updates)):
+            if name not in ready:
+                raise wrong(f"nothing makes the output {name!r}")
+        for name in (*self.changing, *self.carried, *self.streamed):
+            if name not in self.state:
+                raise wrong(
+                    f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+                )
+        for made, target in self.updates:
+            if target in self.carried and made not in self.producer:
+                raise wrong(
+                    f"{made!r}, the new value of the carried state {target!r}, is made by no task; copy it"
+                )
+        held = dict.fromkeys(self.flat, 0)
+        for made, target in self.updates:
+            if made in held:
+                if not self.value[target].bytes:
+                    raise wrong(f"{target!r}, which is empty, has no piece of {made!r}")
+                held[made] += room(self.value[target])
+        for name, count in held.items():
+            if self.value[name].shape != (count,):
+                raise wrong(f"{name!r} is not as long as the states whose new values it holds")
+        for value in self.values:
+            if value.storage not in self.value:
+                raise wrong(
+                    f"value {value.name!r} shares the storage of {value.storage!r}, which is not there"
+                )
+        return self
+
+    def __str__(self) -> str:
+        rows: list[tuple[Any, ...]] = [("task", "target", "reads", "makes", "module")]
+        for task in self.tasks:
+            made = ", ".join(f"{name}{list(self.value[name].shape)}" for name in task.outputs)
+            rows.append((task.name, task.target, ", ".join(task.inputs), made, task.module))
+        return f"graph {self.name}: {len(self.tasks)} tasks, {len(self.state)} state\n" + table(rows)

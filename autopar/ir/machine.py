@@ -1,0 +1,246 @@
+"""What a graph can run on: devices and links as one `Machine`. Pure data; `detect` finds the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from ..errors import DeviceError
+from ..system import jsonfile
+from ..text.tables import parse_bytes, size, table
+from . import pictures
+from .device import MOST_LANES, Device, Link
+from .hardware.declared import declared, stood_in
+from .serialize import decode, encode
+
+FORMAT = "autopar machine 1"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and the links between them. The first device of kind `cpu` is the host.
+
+    `clock` `real`: everything lasts as long as it lasts. `declared`: every device and link is made to last
+    what the declared chip would take, times `slow_down`; 0 until it is chosen from the costs. Only a machine
+    whose accelerators are emulated can be so run. Rates, latencies and costs are the chip's own, without
+    `slow_down`. `absent`: declared to be planned for, not to be run on. `queued`: copies wait in the copy
+    queues of their devices; not, for nothing but their wires.
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    clock: Literal["real", "declared"] = "real"
+    slow_down: float = 1.0
+    absent: bool = False
+    queued: bool = True
+
+    @cached_property
+    def device(self) -> dict[str, Device]:
+        """Devices by name."""
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def link(self) -> dict[tuple[str, str], Link]:
+        """Links by (source, destination)."""
+        return {(link.src, link.dst): link for link in self.links}
+
+    @cached_property
+    def host(self) -> str:
+        """Name of the device the caller's own tensors are taken to be on: the CPU, else the first device."""
+        return next((device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
+        return any(device.kind == "emulated" for device in self.devices)
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether each device draws random numbers from a generator of its own: stand-ins all have that of the CPU."""
+        return not self.emulated and len({device.torch_device for device in self.devices}) > 1
+
+    @property
+    def label(self) -> str:
+        """How figures of this machine must be called: empty for real ones."""
+        if self.absent:
+            return "declared machine, not run"
+        if not self.emulated:
+            return ""
+        if self.clock == "declared":
+            return "EMULATED, declared clock" + (f" × {self.slow_down:g}" if self.slow_down else "")
+        return "EMULATED, as long as it lasts"
+
+    def copy_lane(self, src: str, dst: str) -> str:
+        """Name of the queue a copy runs in: the copy-in queue of `dst`, or out of `src` when `dst` is the
+        CPU; without queues what comes to `dst` from `src`."""
+        if not self.queued:
+            return f"{dst}/from {src.replace('/', ':')}"
+        return f"{src}/out" if self.device[dst].kind == "cpu" else f"{dst}/in"
+
+    def queue(self, link: Link) -> str | None:
+        """Name of what copies over a link wait in: a copy queue, without queues its wire; None: in nothing."""
+        return self.copy_lane(link.src, link.dst) if self.queued else link.wire
+
+    @cached_property
+    def torch_types(self) -> tuple[str, ...]:
+        """The torch device types of all tensors, each once."""
+        return tuple(dict.fromkeys(device.torch_type for device in self.devices))
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """Names of all queues, device by device: compute queues, then copy in, copy out, or one for each link
+        that ends there."""
+        names: list[str] = []
+        for device in self.devices:
+            names += device.compute_lanes
+            if not self.queued:
+                names += [
+                    self.copy_lane(link.src, link.dst) for link in self.links if link.dst == device.name
+                ]
+            elif device.kind != "cpu":
+                names += [f"{device.name}/in", f"{device.name}/out"]
+        return tuple(names)
+
+    def route(self, src: str, dst: str, nbytes: int = 1 << 20) -> tuple[Link, ...]:
+        """The links a value takes from `src` to `dst`: the direct one, else the pair through a third device that is
+        fastest for `nbytes`.
+
+        Raises DeviceError when there is no way.
+        """
+        if src == dst:
+            return ()
+        direct = self.link.get((src, dst))
+        if direct:
+            return (direct,)
+        ways = [
+            (self.link[src, via.name], self.link[via.name, dst])
+            for via in self.devices
+            if (src, via.name) in self.link and (via.name, dst) in self.link
+        ]
+        if not ways:
+            raise DeviceError(
+                f"no link leads from {src} to {dst}; add Link({src!r}, {dst!r}, …) to the machine"
+            )
+        return min(ways, key=lambda way: sum(link.seconds(nbytes) for link in way))
+
+    @cached_property
+    def uncapped(self) -> Machine:
+        """This machine with no limit to the memory of any device."""
+        return self.with_memory(dict.fromkeys(self.device))
+
+    def with_memory(self, caps: Mapping[str, int | None]) -> Machine:
+        """This machine with the memory of some devices limited to `caps` bytes, None: not limited."""
+        for name in caps:
+            self.require(name)
+        devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)
+        return replace(self, devices=devices)
+
+    def limited(self, memory: Mapping[str, int | str] | None) -> Machine:
+        """This machine with the memory of some devices limited, in bytes or as `"6GiB"`."""
+        return self.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
+
+    def require(self, name: str) -> Device:
+        """The device called `name`, or DeviceError listing those there are."""
+        if name not in self.device:
+            raise DeviceError(f"no device {name!r} in this machine; it has {', '.join(self.device)}")
+        return self.device[name]
+
+    def check(self) -> Machine:
+        """Return self, or raise DeviceError naming what makes this no machine."""
+        if not self.devices:
+            raise DeviceError('the device list is empty; give at least one, for example ["cpu"]')
+        seen: set[str] = set()
+        for device in self.devices:
+            if device.name in seen:
+                raise DeviceError(
+                    f"device {device.name!r} is listed twice; for two queues on one CPU write 'cpu*2', "
+                    "for a second accelerator give its own index"
+                )
+            seen.add(device.name)
+            if not 1 <= device.lanes <= MOST_LANES or device.lanes != int(device.lanes):
+                raise DeviceError(
+                    f"device {device.name!r} has {device.lanes} lanes; it needs from one to {MOST_LANES:,}"
+                )
+        for link in self.links:
+            for end in (link.src, link.dst):
+                if end not in seen:
+                    raise DeviceError(
+                        f"link {link.src} → {link.dst} names {end!r}, which is no device of this machine"
+                    )
+            if link.bytes_per_s <= 0 or link.latency_s < 0:
+                raise DeviceError(f"link {link.src} → {link.dst} needs bytes_per_s > 0 and latency_s ≥ 0")
+        return self
+
+    @staticmethod
+    def declare(
+        *chips: str | Device,
+        bus: str | Sequence[str] | None = None,
+        memory: Mapping[str, int | str] | None = None,
+    ) -> Machine:
+        """A machine to be planned for without having it: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`.
+
+        CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, … `bus` names the buses to use in place of the chips'
+        own: a PCIe one replaces the way to the host, an NVLink or Infinity Fabric one the way between accelerators.
+        `memory` caps devices by name, in bytes or as `"6GiB"`. Raises DeviceError for chips, buses and devices that
+        are not known.
+        """
+        return Machine(*declared(chips, "cuda", bus), absent=True).check().limited(memory)
+
+    @staticmethod
+    def emulate(
+        *chips: str | Device,
+        slow_down: float | Literal["auto"] = "auto",
+        bus: str | Sequence[str] | None = None,
+        memory: Mapping[str, int | str] | None = None,
+    ) -> Machine:
+        """A machine stood in for by this one, on a declared clock: `Machine.emulate("cpu", "t4", "t4")`.
+
+        Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then sleep
+        until the declared chip would have been done, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to
+        be chosen from the costs once they are known (`emulation.slow_down_for`). Each lane computes with its
+        share of this machine's cores. `bus` and `memory` as for `declare`.
+        """
+        if slow_down != "auto" and not (isinstance(slow_down, (int, float)) and slow_down > 0):
+            raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
+        factor = 0.0 if slow_down == "auto" else float(slow_down)
+        devices, links = declared(chips, "emulated", bus)
+        machine = Machine(stood_in(devices), links, clock="declared", slow_down=factor)
+        return machine.check().limited(memory)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps({"format": FORMAT, "machine": encode(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Machine:
+        """Read what `save` wrote; DeviceError or PlanError says what is not as it should be."""
+        data = jsonfile.load(path, f"write one with machine.save({str(path)!r})", DeviceError)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise DeviceError(f"{path} is not an {FORMAT!r} file; write one with machine.save({str(path)!r})")
+        return decode(Machine, data.get("machine"), str(path)).check()
+
+    def _repr_html_(self) -> str:
+        return str(pictures.render("html", self))
+
+    def __str__(self) -> str:
+        rows = [("device", "chip", "lanes", "memory", "float32", "bandwidth")]
+        for d in self.devices:
+            memory = "no cap" if d.memory_bytes is None else size(d.memory_bytes)
+            rate = f"{d.flops_per_s('float32') / 1e12:.3g} TFLOP/s"
+            rows.append((d.name, d.chip, str(d.lanes), memory, rate, size(d.bytes_per_s) + "/s"))
+        links = [("from", "to", "latency", "bandwidth", "wire")]
+        links += [
+            (k.src, k.dst, f"{k.latency_s * 1e6:.1f} µs", size(k.bytes_per_s) + "/s", k.wire or "-")
+            for k in self.links
+        ]
+        label = f"{self.label}\n" if self.label else ""
+        return (
+            label
+            + table(rows, right=(2, 3, 4, 5))
+            + ("\n\n" + table(links, right=(2, 3)) if self.links else "")
+        )

@@ -1,0 +1,319 @@
+"""Exactly which steps: `Program`, flat lists of `Compute`, `Copy`, `Record`, `Wait` and `Free`, one list a
+lane.
+
+A buffer is one value on one device, named `value@device`. A lane executes its steps in order; between lanes
+only `Record` and `Wait` order anything. `lower` makes a program from a plan, `check` proves it right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+
+from ..errors import ProgramError
+
+if TYPE_CHECKING:
+    pass
+
+FORMAT = "autopar program 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Call a task: read `reads`, allocate and fill `writes`. Both name buffers on the lane's device."""
+
+    task: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Allocate `dst` and fill it from `src`, a buffer of another device."""
+
+    src: str
+    dst: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything before this in the lane happens before whoever waits for `event`."""
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Go on only when `event` has been recorded and what it stands for has ended."""
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Give up a buffer: in the lane that made it, after the last reader on any lane and after every buffer that
+    was made as a view of it is given up.
+
+    So it does not matter whether an operator that may copy (`reshape`) made a view or memory of its own. The
+    memory is given back with the buffer that owns the storage.
+    """
+
+    buffer: str
+
+
+Step: TypeAlias = Compute | Copy | Record | Wait | Free
+Kind: TypeAlias = Literal["given", "resident", "made", "result"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One value on one device. `storage` is the buffer whose memory it shares (itself when none).
+
+    `kind`: `given` is there before the call (an input, or state at its home), `resident` is a copy of state
+    kept from call to call, `made` is allocated and freed by steps, `result` is allocated by a step and handed
+    to the caller.
+    """
+
+    name: str
+    value: str
+    device: str
+    bytes: int
+    storage: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """An in-order queue of a device and its steps."""
+
+    name: str
+    device: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps for each lane that has any, the buffers they name, memory caps, and which buffers are the
+    results.
+
+    `outputs` are buffer names in the order of the graph's outputs, `updates` (buffer, input or state value)
+    pairs to be written back once every lane is done. `workspace` is (task, scratch bytes). `caps` is (device,
+    bytes). `keeps` is (buffer, state value): once every lane is done the buffer is the resident copy of the state
+    on its device.
+    """
+
+    name: str
+    lanes: tuple[Lane, ...]
+    buffers: tuple[Buffer, ...]
+    outputs: tuple[str, ...]
+    updates: tuple[tuple[str, str], ...] = ()
+    workspace: tuple[tuple[str, int], ...] = ()
+    caps: tuple[tuple[str, int], ...] = ()
+    keeps: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """Buffers that outlive the call, each once: outputs, updates and copies of state that are kept."""
+        pairs = (*self.updates, *self.keeps)
+        return tuple(dict.fromkeys((*self.outputs, *(buffer for buffer, _ in pairs))))
+
+    @cached_property
+    def buffer(self) -> dict[str, Buffer]:
+        """Buffers by name."""
+        return {buffer.name: buffer for buffer in self.buffers}
+
+    @cached_property
+    def lane(self) -> dict[str, Lane]:
+        """Lanes by name."""
+        return {lane.name: lane for lane in self.lanes}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as the text `str(program)` gives."""
+        Path(path).write_text(str(self) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Program:
+        """Read what `save` wrote; ProgramError says which line is not as it should be."""
+        try:
+            return Program.parse(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ProgramError(
+                f"{path} is not text ({error}); a program is read from what Program.save wrote"
+            ) from None
+
+    @staticmethod
+    def parse(text: str) -> Program:
+        """The program that `str` printed as `text`, equal to it; lines that start with `#` and empty lines
+        are skipped.
+
+        ProgramError names the line that cannot be read. Whether the program is right is for `check` to say.
+        """
+        return _Reader(text).program()
+
+    def __str__(self) -> str:
+        head = [[FORMAT, _word(self.name)]]
+        head += [["cap", _word(device), str(count)] for device, count in self.caps]
+        head += [["output", _word(name)] for name in self.outputs]
+        head += [["update", _word(made), "->", _word(target)] for made, target in self.updates]
+        head += [["keep", _word(buffer), "->", _word(state)] for buffer, state in self.keeps]
+        head += [["workspace", _word(task), str(count)] for task, count in self.workspace]
+        rows = [
+            ["buffer", _word(b.name), _word(b.value), _word(b.device), b.kind, str(b.bytes)]
+            + (["in", _word(b.storage)] if b.storage != b.name else [])
+            for b in self.buffers
+        ]
+        lines = [" ".join(row) for row in head] + _aligned(rows)
+        for lane in self.lanes:
+            lines += ["", f"lane {_word(lane.name)} {_word(lane.device)}"]
+            lines += _aligned(
+                [[str(index), *_words(step)] for index, step in enumerate(lane.steps)], indent="  "
+            )
+        return "\n".join(lines)
+
+
+def _words(step: Step) -> list[str]:
+    if isinstance(step, Compute):
+        reads, writes = " ".join(map(_word, step.reads)), " ".join(map(_word, step.writes))
+        return [
+            "compute",
+            _word(step.task),
+            ":",
+            *([reads] if reads else []),
+            "->",
+            *([writes] if writes else []),
+        ]
+    if isinstance(step, Copy):
+        return ["copy", _word(step.src), "->", _word(step.dst)]
+    if isinstance(step, Free):
+        return ["free", _word(step.buffer)]
+    return ["record" if isinstance(step, Record) else "wait", _word(step.event)]
+
+
+def _word(text: str) -> str:
+    plain = re.fullmatch(r"[^\s\"#]\S*", text) and text not in ("->", ":", "in")
+    return text if plain else json.dumps(text)
+
+
+def _aligned(rows: list[list[str]], indent: str = "") -> list[str]:
+    """Rows with their first three cells in columns; the rest differs too much in width to gain from it."""
+    widths = [max((len(row[column]) for row in rows if len(row) > column), default=0) for column in range(3)]
+    return [
+        indent
+        + " ".join(
+            cell.ljust(min(width, 40)) for cell, width in zip(row, [*widths, *[0] * len(row)])
+        ).rstrip()
+        for row in rows
+    ]
+
+
+_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|\S+")
+
+
+class _Reader:
+    """Reads the text form line by line."""
+
+    def __init__(self, text: str):
+        self.lines = text.split("\n")
+        self.number = 0
+
+    def wrong(self, text: str) -> ProgramError:
+        return ProgramError(
+            f"line {self.number} of the program: {text}: {self.lines[self.number - 1].strip()!r}"
+        )
+
+    def rows(self) -> Iterator[tuple[list[str], list[bool]]]:
+        """The words of each line that has any, and which of them were quoted."""
+        for number, line in enumerate(self.lines, 1):
+            self.number = number
+            raw = _TOKEN.findall(line)
+            if raw and not raw[0].startswith("#"):
+                try:
+                    yield [json.loads(w) if w[0] == '"' else w for w in raw], [w[0] == '"' for w in raw]
+                except json.JSONDecodeError:
+                    raise self.wrong("a quoted name that does not end, or is not JSON") from None
+
+    def count(self, text: str) -> int:
+        if not text.isascii() or not text.isdigit():
+            raise self.wrong(f"expected a number of bytes, found {text!r}")
+        return int(text)
+
+    def program(self) -> Program:
+        name: str | None = None
+        lanes: list[tuple[str, str, list[Step]]] = []
+        buffers: list[Buffer] = []
+        outputs: list[str] = []
+        updates: list[tuple[str, str]] = []
+        keeps: list[tuple[str, str]] = []
+        workspace: list[tuple[str, int]] = []
+        caps: list[tuple[str, int]] = []
+        for words, quoted in self.rows():
+            if name is None:
+                if " ".join(words[:3]) != FORMAT or len(words) != 4:
+                    raise self.wrong(f"expected {FORMAT!r} and a name")
+                name = words[3]
+                continue
+            match words:
+                case ["cap", device, count]:
+                    caps.append((device, self.count(count)))
+                case ["output", buffer]:
+                    outputs.append(buffer)
+                case ["update", made, "->", target]:
+                    updates.append((made, target))
+                case ["keep", buffer, "->", state]:
+                    keeps.append((buffer, state))
+                case ["workspace", task, count]:
+                    workspace.append((task, self.count(count)))
+                case ["buffer", buffer, value, device, kind, count, *rest] if len(rest) in (0, 2):
+                    if kind not in get_args(Kind):
+                        raise self.wrong(f"{kind!r} is none of {', '.join(get_args(Kind))}")
+                    if rest and rest[0] != "in":
+                        raise self.wrong("expected 'in' and the buffer whose storage it shares")
+                    storage = rest[1] if rest else buffer
+                    buffers.append(
+                        Buffer(buffer, value, device, self.count(count), storage, cast(Kind, kind))
+                    )
+                case ["lane", lane, device]:
+                    lanes.append((lane, device, []))
+                case _ if lanes:
+                    lanes[-1][2].append(self.step(words, quoted))
+                case _:
+                    raise self.wrong("expected cap, output, update, keep, workspace, buffer or lane")
+        if name is None:
+            raise ProgramError(f"the text is empty; a program starts with {FORMAT!r} and its name")
+        return Program(
+            name,
+            tuple(Lane(lane, device, tuple(steps)) for lane, device, steps in lanes),
+            tuple(buffers),
+            tuple(outputs),
+            tuple(updates),
+            tuple(workspace),
+            tuple(caps),
+            tuple(keeps),
+        )
+
+    def step(self, words: list[str], quoted: list[bool]) -> Step:
+        if words[0].isdigit():
+            words, quoted = words[1:], quoted[1:]
+        match words:
+            case ["compute", task, ":", *rest]:
+                arrows = [i for i, word in enumerate(rest) if word == "->" and not quoted[3 + i]]
+                if len(arrows) == 1:
+                    return Compute(task, tuple(rest[: arrows[0]]), tuple(rest[arrows[0] + 1 :]))
+            case ["copy", src, "->", dst]:
+                return Copy(src, dst)
+            case ["record", event]:
+                return Record(event)
+            case ["wait", event]:
+                return Wait(event)
+            case ["free", buffer]:
+                return Free(buffer)
+        raise self.wrong(
+            "expected 'compute TASK : READS -> WRITES', 'copy SRC -> DST', 'record EVENT', 'wait EVENT' "
+            "or 'free BUFFER'"
+        )

@@ -1,0 +1,136 @@
+"""Frozen dataclasses to JSON and back, by their type hints. What is saved is data, never a pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from ..errors import PlanError
+from ..system.jsonfile import short, whole
+from .graph import Argument, Const, Ref
+
+T = TypeVar("T")
+
+LARGEST = 10**36
+"""Largest whole number of a noun, so that it can be reckoned with: more than any sum of a graph file's."""
+
+
+def encode(value: Any) -> Any:
+    """A noun as JSON data: dataclasses become objects, tuples lists."""
+    if isinstance(value, Ref):
+        return {"ref": value.value}
+    if isinstance(value, Const):
+        return {"const": value.text}
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.init and getattr(value, field.name) != field.default
+        }
+    if isinstance(value, complex):
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Sequence):
+        return [encode(item) for item in value]
+    raise TypeError(f"cannot save {type(value).__name__}: {value!r}")
+
+
+def decode(kind: type[T], data: Any, where: str = "file") -> T:
+    """The noun of type `kind` that `data` describes; PlanError names the field that does not fit."""
+    try:
+        return cast(T, _decode(kind, data, where))
+    except RecursionError:
+        raise PlanError(f"{where} is nested too deeply; read what `save` wrote") from None
+
+
+def _decode(kind: Any, data: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(data, dict):
+            raise PlanError(
+                f"{where}: expected an object for {getattr(kind, '__name__', kind)}, found {short(data)}"
+            )
+        hints = _hints(cast(Any, kind))
+        unknown = sorted(set(data) - set(hints))
+        if unknown:
+            raise PlanError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(hints))}")
+        values = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()}
+        try:
+            return cast(Any, kind)(**values)
+        except TypeError as error:
+            raise PlanError(f"{where}: {error}") from None
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (tuple, Sequence):
+        if not isinstance(data, list):
+            raise PlanError(f"{where}: expected a list, found {short(data)}")
+        if origin is Sequence or (len(options) == 2 and options[1] is Ellipsis):
+            return tuple(_decode(options[0], item, f"{where}[{index}]") for index, item in enumerate(data))
+        if len(options) != len(data):
+            raise PlanError(f"{where}: expected {len(options)} entries, found {len(data)}")
+        return tuple(_decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(options, data)))
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in options:
+            return None
+        rest = [option for option in options if option is not type(None)]
+        return _decode(rest[0], data, where) if len(rest) == 1 else _argument(data, where)
+    if origin is typing.Literal:
+        if data not in options:
+            raise PlanError(f"{where}: {short(data)} is none of {', '.join(map(repr, options))}")
+        return data
+    if kind is float:
+        return _number(data, where)
+    if kind is str:
+        return _text(data, where)
+    if kind is int:
+        # Bytes may be fractions in graphs made of random weights.
+        if isinstance(data, (int, float)) and not isinstance(data, bool) and abs(data) <= LARGEST:
+            return data
+    elif isinstance(kind, type) and isinstance(data, kind):
+        return data
+    raise PlanError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {short(data)}")
+
+
+def _number(data: Any, where: str) -> float:
+    """A float; what is not finite is written as {"float": "inf"}, which is JSON."""
+    if isinstance(data, dict) and data.get("float") in ("nan", "inf", "-inf"):
+        return float(data["float"])
+    if isinstance(data, (int, float)) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:
+        return float(data)
+    raise PlanError(f"{where}: expected a number, found {short(data)}")
+
+
+def _text(data: Any, where: str) -> str:
+    if isinstance(data, str) and whole(data):
+        return data
+    raise PlanError(f"{where}: expected text, found {short(data)}")
+
+
+def _argument(data: Any, where: str) -> Argument:
+    if isinstance(data, list):
+        return tuple(_argument(item, where) for item in data)
+    if isinstance(data, dict):
+        if "ref" in data:
+            return Ref(_text(data["ref"], where))
+        if "const" in data:
+            return Const(_text(data["const"], where))
+        if "float" in data:
+            return _number(data, where)
+        if "complex" in data and isinstance(data["complex"], list) and len(data["complex"]) == 2:
+            return complex(*(_number(part, where) for part in data["complex"]))
+    if data is None or isinstance(data, (bool, int, float, str)):
+        return cast(Argument, data)
+    raise PlanError(f"{where}: {short(data)} is no argument of a task")
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    made = {field.name for field in dataclasses.fields(kind) if field.init}
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in made}

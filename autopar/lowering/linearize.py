@@ -1,0 +1,130 @@
+"""One order in which a plan's runs and transfers can be: after all they depend on, soonest planned first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeAlias
+
+from ..errors import PlanError
+from ..ir.plan import Plan
+from ..ir.steps import Placed, Transfer
+
+Item: TypeAlias = Placed | Transfer
+_At: TypeAlias = tuple[int, int]
+
+
+def mutators(plan: Plan) -> Callable[[str, str], list[str]]:
+    """Function of (value, device): the tasks that change the value in place before its first reader on the
+    device.
+
+    A copy for that device must not be older than they are. Without a reader there, all that change it.
+    """
+    graph, costed = plan.costed.graph, plan.costed
+    changes: dict[str, list[int]] = {}
+    for index, task in enumerate(graph.tasks):
+        for storage in dict.fromkeys(graph.value[name].storage for name in task.writes):
+            changes.setdefault(storage, []).append(index)
+    rank = {task.name: index for index, task in enumerate(graph.tasks)} if changes else {}
+
+    def before(value: str, device: str) -> list[str]:
+        found = changes.get(graph.value[value].storage)
+        if not found:
+            return []
+        readers = (rank[t] for t in graph.readers[value] if plan.place[costed.run_of[t]].device == device)
+        first = min(readers, default=len(rank))
+        return [graph.tasks[index].name for index in found if index < first]
+
+    return before
+
+
+def sequence(
+    plan: Plan, there: Collection[str], results: Collection[str], before: Callable[[str, str], list[str]]
+) -> Iterator[tuple[int, Item]]:
+    """(index of the lane in `plan.orders`, run or transfer), each after what it reads and its lane's earlier
+    ones.
+
+    `there` are the buffers that exist before the call, `results` those that must be made. PlanError when a
+    value is never brought to where it is read, brought twice, or when lanes wait for each other.
+    """
+    costed, graph = plan.costed, plan.costed.graph
+    lanes = [(name.rsplit("/", 1)[0], items) for name, items in plan.orders.items()]
+    makes: dict[str, _At] = {}
+    runs: dict[str, _At] = {}
+    needs: dict[_At, list[str]] = {}
+    after: dict[_At, list[str]] = {}
+    for lane, (device, items) in enumerate(lanes):
+        for position, item in enumerate(items):
+            here = (lane, position)
+            if isinstance(item, Transfer):
+                made = [f"{item.value}@{item.dst}"]
+                needs[here] = [f"{item.value}@{item.src}"]
+                after[here] = before(item.value, item.dst)
+            else:
+                runs[item.run] = here
+                tasks = [graph.task[name] for name in costed.run[item.run].tasks]
+                own = {value for task in tasks for value in task.outputs}
+                made = [f"{value}@{device}" for task in tasks for value in task.outputs]
+                needs[here] = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in own]
+                after[here] = [name for task in tasks for name in task.after]
+            for name in made:
+                if name in makes or name in there:
+                    raise PlanError(f"the plan makes {name} twice; one run or transfer is enough")
+                makes[name] = here
+    for name in results:
+        if name not in makes and name not in there:
+            value, device = name.rsplit("@", 1)
+            raise PlanError(
+                f"the plan never brings the result {value!r} to {device}; add a Transfer that does"
+            )
+
+    waiting: dict[_At, int] = {}
+    followers: dict[_At, list[_At]] = {}
+    for lane, (_, items) in enumerate(lanes):
+        for position, item in enumerate(items):
+            here = (lane, position)
+            earlier: dict[_At, None] = {(lane, position - 1): None} if position else {}
+            for name in needs[here]:
+                if name in makes:
+                    earlier[makes[name]] = None
+                elif name not in there:
+                    raise PlanError(_absent(item, name))
+            for task in after[here]:
+                run = costed.run_of.get(task, "")
+                if run not in runs:
+                    raise PlanError(f"the plan places no run with the task {task!r}")
+                earlier[runs[run]] = None
+            earlier.pop(here, None)
+            waiting[here] = len(earlier)
+            for previous in earlier:
+                followers.setdefault(previous, []).append(here)
+
+    def key(here: _At) -> tuple[float, float, int, int]:
+        item = lanes[here[0]][1][here[1]]
+        return (item.start, item.end, *here)
+
+    heap = [key(here) for here, count in waiting.items() if not count]
+    heapq.heapify(heap)
+    while heap:
+        *_, lane, position = heapq.heappop(heap)
+        del waiting[lane, position]
+        yield lane, lanes[lane][1][position]
+        for follower in followers.get((lane, position), ()):
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(heap, key(follower))
+    if waiting:
+        lane, position = min(waiting, key=key)
+        item = lanes[lane][1][position]
+        what = item.run if isinstance(item, Placed) else f"the transfer of {item.value}"
+        raise PlanError(
+            f"the orders of the plan's lanes go round in a circle: {what!r} in {item.lane} and "
+            f"{len(waiting) - 1} more wait for each other; each must come after what it reads"
+        )
+
+
+def _absent(item: Item, name: str) -> str:
+    value, device = name.rsplit("@", 1)
+    if isinstance(item, Transfer):
+        return f"the plan moves {value!r} from {device} to {item.dst}, but it never is on {device}"
+    return f"run {item.run!r} on {device} reads {value!r}, which the plan never brings there; add a Transfer"

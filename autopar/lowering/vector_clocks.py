@@ -1,0 +1,97 @@
+"""Vector clocks over lanes: who is known to have happened before whom.
+
+A step is (lane, position). The clock of a lane says, for every lane, how many of its steps are known to have
+ended before the lane's next step starts; a wait takes in the clock of the step it waits for (Fidge 1988,
+Mattern 1989). Step b happens after step a = (r, q) exactly when the clock of b says more than q for r.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from ..ir.program import Program, Record, Wait
+
+Clock: TypeAlias = tuple[int, ...]
+
+
+def joined(clock: Clock, other: Clock, lane: int, position: int) -> Clock:
+    """`clock` after waiting for step `position` of `lane`, whose own clock is `other`."""
+    merged = [mine if mine >= theirs else theirs for mine, theirs in zip(clock, other)]
+    merged[lane] = max(merged[lane], position + 1)
+    return tuple(merged)
+
+
+def needed(
+    wanted: Mapping[int, int], clock: Clock, clocks: Sequence[Sequence[Clock]]
+) -> list[tuple[int, int]]:
+    """The fewest (lane, position) to wait for so that every one of `wanted` (lane → position) has happened.
+
+    `clock` is what is known already, `clocks[lane][position]` that of each step. Happened-before is a partial
+    order, so its maximal elements are enough and each of them is needed.
+    """
+    missing = [(lane, position) for lane, position in wanted.items() if clock[lane] <= position]
+    if len(missing) < 2:
+        return missing
+    return sorted(
+        (lane, position)
+        for lane, position in missing
+        if not any(clocks[other][last][lane] > position for other, last in missing if other != lane)
+    )
+
+
+class Stuck(Exception):
+    """Lanes that wait for each other: (lane, position) of the step each stands at."""
+
+    def __init__(self, at: list[tuple[int, int]]):
+        super().__init__(at)
+        self.at = at
+
+
+class History:
+    """Clocks of a program's steps, `clocks[lane][position]`, and one `order` in which they can run.
+
+    `skip` leaves one wait out, as if it had been deleted. A wait whose event nobody records is left to block.
+    Raises Stuck when the lanes cannot all come to their end.
+    """
+
+    def __init__(self, program: Program, skip: tuple[int, int] | None = None):
+        lanes = [lane.steps for lane in program.lanes]
+        self.clocks: list[list[Clock]] = [[] for _ in lanes]
+        self.order: list[tuple[int, int]] = []
+        recorded: dict[str, tuple[int, int]] = {}
+        blocked: dict[str, list[int]] = {}
+        clock: list[Clock] = [(0,) * len(lanes) for _ in lanes]
+        runnable = deque(range(len(lanes)))
+        while runnable:
+            lane = runnable.popleft()
+            steps, clocks = lanes[lane], self.clocks[lane]
+            for position in range(len(clocks), len(steps)):
+                step = steps[position]
+                if isinstance(step, Wait) and (lane, position) != skip:
+                    if step.event not in recorded:
+                        blocked.setdefault(step.event, []).append(lane)
+                        break
+                    clocks.append(clock[lane])
+                    other, last = recorded[step.event]
+                    clock[lane] = joined(clock[lane], self.clocks[other][last], other, last)
+                else:
+                    clocks.append(clock[lane])
+                    if isinstance(step, Record):
+                        recorded[step.event] = (lane, position)
+                        runnable.extend(blocked.pop(step.event, ()))
+                self.order.append((lane, position))
+        at = [
+            (lane, len(self.clocks[lane]))
+            for lane, steps in enumerate(lanes)
+            if len(self.clocks[lane]) < len(steps)
+        ]
+        if at:
+            raise Stuck(at)
+
+    def follows(self, later: tuple[int, int], earlier: tuple[int, int]) -> bool:
+        """Whether step `later` can only start when step `earlier` has ended."""
+        if later[0] == earlier[0]:
+            return later[1] > earlier[1]
+        return self.clocks[later[0]][later[1]][earlier[0]] > earlier[1]

@@ -1,0 +1,1 @@
+"""Names of operators → what computes them; operators that stay whole in training."""

@@ -1,0 +1,116 @@
+"""From the names in a graph to what torch calls them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import ProgramError
+from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref
+
+
+def _join(
+    parts: tuple[torch.Tensor, ...] | list[torch.Tensor], axis: int, order: tuple[int, ...] = ()
+) -> torch.Tensor:
+    if order:
+        # What is dense in this order is row-major with its axes so permuted.
+        made = _join([part.permute(order) for part in parts], order.index(axis))
+        return made.permute([order.index(axis) for axis in range(len(order))])
+    made = torch.cat(parts, axis)
+    # torch takes the memory format over where all parts share another.
+    return made if made.is_contiguous() else made.contiguous()
+
+
+def _part(whole: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
+    return whole.narrow(axis, start, stop - start)
+
+
+def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    first, *others = parts
+    if not others:
+        return first.clone()
+    second, *others = others
+    total = first + second
+    for part in others:
+        total += part
+    return total
+
+
+def _layer_norm_backward(
+    gradient: torch.Tensor,
+    given: torch.Tensor,
+    shape: list[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    *others: Any,
+) -> Any:
+    # The kernels read the statistics as if contiguous, which a part of them need not be.
+    operator = torch.ops.aten.native_layer_norm_backward.default
+    return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
+
+
+def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # Only a CPU's kernel fills the buffer, but it may be a CPU that computes the gradient from it.
+    made, buffer = torch.ops.aten.log_sigmoid_forward.default(given)
+    return made, buffer if buffer.shape == given.shape else given.abs().neg_().exp_()
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    JOIN: _join,
+    PART: _part,
+    SUM: _sum,
+    "aten.log_sigmoid_forward.default": _log_sigmoid,
+    "aten.native_layer_norm_backward.default": _layer_norm_backward,
+}
+
+
+def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
+    """The callable a task's target names: one of `calls` (what capture kept), ours, or a torch operator overload."""
+    if calls and name in calls:
+        return calls[name]
+    if name in _OWN:
+        return _OWN[name]
+    return _operator(name)
+
+
+@functools.cache
+def _operator(name: str) -> Callable[..., Any]:
+    if name.startswith("autopar."):
+        from .composites import kernel  # only what was trained needs it
+
+        own = kernel(name)
+        if own is not None:
+            return own
+    found: Any = torch.ops
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ProgramError(
+            f"torch {torch.__version__} has no operator {name!r}; capture the model again with this version"
+        ) from None
+    return found
+
+
+def constant(text: str, device: torch.device) -> Any:
+    """The object a `Const` names; `device` is where the task runs."""
+    if text == "device":
+        return device
+    kind, _, rest = text.partition(".")
+    if kind != "torch" or not rest or not hasattr(torch, rest):
+        raise ProgramError(f"{text!r} is no constant of torch {torch.__version__}")
+    return getattr(torch, rest)
+
+
+def argument(template: Argument, read: Callable[[str], Any], device: torch.device) -> Any:
+    """The argument with its values looked up by `read` and its constants resolved."""
+    if isinstance(template, Ref):
+        return read(template.value)
+    if isinstance(template, Const):
+        return constant(template.text, device)
+    if isinstance(template, tuple):
+        return [argument(item, read, device) for item in template]
+    return template

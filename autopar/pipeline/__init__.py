@@ -1,0 +1,1 @@
+"""The stages of one call: capture → cost → split → plan → lower → prove → bind, and the check against eager."""

@@ -1,0 +1,333 @@
+"""Race the ways to cut the batch: graph → split → cost → place for each candidate, and the best plan wins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeAlias
+
+from ..costs.clustering import unfused
+from ..errors import MemoryCapError, PlanError
+from ..ir.costed import CostedGraph
+from ..ir.graph import SUM, Graph
+from ..ir.machine import Machine
+from ..ir.plan import Candidate, Plan
+from ..planner import Policy, place
+from ..text.tables import percent, seconds
+from ..transform.gradient_buckets import bucketed
+from ..transform.row_sums import single_valued, summed
+from ..transform.shares import fitting
+from ..transform.split import allot, batch_of, even, shares, split
+from ..transform.views import own
+
+log = logging.getLogger("autopar")
+
+Split: TypeAlias = str | int | Mapping[str, float] | None
+Price: TypeAlias = Callable[[Graph], CostedGraph]
+
+LARGEST_SPLIT_GRAPH = 30_000
+"""Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
+WORTH = 0.03
+"""Share by which a plan over several devices must beat the best single one: predictions are no finer."""
+
+
+FINEST = 2_000
+"""Tasks of a graph up to which each is placed by itself where runs of them do not fit."""
+
+BUDGETS = (0.5, 0.2, 0.05, 0.0)
+"""Shares of the saved bytes that may stay saved, tried in turn while a cap does not hold."""
+
+
+def best_plan(
+    graph: Graph,
+    price: Price,
+    *,
+    policy: Policy = "auto",
+    split: Split = "auto",
+    batch_norm: str = "full",
+    recompute: str | float | None = None,
+) -> Plan:
+    """The shortest feasible plan over all candidate cuts of the batch, the uncut graph among them.
+
+    `price` costs a graph on the machine. `split` None leaves the batch whole, an int forces that many even parts, a
+    mapping gives the share of rows of each device, "auto" tries all that may pay. `batch_norm` is as in
+    `sums.summed`. `recompute` is the share of the bytes saved for a backward that stay saved (`recompute`), "auto"
+    the largest of `BUDGETS` with which caps hold. Raises PlanError or MemoryCapError when nothing is feasible; the
+    error of the uncut graph is the one that is raised.
+    """
+
+    def planned(graph: Graph) -> Plan:
+        try:
+            return _best_cut(graph, price, policy, split, batch_norm)
+        except MemoryCapError:
+            if len(graph.tasks) > FINEST:
+                raise
+        log.info("%s: tasks are placed one by one, for runs of them do not fit", graph.name)
+        return _best_cut(graph, lambda cut: unfused(price(cut)), policy, split, batch_norm)
+
+    if recompute is None:
+        return planned(graph)
+    from ..transform.rematerialize import recomputed
+
+    if recompute != "auto":
+        return planned(recomputed(graph, float(recompute)))
+    try:
+        return planned(graph)
+    except MemoryCapError as error:
+        for budget in BUDGETS:
+            try:
+                plan = planned(recomputed(graph, budget))
+            except MemoryCapError:
+                continue
+            log.info(
+                "%s: %s of the saved bytes stay saved, the rest is computed again",
+                graph.name,
+                percent(budget),
+            )
+            return plan
+        raise error
+
+
+def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_norm: str) -> Plan:
+    """The best plan over all cuts of the batch."""
+    if split is not None and not isinstance(split, str):
+        rows = batch_of(graph)
+        if rows is not None and rows < 2:
+            # The last, short batch of a loader must not stop the loop.
+            log.info("%s: a batch of %d rows stays whole", graph.name, rows)
+            split = None
+    whole: Plan | None = None
+    refusal: PlanError | None = None
+    try:
+        whole = place(price(graph), policy)
+    except MemoryCapError as error:
+        refusal = error
+    costed = whole.costed if whole else price(graph)
+    plans = [whole] if whole and split in (None, "auto", 1) else []
+    ran = list(whole.candidates) if whole else []
+    # A policy of the user's own names tasks of the graph as it is.
+    wanted = None if callable(policy) and split == "auto" else split
+    for sizes in candidates(graph, costed.machine, wanted, dict(whole.singles) if whole else {}):
+        try:
+            cut = split_graph(graph, sizes, forced=split != "auto", batch_norm=batch_norm)
+        except PlanError as error:
+            if split != "auto":
+                raise
+            ran.append(Candidate("-", f"{len(sizes)} parts", None, str(error)))
+            continue
+        if not cut.split:
+            ran.append(Candidate("-", f"{len(sizes)} parts", None, "the batch passes through no task"))
+            continue
+        try:
+            chosen = place(price(cut), _by_share(split, sum(sizes)) if isinstance(split, Mapping) else policy)
+        except MemoryCapError as error:
+            if split == "auto":
+                refusal = refusal or error
+            else:
+                refusal = MemoryCapError(
+                    f'{cut.split} as asked for (split="auto" finds shares by room): {error.wrong}', error.way
+                )
+            continue
+        plans.append(chosen)
+        ran.append(Candidate(chosen.policy, cut.split, chosen.makespan))
+        log.info("planned %s: %s", cut.split, seconds(chosen.makespan))
+    if refusal and wanted == "auto" and policy == "auto":
+        for chosen in _by_room(graph, price, batch_norm, costed, dict(whole.singles) if whole else {}):
+            plans.append(chosen)
+            ran.append(Candidate(chosen.policy, chosen.costed.graph.split, chosen.makespan, "shares by room"))
+            log.info("planned %s, shares by room: %s", chosen.costed.graph.split, seconds(chosen.makespan))
+    if not plans:
+        raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
+    best = min(plans, key=lambda plan: plan.makespan)
+    if whole:
+        # One device need not cut the batch: that is what a cut is held against.
+        best = replace(best, singles=whole.singles)
+    if policy == "auto" and split in (None, "auto") and whole and (why := _not_worth(best)):
+        beaten, best = (
+            Candidate(best.policy, best.costed.graph.split, best.makespan, why),
+            place(whole.costed, "single"),
+        )
+        if best.makespan > (beaten.makespan or 0.0):
+            ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
+            best = passed_over(best, beaten)
+    return replace(best, candidates=tuple(ran))
+
+
+def _by_room(
+    graph: Graph, price: Price, batch_norm: str, costed: CostedGraph, singles: Mapping[str, float | None]
+) -> Iterator[Plan]:
+    """Plans whose shares go by speed as far as the caps allow, over all devices and over the accelerators alone."""
+    batch, machine = batch_of(graph), costed.machine
+    if batch is None or batch < 2:
+        return
+    speeds = {
+        name: 1 / time for name in machine.device if (time := singles.get(name) or _alone(costed, name))
+    }
+    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
+        names = [*group]
+        made: dict[tuple[int, ...], CostedGraph | None] = {}
+
+        def peaks(rows: tuple[int, ...], names: list[str] = names, made: dict = made) -> list[int] | None:
+            try:
+                cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
+            except PlanError:
+                made[rows] = None
+                return None
+            made[rows] = price(cut) if cut.split else None
+            if (priced := made[rows]) is None:
+                return None
+            lifted = replace(priced, machine=machine.uncapped)
+            peak = {memory.device: memory.peak for memory in place(lifted, _parts_on(names, rows)).memory}
+            return [peak[name] for name in names]
+
+        caps = [machine.device[name].memory_bytes for name in names]
+        rows = fitting(batch, tuple(group.values()), caps, peaks) if len(group) > 1 else None
+        if rows is None or (priced := made[rows]) is None:
+            continue
+        for policy in ("auto", _parts_on(names, rows)):
+            with suppress(MemoryCapError):
+                yield place(priced, policy)
+
+
+def _alone(costed: CostedGraph, device: str) -> float:
+    """Seconds of all runs one after the other on a device; a run it cannot execute takes as long as where it can."""
+    at = costed.index[device]
+    return sum(
+        run.seconds[at] or min((time for time in run.seconds if time is not None), default=0.0)
+        for run in costed.runs
+    )
+
+
+def _not_worth(plan: Plan) -> str:
+    """Why a plan does not beat the best single device by enough, cores that emulated devices share counted once; ""
+    when it does."""
+    single, machine = plan.best_single, plan.costed.machine
+    if single is None:
+        return ""
+    enough = (1 - WORTH) * single[1]
+    if plan.makespan >= enough:
+        return f"a gain below {percent(WORTH)} is finer than predictions are"
+    if machine.emulated and machine.clock == "real":
+        host = machine.device[machine.host]
+        work = sum(machine.device[p.device].threads * (p.end - p.start) for p in plan.placed)
+        expected = work / (host.threads * host.lanes)
+        if expected >= enough:
+            return f"stand-ins share the cores of {host.name}, which needs {seconds(expected)} for all of it"
+    return ""
+
+
+def passed_over(plan: Plan, beaten: Candidate) -> Plan:
+    """A plan on one device whose reasons say why `beaten`, predicted to be shorter, was not taken: its note."""
+    text = (
+        f"Everything is on {plan.placed[0].device}: {beaten.name} is predicted to take "
+        f"{seconds(beaten.makespan or 0.0)}, but {beaten.note}."
+    )
+    reasons = tuple(
+        replace(reason, text=text) if sum(choice.end is not None for choice in reason.choices) > 1 else reason
+        for reason in plan.reasons
+    )
+    return replace(plan, reasons=reasons)
+
+
+def split_graph(
+    graph: Graph, sizes: tuple[int, ...], *, forced: bool = False, batch_norm: str = "full"
+) -> Graph:
+    """The graph with its batch cut into `sizes` rows. PlanError when a forced cut cuts nothing, or leaves a
+    BatchNorm of each part one value for each channel.
+
+    In a joint graph what mixes rows is first written as sums, and small gradients are summed in buckets.
+    """
+    if any(task.phase == "backward" for task in graph.tasks):
+        cut = split(summed(graph, batch_norm=batch_norm), sizes)
+        if batch_norm == "per_part" and (lone := single_valued(cut)):
+            raise PlanError(
+                f"{lone.where}: Expected more than 1 value per channel when training, got input size "
+                f'{list(cut.value[lone.inputs[0]].shape)} in one of {cut.split}; give batch_norm="full", fewer parts '
+                "(split=), or a larger batch (DataLoader(..., drop_last=True))"
+            )
+        cut = own(bucketed(cut)) if cut.split else graph
+    else:
+        cut = split(graph, sizes)
+    if forced and not cut.split:
+        raise PlanError(
+            f"split: the batch of {graph.name!r} cannot be cut: no task lets its rows through independently. "
+            "Leave split=None, or place the tasks yourself with policy= or pins="
+        )
+    return cut
+
+
+def require_split(wanted: Split, machine: Machine) -> None:
+    """Raise PlanError or DeviceError for a `split=` that is none on this machine, whatever the graph."""
+    if wanted is None or wanted == "auto":
+        return
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping)):
+        raise PlanError(
+            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
+        )
+    if isinstance(wanted, Mapping):
+        for name in wanted:
+            machine.require(name)
+        allot(1, tuple(wanted.values()))
+    elif wanted < 1:
+        raise PlanError(f"split={wanted}: the number of parts is at least 1")
+
+
+def candidates(
+    graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
+) -> list[tuple[int, ...]]:
+    """The row counts to try, each once: even parts for 2 … lanes, and shares by the speed of the devices."""
+    if wanted is None:
+        return []
+    batch = batch_of(graph)
+    require_split(wanted, machine)
+    if not isinstance(wanted, str):
+        if batch is None:
+            raise PlanError(
+                f"split={wanted!r}: no input of {graph.name!r} has a batch axis; leave split=None"
+            )
+        if isinstance(wanted, int):
+            return [even(batch, wanted)] if wanted > 1 else []
+        return [shares(batch, tuple(wanted.values()))]
+    if batch is None or batch < 2:
+        return []
+    lanes = sum(device.lanes for device in machine.devices)
+    found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
+    speeds = {name: 1 / time for name, time in singles.items() if time}
+    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    for group in (speeds, accelerators):
+        if len(group) > 1:
+            found.append(shares(batch, tuple(group.values())))
+    room = max(1, LARGEST_SPLIT_GRAPH // max(1, len(graph.tasks)))
+    return [sizes for sizes in dict.fromkeys(found) if 1 < len(sizes) <= room]
+
+
+def _by_share(wanted: Mapping[str, float], batch: int) -> Callable[[CostedGraph], dict[str, str]]:
+    """The policy that puts each part on the device whose share it is, and what is not cut on the host; where weights
+    are summed and updated is left open, as is what can run in one place only."""
+    return _parts_on([*wanted], allot(batch, tuple(wanted.values())), "the split asked for")
+
+
+def _parts_on(
+    devices: Sequence[str], rows: Sequence[int], title: str = "shares by room"
+) -> Callable[[CostedGraph], dict[str, str]]:
+    """The policy that puts each part on its device, and what is not cut on the host; a device of no rows has none. A
+    plan that it makes is said to be placed by `title`."""
+    names = [name for name, count in zip(devices, rows) if count]
+
+    def policy(costed: CostedGraph) -> dict[str, str]:
+        graph, host = costed.graph, costed.machine.host
+        place = dict(zip(dict.fromkeys(task.part for task in graph.tasks if task.part), names))
+        found: dict[str, str] = {}
+        for task in graph.tasks:
+            device = place.get(task.part, host)
+            able = costed.cost[task.name].seconds
+            if able[costed.index[device]] is None or task.phase == "update" or task.target == SUM:
+                continue
+            found[task.name] = device
+        return found
+
+    policy.title = title  # type: ignore[attr-defined]
+    return policy

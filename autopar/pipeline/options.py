@@ -1,0 +1,132 @@
+"""What the user asked `compile` for, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..costs.detect import current
+from ..costs.homes import Home, lives, require_home, require_known
+from ..costs.pins import naming, require_devices, require_paths
+from ..errors import DeviceError, PlanError
+from ..ir.graph import Graph
+from ..ir.machine import Machine
+from ..planner import require_policy
+from .batch_split import require_split
+
+Pins: TypeAlias = Mapping[str, str | int | torch.device]
+"""Devices by module path, glob, or path of a parameter, as in the device maps of Hugging Face accelerate: "" is the
+whole model, a number an accelerator."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of `autopar.compile`; see there. Raises PlanError for a value that is none of the allowed."""
+
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    policy: Any = "auto"
+    split: Any = "auto"
+    measure: bool = False
+    check: Literal["first", "always", "never"] = "first"
+    outputs: Literal["as_input", "as_placed"] = "as_input"
+    batch_norm: Literal["full", "per_part"] = "full"
+    recompute: Literal["auto"] | float | None = None
+    reassociate: bool = False
+    verify_replicas: bool = False
+    home: Home = "auto"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pins, Mapping) or not all(isinstance(path, str) for path in self.pins):
+            lacks = "module" if isinstance(self.pins, Mapping) else "device"
+            raise PlanError(
+                f'pins={self.pins!r} names no {lacks}; write pins={{"path.of.a.module": "cuda:0"}}'
+            )
+        if not isinstance(self.policy, str) and not callable(self.policy):
+            raise PlanError(
+                f'policy={self.policy!r} is not known; give "auto", another name, or a function of the costed graph'
+            )
+        _one_of("check", self.check, ("first", "always", "never"))
+        _one_of("outputs", self.outputs, ("as_input", "as_placed"))
+        _one_of("batch_norm", self.batch_norm, ("full", "per_part"))
+        for name in ("measure", "reassociate", "verify_replicas"):
+            _one_of(name, getattr(self, name), (True, False))
+        if self.recompute not in (None, "auto") and not _is_share(self.recompute):
+            raise PlanError(
+                f'recompute={self.recompute!r} is not known; give None, "auto", or the share of the saved bytes that '
+                "may stay saved, from 0 to 1"
+            )
+
+    def fitting(self, machine: Machine, model: Any) -> Options:
+        """The same with the machine's names in `pins`, or PlanError or DeviceError for what this machine has not, or
+        the model where it is a module."""
+        require_policy(self.policy, machine.device)
+        require_split(self.split, machine)
+        pins = {path: _device(path, device, machine) for path, device in self.pins.items()}
+        require_devices(pins, machine)
+        require_home(self.home, machine)
+        if isinstance(model, nn.Module):
+            paths = _paths(model)
+            require_paths(pins, paths)
+            require_known(self.home, paths)
+        return replace(self, pins=pins)
+
+    def within(self, graph: Graph) -> Options:
+        """The same for one graph of a model that the pins were held against: those that name something of it."""
+        return replace(self, pins=naming(graph, self.pins))
+
+    def living(self, machine: Machine, model: Any) -> Options:
+        """Self, or PlanError where a weight of a module is not on the device that it is said to live on."""
+        for path, tensor in _tensors(model) if isinstance(model, nn.Module) else ():
+            device = lives(path, self.home)
+            if device and str(tensor.device) != machine.device[device].torch_device:
+                raise PlanError(
+                    f"home= says that {path} lives on {device}, but it is on {tensor.device}; move it there before, as "
+                    f"with model.to({machine.device[device].torch_device!r})"
+                )
+        return self
+
+
+def _device(path: str, given: Any, machine: Machine) -> str:
+    """The machine's name of a device as accelerate writes it: a name, a number, a torch.device."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        kinds = [device.kind for device in machine.devices if device.kind != "cpu"]
+        return f"{kinds[0] if kinds else 'cuda'}:{given}"
+    if not isinstance(given, (str, torch.device)):
+        raise DeviceError(f'the pin {path!r} is to {given!r}, which is no device; write "cuda:0", or 0')
+    name = str(given)
+    if name in machine.device:
+        return name
+    if name in ("disk", "meta"):
+        raise DeviceError(
+            f'the pin {path!r} is to {name!r}, and autopar keeps weights in memory: pin it to "cpu"'
+        )
+    if name == "cpu:0":
+        return "cpu"
+    return f"{name}:{current(name)}" if name.isalpha() and name != "cpu" else name
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Its parameters and buffers."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _paths(model: nn.Module) -> list[str]:
+    """The paths of its modules, parameters and buffers, those of shared ones included."""
+    found = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    found += [path for path, _ in model.named_parameters(remove_duplicate=False)]
+    return [*found, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
+
+
+def _is_share(value: Any) -> bool:
+    # True would be the share 1, with which nothing is computed again.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise PlanError(f"{name}={value!r} is not known; give one of {', '.join(map(repr, allowed))}")

@@ -1,0 +1,243 @@
+"""What each task makes on the kind of device it was placed on, found with torch's own fake tensors.
+
+A graph says what the device it was captured on makes. Kernels of another kind may give other strides, save other
+statistics, and so copy where a view was captured, or refuse. No tensor is computed and no device need be there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+
+from ..capture import Captured
+from ..errors import PlanError
+from ..ir.graph import Task, Value, replace_refs
+from ..ir.plan import Plan
+from ..planner.bounds import lower_bound
+from ..planner.model.orders import kept
+from ..planner.model.problem import Problem
+from ..planner.model.timing import simulate
+from .meta import Form, Made, axes, called, copied, in_order
+
+log = logging.getLogger("autopar")
+
+_BY_STRIDES = frozenset(
+    {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
+)
+"""Operators that name places in memory, which are others where memory is laid out otherwise."""
+
+
+def propagated(plan: Plan, captured: Captured) -> Plan:
+    """The plan with each value of its graph as the device that makes it does.
+
+    Shapes, dtypes, bytes, the order of axes in memory and which values share memory are taken over from a call of
+    each task on fake tensors of that type of device; where bytes or memory differ the plan is timed again. What a
+    device saves of statistics that another does not (a BatchNorm in evaluation) has the size it has there. A task
+    that has no such call (the user's own code, an operator unknown to this build of torch) keeps what was captured.
+
+    Linear in tasks; a call is made once for each operator, device type and form of its arguments, and none where
+    all devices are of the type the graph was captured on. PlanError, with the task, its module, line and device,
+    where another number of tensors, another shape or, in a result of the call, another dtype comes out, or where a
+    task cannot take the strides it would be given.
+    """
+    devices = plan.costed.machine.device
+    kinds = {name: device.torch_type for name, device in devices.items()}
+    if all(kinds[placed.device] == captured.home.type for placed in plan.placed):
+        return plan
+    found = _Propagation(plan, captured, kinds).values()
+    graph = plan.costed.graph
+    before = [value for value in graph.values if value != found[value.name]]
+    if not before:
+        return plan
+    log.info("%s: %d values are not laid out as where they were captured", graph.name, len(before))
+    costed = replace(plan.costed, graph=replace(graph, values=tuple(found[v.name] for v in graph.values)))
+    if all((v.bytes, v.storage) == (found[v.name].bytes, found[v.name].storage) for v in before):
+        return replace(plan, costed=costed)
+    timing = simulate(costed, kept(plan))
+    return replace(
+        plan,
+        costed=costed,
+        placed=timing.placed,
+        transfers=timing.transfers,
+        resident=timing.resident,
+        memory=timing.memory,
+        makespan=timing.makespan,
+        lower_bound=lower_bound(Problem(costed)),
+        bound_once=0.0,
+    )
+
+
+class _Propagation:
+    """One walk over a placed graph. `forms` are those on the device that makes a value, `storage` its memory."""
+
+    def __init__(self, plan: Plan, captured: Captured, kinds: Mapping[str, str]) -> None:
+        costed = plan.costed
+        self.graph, self.captured, self.kinds = costed.graph, captured, kinds
+        self.machine, self.home = costed.machine, captured.home.type
+        self.where = {task: plan.place[run].device for task, run in costed.run_of.items()}
+        self.at = {
+            name: costed.home.get(name, self.machine.host) for name in (*self.graph.inputs, *self.graph.state)
+        }
+        self.known = {value.name: self._known(value) for value in self.graph.values}
+        self.forms = {name: self.known[name] for name in self.at}
+        self.storage = {name: self.graph.value[name].storage for name in self.at}
+        self.resident = costed.resident
+        self.results = {*self.graph.outputs, *(made for made, _ in self.graph.updates)}
+        written = {self.graph.value[name].storage for task in self.graph.tasks for name in task.writes}
+        self.written = frozenset(written)
+        self.calls: dict[Any, tuple[Made, ...] | str | None] = {}
+
+    def values(self) -> dict[str, Value]:
+        """Every value as it is made where it is made."""
+        for task in self.graph.tasks:
+            self._step(task)
+        return {value.name: self._now(value) for value in self.graph.values}
+
+    def _step(self, task: Task) -> None:
+        device, reads = self.where[task.name], task.inputs
+        given = tuple(self._arrived(name, device) for name in reads)
+        if task.target in _BY_STRIDES and reads:
+            self._require_places(task, device, reads[0])
+        made = None if task.target in self.captured.calls else self._made(task, device, reads, given)
+        if made is not None and len(made) != len(task.outputs):
+            self._wrong(task, device, f"makes {len(made)} tensors", str(len(task.outputs)))
+        for index, name in enumerate(task.outputs):
+            form = self.known[name] if made is None else made[index].form
+            self._judge(task, device, name, form)
+            self.forms[name], self.at[name] = form, device
+            self.storage[name] = self._memory(task, index, made)
+
+    def _made(
+        self, task: Task, device: str, reads: tuple[str, ...], given: tuple[Form | None, ...]
+    ) -> tuple[Made, ...] | None:
+        """What comes out of a task, None where no call can tell."""
+        kind = self.kinds[device]
+        places = {name: str(index) for index, name in enumerate(reads)}
+        args = tuple(replace_refs(item, places) for item in task.args)
+        kwargs = tuple((name, replace_refs(item, places)) for name, item in task.kwargs)
+        plain = tuple(self.known[name] for name in reads)
+        # As text, since 1, 1.0 and True are equal.
+        key = task.target, kind, given, plain, task.unpack, repr(args), repr(kwargs)
+        if key not in self.calls:
+            self.calls[key] = self._tried(replace(task, args=args, kwargs=kwargs), kind, given, plain)
+        found = self.calls[key]
+        if isinstance(found, str):
+            raise PlanError(
+                f"{task.where} cannot take the strides it is given on {device}: {found}; {self._advice(task)}"
+            )
+        return found
+
+    def _tried(
+        self, task: Task, kind: str, given: tuple[Form | None, ...], plain: tuple[Form | None, ...]
+    ) -> tuple[Made, ...] | str | None:
+        """What comes out; why it must fail, as text; None when it is not known. `plain` are forms as captured."""
+        try:
+            return called(task, kind, given)
+        except Exception as error:
+            log.debug("%s is not known on %s: %s", task.where, kind, error)
+            failure = error
+        if given != plain:
+            # An operator that this build of torch has no fake of fails on the captured device or forms too.
+            try:
+                called(task, self.home, plain)
+            except Exception:
+                return None
+            try:
+                called(task, self.home, given)
+            except Exception:
+                return str(failure).partition("\n")[0]
+        return None
+
+    def _memory(self, task: Task, index: int, made: tuple[Made, ...] | None) -> str:
+        """The storage of an output: what a call shows, else what was captured.
+
+        Captured are views by schema, which may copy: for lifetimes that is as right as the other (`lower`, and
+        `runtime.hosts.apart` where a call shares memory after all). What is written in place shares memory as
+        captured.
+        """
+        value, reads = self.graph.value[task.outputs[index]], task.inputs
+        memory = None if made is None else made[index].memory
+        if memory is not None and value.storage not in self.written:
+            return self.storage[reads[memory] if memory >= 0 else task.outputs[~memory]]
+        if (
+            made is not None
+            and value.storage not in self.written
+            and self.kinds[self.where[task.name]] != self.home
+        ):
+            return value.name
+        others = (*reads, *task.outputs[:index])
+        up = next((name for name in others if self.graph.value[name].storage == value.storage), None)
+        if up is None:
+            return self.storage.get(value.storage, value.storage)
+        return self.storage[up]
+
+    def _judge(self, task: Task, device: str, name: str, form: Form | None) -> None:
+        """PlanError where a value is not one that its readers, or the caller, can take for the one captured."""
+        known, result = self.known[name], name in self.results
+        if known == form or (not result and (_blank(known) or _blank(form))):
+            return
+        if known is None or form is None:
+            self._wrong(task, device, f"makes {_words(form)}", _words(known))
+        if known.shape != form.shape or (result and known.dtype != form.dtype):
+            self._wrong(task, device, f"makes {name!r} as {_words(form)}", _words(known))
+
+    def _require_places(self, task: Task, device: str, name: str) -> None:
+        """PlanError where the memory that a task names places in is not laid out as captured."""
+        root = self.graph.value[name].storage
+        form, known = self.forms.get(root), self.graph.value[root].order
+        moved = self.at[name] != device and name != root
+        if moved or self.storage[name] != root or form is None or axes(form) != known:
+            raise PlanError(
+                f"{task.where} reads memory by strides, which {root!r} does not have on {device}; write it with "
+                f"view, transpose or unfold, or {self._advice(task)}"
+            )
+
+    def _wrong(self, task: Task, device: str, what: str, known: str) -> NoReturn:
+        raise PlanError(
+            f"{task.where} {what} on {device}, {known} where it was captured; {self._advice(task)}"
+        )
+
+    def _advice(self, task: Task) -> str:
+        own = next((name for name, kind in self.kinds.items() if kind == self.home), None)
+        if own is None:
+            return "move the model and its inputs to a device of the plan, so that it is captured there"
+        return f"keep it on {own}: pins={{{task.module or '*'!r}: {own!r}}}"
+
+    def _arrived(self, name: str, device: str) -> Form | None:
+        """A value as it is on a device: a copy is dense."""
+        form = self.forms[name]
+        return form if form is None or self.at[name] == device else copied(form)
+
+    def _known(self, value: Value) -> Form | None:
+        """A value as it was captured; strides are known of state, of the rest the order of axes."""
+        if value.dtype == "object":
+            return None
+        dtype = getattr(torch, value.dtype)
+        if value.name in self.captured.state:
+            owner, key = self.captured.state[value.name]
+            tensor = owner[key]
+            if tensor.layout is torch.strided and tuple(tensor.shape) == value.shape:
+                return Form(value.shape, tensor.stride(), dtype)
+        return Form(value.shape, in_order(value.shape, value.order), dtype)
+
+    def _now(self, value: Value) -> Value:
+        form, storage = self.forms[value.name], self.storage[value.name]
+        if form == self.known[value.name]:
+            return replace(value, storage=storage)
+        if form is None:
+            return replace(value, shape=(), dtype="object", bytes=0, storage=storage, order=())
+        dtype, size = str(form.dtype).removeprefix("torch."), math.prod(form.shape) * form.dtype.itemsize
+        return Value(value.name, form.shape, dtype, size, storage, value.kind, value.path, axes(form))
+
+
+def _blank(form: Form | None) -> bool:
+    return form is None or 0 in form.shape
+
+
+def _words(form: Form | None) -> str:
+    return "no tensor" if form is None else f"{list(form.shape)} of {form.dtype}"

@@ -1,0 +1,46 @@
+"""What a call may change of the caller's, kept so that it can be put back: buffers, inputs, random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..capture import Captured
+from ..capture.rng_state import generators, restore
+
+
+class Snapshot:
+    """The caller's tensors for one call, and copies of those that the call changes, as they are now."""
+
+    def __init__(self, captured: Captured, args: Any, kwargs: Any) -> None:
+        self.captured = captured
+        self.tensors = captured.flatten(args, kwargs)
+        mutated = captured.graph.mutated
+        self.before = {name: apart(tensor) for name, tensor in self.live().items() if name in mutated}
+        self.random = generators()
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """The caller's own inputs and state, by value name."""
+        found = dict(zip(self.captured.graph.inputs, self.tensors))
+        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
+        return found
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back buffers, mutated inputs and generator states at the end."""
+        try:
+            yield
+        finally:
+            live = self.live()
+            with torch.no_grad():
+                for name, saved in self.before.items():
+                    live[name].copy_(saved)
+            restore(self.random)
+
+
+def apart(leaf: Any) -> Any:
+    """A tensor in memory of its own, without history; a value that is no tensor as it is."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf

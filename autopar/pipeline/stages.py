@@ -1,0 +1,318 @@
+"""The arrows from a model to something that runs, one function each."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..capture import Captured
+from ..costs.clustering import unfused
+from ..costs.detect import detect
+from ..costs.emulation import slowed, with_slow_down
+from ..costs.homes import Home, homes_asked, streamed
+from ..costs.pins import pinned_sums, resolve, resolve_sums
+from ..costs.roofline import cost
+from ..errors import MemoryCapError, PlanError
+from ..ir.costed import CostedGraph
+from ..ir.graph import Graph
+from ..ir.machine import Machine
+from ..ir.plan import Candidate, Plan
+from ..ir.program import Program
+from ..lowering.check import Report, check
+from ..lowering.lower import lower
+from ..planner import replan
+from ..planner.baseline import seconds_moved
+from ..runtime import Executor
+from ..runtime.replicas import Replicas
+from ..system.garbage import uncollected
+from ..text.progress import ticking
+from ..text.tables import seconds
+from ..transform.draws import local
+from ..transform.parameter_groups import grouped
+from .batch_split import best_plan, passed_over, split_graph
+from .options import Options
+from .propagate import propagated
+
+log = logging.getLogger("autopar")
+
+RACES = 5
+"""Timed calls of each contestant when `measure` asks for a race; the median decides."""
+
+
+@dataclass(eq=False)
+class Prepared:
+    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs.
+    `single_s` are the measured seconds of the best single device, None when it was not timed.
+    """
+
+    captured: Captured
+    plan: Plan
+    program: Program
+    executor: Executor
+    single_s: float | None = None
+
+    def slower(self, slow_down: float) -> None:
+        """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
+        self.plan = slowed(self.plan, slow_down)
+        self.executor.rebind(self.plan)
+
+    def close(self) -> None:
+        """Stop its threads; the next call starts them again."""
+        self.executor.close()
+
+
+def prepare(
+    captured: Captured,
+    machine: Machine,
+    options: Options,
+    args: tuple[Any, ...],
+    given: Plan | None,
+    pool: Replicas | None = None,
+) -> Prepared:
+    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
+    tensors = captured.flatten(args, {})
+    plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
+    prepared = bind(captured, plan, pool)
+    single = plan.best_single
+    if options.measure and given is None and single and repeatable(captured, plan):
+        alone = replace(options, policy=f"single {single[0]}", split=None)
+        rival = bind(captured, plan_captured(captured, machine, alone, tensors), pool)
+        return timed("race", race, prepared, rival, tensors)
+    return prepared
+
+
+def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepared:
+    """The program of a plan, proved, and bound to the live model."""
+    program = proved(plan).program
+    if not copies(plan):
+        captured = captured.kernels_trusted()
+    return Prepared(captured, plan, program, Executor(captured, plan, program, pool))
+
+
+def copies(plan: Plan) -> bool:
+    """True if values are copied or rejoined on their way, where memory is laid out anew."""
+    return bool(plan.transfers or plan.costed.graph.split)
+
+
+@uncollected()
+def proved(plan: Plan) -> Report:
+    """The program of a plan, with the proof that it is right. Raises MemoryCapError or ProgramError."""
+    program = timed("lower", lower, plan)
+    report: Report = timed("check", check, program, plan.costed.graph)
+    return report
+
+
+def rewritten(captured: Captured, options: Options) -> Captured:
+    """What was captured, with chains of additions as trees where the options ask for it."""
+    if not options.reassociate:
+        return captured
+    from ..transform.reassociate import reassociated
+
+    return replace(captured, graph=reassociated(captured.graph))
+
+
+def repeatable(captured: Captured, plan: Plan) -> bool:
+    """Whether a plan over several devices can be timed: running it twice changes nothing, and the clock is real."""
+    graph, several = plan.costed.graph, len({placed.device for placed in plan.placed}) > 1
+    effects = any(task.random or task.writes or task.target in captured.calls for task in graph.tasks)
+    return several and not graph.updates and not effects and plan.costed.machine.clock == "real"
+
+
+def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prepared:
+    """Time a plan and the best single device on this call's own tensors, in turn; the faster one by the median."""
+    samples: dict[int, list[float]] = {0: [], 1: []}
+    with torch.no_grad():
+        for turn in range(RACES + 1):
+            for lane, contestant in enumerate((placed, alone)):
+                _, timeline = contestant.executor.run(tensors)
+                if turn and timeline is not None:
+                    samples[lane].append(timeline.makespan)
+    placed_s, alone_s = (statistics.median(times) for times in samples.values())
+    if placed_s <= alone_s:
+        alone.executor.close()
+        return replace(placed, single_s=alone_s)
+    placed.executor.close()
+    graph = placed.plan.costed.graph
+    note = f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}"
+    beaten = Candidate(placed.plan.policy, graph.split, placed.plan.makespan, note)
+    others = tuple(c for c in placed.plan.candidates if (c.policy, c.split) != (beaten.policy, beaten.split))
+    kept = replace(passed_over(alone.plan, beaten), candidates=(*others, beaten))
+    return replace(alone, plan=kept, single_s=alone_s)
+
+
+@uncollected()
+def plan_captured(
+    captured: Captured,
+    machine: Machine,
+    options: Options,
+    tensors: list[torch.Tensor],
+    given: Plan | None = None,
+) -> Plan:
+    """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead. Its
+    values are those that the devices it places tasks on will make."""
+    weights = dict(captured.gradients)
+    homes = homes_of(captured, machine, tensors, options.home)
+    pins = resolve(captured.graph, options.pins, machine, weights)
+    sums = resolve_sums(captured.graph, options.pins, weights)
+    graph = grouped(streamed(captured.graph, homes_asked(captured.graph, options.home)), homes, pins)
+    if machine.draws_apart:
+        graph = local(graph, captured.calls)
+    own = {*graph.outputs}
+    gradients = tuple((target, name) for target, name in captured.gradients if name in own)
+    deliver = deliveries(graph, machine, homes, options.outputs, gradients)
+
+    def measured(candidate: Graph) -> Mapping[tuple[str, str], float] | None:
+        if not options.measure:
+            return None
+        from ..costs.measure import measure
+
+        return measure(candidate, machine, captured.calls)
+
+    def price(candidate: Graph) -> CostedGraph:
+        pinned = {
+            task.name: pins[task.origin or task.name]
+            for task in candidate.tasks
+            if (task.origin or task.name) in pins
+        }
+        pinned.update(pinned_sums(candidate, sums))
+        known = measured(candidate)
+        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=known)
+
+    def moved(candidate: Graph, device: str) -> CostedGraph:
+        own = {**homes, **dict.fromkeys(candidate.state, device)}
+        to = deliveries(candidate, machine, own, options.outputs, gradients)
+        only = dict.fromkeys((task.name for task in candidate.tasks), device)
+        return cost(candidate, machine, homes=own, deliver=to, pins=only, measured=measured(candidate))
+
+    def held(plan: Plan) -> Plan:
+        """The plan with what a model moved to one device would take, for it to be held against."""
+        if len(machine.devices) == 1 and not graph.streamed:
+            return plan
+        tied = pins or graph.changing or graph.updates or graph.streamed or any(t.home for t in graph.tasks)
+        return replace(plan, singles=seconds_moved(graph, machine, moved)) if tied else plan
+
+    if given is None:
+        best = best_plan(
+            graph,
+            price,
+            policy=options.policy,
+            split=options.split,
+            batch_norm=options.batch_norm,
+            recompute=options.recompute,
+        )
+        return on_clock(held(propagated(best, captured)))
+    then, now = _shapes(given.costed.graph), _shapes(graph)
+    try:
+        return on_clock(held(propagated(_as_given(graph, price, given, options.batch_norm), captured)))
+    except MemoryCapError:
+        raise
+    except PlanError as error:
+        if then == now:
+            raise
+        raise PlanError(
+            f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
+        ) from error
+
+
+def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
+    """A plan for what is trained; on a machine that is not here, where nothing says that weights live where they are
+    now, the shorter of that and one whose weights live on the best single device, if that alone is quicker."""
+    plan = planned(options)
+    best = plan.best_single
+    if not machine.absent or options.home != "auto" or best is None or best[1] >= plan.makespan:
+        return plan
+    with suppress(MemoryCapError):
+        moved = planned(replace(options, home=best[0]))
+        return min(plan, moved, key=lambda each: each.makespan)
+    return plan
+
+
+def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
+    """The given plan with new times."""
+    label = given.costed.graph.split
+    cut = split_graph(graph, rows_of(label), forced=True, batch_norm=batch_norm) if label else graph
+    if [task.name for task in cut.tasks] != [task.name for task in given.costed.graph.tasks]:
+        raise PlanError(
+            f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
+            f"{given.costed.graph.name!r}, this call {len(cut.tasks)} of {cut.name!r}; plan again with autopar.plan"
+        )
+    single = all(len(run.tasks) == 1 for run in given.costed.runs)
+    return replan(unfused(price(cut)) if single else price(cut), given)
+
+
+def _shapes(graph: Graph) -> str:
+    """The shapes of the inputs, in words."""
+    return ", ".join(str(list(graph.value[name].shape)) for name in graph.inputs)
+
+
+def on_clock(plan: Plan) -> Plan:
+    """The plan with the slow-down of a declared clock chosen, where the machine leaves it open."""
+    machine = plan.costed.machine
+    if machine.clock != "declared" or machine.slow_down:
+        return plan
+    return with_slow_down(plan, detect(["cpu"]))
+
+
+def rows_of(label: str) -> tuple[int, ...]:
+    """The rows of each part in a split label: `2 parts: 50 + 50` is (50, 50)."""
+    try:
+        return tuple(int(rows) for rows in label.partition(":")[2].split("+"))
+    except ValueError:
+        raise PlanError(f"{label!r} is no split; it reads like '2 parts: 50 + 50'") from None
+
+
+def homes_of(
+    captured: Captured, machine: Machine, tensors: list[torch.Tensor], home: Home = "auto"
+) -> dict[str, str]:
+    """The device of the machine on which each input and state value is before the call, of state where `home` says
+    that it lives; tangents come from where the outputs go."""
+    homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
+    for name, (owner, key) in captured.state.items():
+        homes[name] = place_of(owner[key].device, machine)
+    homes |= homes_asked(captured.graph, home)
+    first = first_home(captured.graph, machine, homes)
+    return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
+
+
+def first_home(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> str:
+    """The device the call comes from: that of its first input, else of its state."""
+    return next((homes[name] for name in (*graph.inputs, *graph.state) if name in homes), machine.host)
+
+
+def place_of(device: torch.device, machine: Machine) -> str:
+    """The machine's name of a torch device; a device that is not in the machine is reached through its host."""
+    name = str(device)
+    return name if name in machine.device else machine.host
+
+
+def deliveries(
+    graph: Graph,
+    machine: Machine,
+    homes: Mapping[str, str],
+    outputs: str,
+    gradients: Sequence[tuple[str, str]] = (),
+) -> tuple[tuple[str, str], ...]:
+    """Where each output and update must come: outputs to the first input's device (or "": where they were made),
+    the last of them, which are `gradients` of what they are named with, to its home."""
+    to = first_home(graph, machine, homes) if outputs == "as_input" else ""
+    return (
+        *((name, to) for name in graph.outputs[: len(graph.outputs) - len(gradients)]),
+        *((name, homes[target]) for target, name in gradients),
+        *((made, homes[target]) for made, target in graph.updates),
+    )
+
+
+def timed(stage: str, function: Any, *args: Any) -> Any:
+    """Call a stage and say on the logger how long it took, and on a terminal that it is at work."""
+    start = time.perf_counter()
+    with ticking(f"autopar: {stage}"):
+        result = function(*args)
+    log.info("%s: %s", stage, seconds(time.perf_counter() - start))
+    return result

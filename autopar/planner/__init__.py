@@ -1,0 +1,19 @@
+"""Who runs what, where and when: `place` a costed graph, `replan` an edited plan."""
+
+from collections.abc import Callable
+from functools import partial
+
+from ..ir.plan import Plan
+from .lists.single import alone
+from .model.simulator import Schedule
+from .portfolio import POLICIES, Policy, place, replan, require_policy
+from .search.anneal import STEPS
+from .throughput.objective import throughput
+
+OBJECTIVES: dict[str, Callable[..., Plan]] = {
+    "latency": partial(place, steps=STEPS, copies=True),
+    "throughput": throughput,
+}
+"""What a plan is made for, and the function of a costed graph and `budget_s=` that makes it."""
+
+__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "alone", "place", "replan", "require_policy"]

@@ -1,0 +1,235 @@
+"""How early each run can start on each device, and how much must follow it, if queues and wires were never busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+LARGE = 20_000
+"""Runs above which nothing is taken to follow any of them: it adds little to the load of so many."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Of run r on device d, in seconds: `head[r, d]` before it can start, `tail[r, d]` from its end to the end of
+    the schedule, `seconds[r, d]` itself; inf where it cannot run. `length` is the longest way through the graph."""
+
+    head: Floats
+    tail: Floats
+    seconds: Floats
+    length: float
+
+
+def ways(problem: Problem, *, once: bool = False) -> Ways:
+    """Heads and tails with the transfers between devices, each run where its way is shortest.
+
+    The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for
+    E reads. Unless every run is done but `once`, a tail is that of whichever copy of a run ends first, and each of
+    its readers may read another copy, which is where that reader is best off.
+    """
+    net, seconds = Network(problem), _seconds(problem)
+    head, delivered = _heads(problem, net, seconds)
+    if not problem.runs:
+        return Ways(seconds, seconds, seconds, delivered)
+    tail = np.where(np.isfinite(seconds), 0.0, np.inf)
+    if problem.runs <= LARGE:
+        tail = _tails(problem, net, seconds, once)
+    with_all = (head + seconds + tail).min(axis=1)
+    return Ways(head, tail, seconds, max(delivered, float(with_all.max())))
+
+
+def tails(problem: Problem) -> Floats:
+    """The `tail` of `ways` when every run is done once, of any number of runs."""
+    return _tails(problem, Network(problem), _seconds(problem), once=True)
+
+
+def _seconds(problem: Problem) -> Floats:
+    found = np.array(problem.seconds, dtype=float).reshape(problem.runs, len(problem.devices))
+    for members in problem.members:
+        for r in members:
+            for d in {*range(found.shape[1])} - {*problem.able[r]}:
+                found[r, d] = np.inf
+    return found
+
+
+class Network:
+    """The least latency and the least seconds per byte between all devices, over whatever way: what has come to one
+    device may be sent on from there."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.devices = len(problem.devices)
+        self.latency = np.array(problem.latency, dtype=float).reshape(self.devices, self.devices)
+        self.s_per_byte = np.array(problem.s_per_byte, dtype=float).reshape(self.devices, self.devices)
+        self.s_per_byte[np.isinf(self.latency)] = np.inf
+        for table in (self.latency, self.s_per_byte):
+            np.fill_diagonal(table, 0.0)
+            for middle in range(self.devices):
+                np.minimum(table, table[:, middle, None] + table[middle], out=table)
+        # Where no way leads nothing arrives, however little it is.
+        self.s_per_byte[np.isinf(self.latency)] = 0.0
+        apart = ~np.eye(self.devices, dtype=bool)
+        # One latency and one rate for all: then the nearest other device is that with the least to add.
+        self.even = (
+            self.devices > 1 and np.ptp(self.latency[apart]) == 0 and np.ptp(self.s_per_byte[apart]) == 0
+            if np.isfinite(self.latency).all()
+            else False
+        )
+
+    def arrive(self, ends: Floats, nbytes: Floats) -> Floats:
+        """When values made at `ends` (n, D) can be on each device."""
+        return self._cross(ends, nbytes, self.latency, self.s_per_byte)
+
+    def leave(self, rest: Floats, nbytes: Floats) -> Floats:
+        """What follows values of which `rest` (n, D) follows once they are on a device."""
+        return self._cross(rest, nbytes, self.latency.T, self.s_per_byte.T)
+
+    def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
+        if self.even:
+            trip = latency[0, 1] + nbytes * s_per_byte[0, 1]
+            return np.minimum(times, (times.min(axis=1) + trip)[:, None])
+        found = times.copy()
+        for e in range(self.devices):
+            np.minimum(found, times[:, e, None] + (latency[e] + nbytes[:, None] * s_per_byte[e]), out=found)
+        return found
+
+
+def _heads(problem: Problem, net: Network, seconds: Floats) -> tuple[Floats, float]:
+    """When each run can start on each device, and when all that must be delivered can be there."""
+    runs, values = problem.runs, len(problem.values)
+    nbytes = np.array([*problem.bytes, 0], dtype=float)
+    # The last row stands in where a run reads nothing or waits for nothing.
+    arrival = np.zeros((values + 1, net.devices))
+    for v, home in enumerate(problem.home):
+        # Resident state may be anywhere without having travelled.
+        if home >= 0 and problem.values[v] not in problem.holders:
+            arrival[v] = net.latency[home] + problem.bytes[v] * net.s_per_byte[home]
+    head = np.zeros((runs, net.devices))
+    first_end = np.zeros(runs + 1)
+    order, bounds = levels(problem.before)
+    waits = ordered(problem)
+    reads, read_at = ragged([problem.reads[r] for r in order], values)
+    before, before_at = ragged([waits[r] for r in order], runs)
+    makes, make_at = ragged([problem.makes[r] for r in order], values)
+    waiting = any(waits)
+    sorted_seconds = seconds[order]
+    numbers = np.array(order)
+    for first, last in pairwise(bounds):
+        start = _largest(arrival, reads, read_at, first, last)
+        if waiting:
+            np.maximum(start, _largest(first_end, before, before_at, first, last)[:, None], out=start)
+        rows = numbers[first:last]
+        head[rows] = start
+        ends = start + sorted_seconds[first:last]
+        first_end[rows] = ends.min(axis=1)
+        made = makes[make_at[first] : make_at[last]]
+        counts = make_at[first + 1 : last + 1] - make_at[first:last]
+        arrival[made] = net.arrive(
+            ends if len(made) == len(ends) else np.repeat(ends, counts, 0), nbytes[made]
+        )
+        arrival[values] = 0.0
+    wanted = [(v, d) for v, devices in enumerate(problem.deliver) for d in devices]
+    delivered = max((float(arrival[v, d]) for v, d in wanted), default=0.0)
+    head[seconds == np.inf] = np.inf
+    return head, max(delivered, float(first_end.max()))
+
+
+def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Floats:
+    """The least time from the end of each run on each device to the end of the schedule."""
+    runs, values = problem.runs, len(problem.values)
+    nbytes = np.array([*problem.bytes, 0], dtype=float)
+    tail = np.zeros((runs, net.devices))
+    rest = np.zeros((runs + 1, net.devices))
+    shortest = np.zeros(runs + 1)
+    order, bounds = levels(problem.after)
+    makes, readers = problem.makes, problem.readers
+    read, read_at = ragged([[v for v in makes[r] for _ in readers[v]] for r in order], values)
+    by, _ = ragged([[later for v in makes[r] for later in readers[v]] for r in order], runs)
+    waits: list[list[int]] = [[] for _ in range(runs)]
+    for r, earlier in enumerate(ordered(problem)):
+        for p in earlier:
+            waits[p].append(r)
+    after, after_at = ragged([waits[r] for r in order], runs)
+    waiting = any(waits)
+    delivered = {r for v, devices in enumerate(problem.deliver) if devices and (r := problem.maker[v]) >= 0}
+    sorted_seconds = seconds[order]
+    numbers = np.array(order)
+    copied = np.array([not once and repeats(problem, r) for r in order])
+    for first, last in pairwise(bounds):
+        rows = numbers[first:last]
+        span = slice(read_at[first], read_at[last])
+        onward = net.leave(rest[by[span]], nbytes[read[span]])
+        if not once:
+            which = np.repeat(np.arange(first, last), np.diff(read_at[first : last + 1]))
+            able = np.where(np.isfinite(sorted_seconds[which]), onward, np.inf)
+            onward = np.where(copied[which, None], able.min(axis=1, keepdims=True), onward)
+        follow = onward
+        if len(onward) > last - first:
+            follow = np.maximum.reduceat(onward, read_at[first:last] - read_at[first], axis=0)
+        if waiting:
+            np.maximum(follow, _largest(shortest, after, after_at, first, last)[:, None], out=follow)
+        for at, r in enumerate(order[first:last]) if delivered else ():
+            if r in delivered:
+                for v in problem.makes[r]:
+                    for target in problem.deliver[v]:
+                        trip = net.latency[:, target] + problem.bytes[v] * net.s_per_byte[:, target]
+                        if copied[first + at]:
+                            trip = trip[list(problem.able[r])].min()
+                        follow[at] = np.maximum(follow[at], trip)
+        tail[rows] = follow
+        follow = follow + sorted_seconds[first:last]
+        rest[rows] = follow
+        shortest[rows] = follow.min(axis=1)
+    tail[seconds == np.inf] = np.inf
+    return tail
+
+
+def repeats(problem: Problem, r: int) -> bool:
+    """Whether a run might be done once more elsewhere: it waits for values alone and is bound to no other run."""
+    run = problem.costed.runs[r]
+    return len(problem.able[r]) > 1 and not run.after and run.colocate is None
+
+
+def ordered(problem: Problem) -> list[list[int]]:
+    """The runs each run waits for though it reads nothing of them."""
+    number = problem.number
+    return [[number[name] for name in run.after if name != run.name] for run in problem.costed.runs]
+
+
+def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> Floats:
+    """The largest rows of a table for the lists `first` to `last` of entries."""
+    rows = table[entries[at[first] : at[last]]]
+    if len(rows) == last - first:
+        return rows
+    return np.maximum.reduceat(rows, at[first:last] - at[first], axis=0)
+
+
+def levels(before: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Runs ordered by how many must come before them one after the other, and where each number of these begins.
+
+    `before` lists smaller numbers only, or, as `after` does, larger ones only.
+    """
+    depth = [0] * len(before)
+    backward = any(p > r for r, own in enumerate(before) for p in own)
+    for r in reversed(range(len(before))) if backward else range(len(before)):
+        for p in before[r]:
+            if depth[p] >= depth[r]:
+                depth[r] = depth[p] + 1
+    order = sorted(range(len(before)), key=depth.__getitem__)
+    counts = np.bincount(np.array(depth, dtype=np.int64)) if depth else np.zeros(0, dtype=np.int64)
+    return order, [0, *np.cumsum(counts).tolist()]
+
+
+def ragged(rows: Sequence[Sequence[int]], filler: int) -> tuple[Ints, Ints]:
+    """All entries of some rows, an empty row having `filler`, and where each row begins, the end included."""
+    entries = np.array([entry for row in rows for entry in row or (filler,)], dtype=np.int64)
+    return entries, np.array([0, *accumulate(len(row) or 1 for row in rows)], dtype=np.int64)

@@ -1,0 +1,245 @@
+"""How long the work lasts when it is shared out at best: devices, wires and memory as prices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model.problem import Hop, Problem
+from .critical_path import Floats, Ints, Ways, repeats
+from .min_cut import Entrances
+
+ROUNDS = 200
+"""Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
+STEPS = 20_000_000
+"""Costs of a run on a device weighed in all, which is what makes the rounds fewer."""
+HOPELESS = 1_000.0
+"""Times all work and all transfers one after another above which a bound says that nothing fits: the price of memory
+then grows until it overflows."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A bound in seconds, inf where nothing fits the memories, and the price of a second on each device that proves it:
+    with the lanes of each device, and with those of the wires, they add up to 1."""
+
+    seconds: float
+    price: Floats
+
+
+def load(problem: Problem, ways: Ways) -> Load:
+    """The dual of the linear program that may cut runs into pieces (Lenstra, Shmoys and Tardos, Mathematical
+    Programming 46, 1990), with what must cross each wire and what fits each memory.
+
+    A device that is used is so from the least of its heads to the least of its tails before the end. Prices are found
+    by multiplicative weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995).
+    """
+    work = areas(problem, ways)
+    runs, devices = work.shape
+    lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
+    idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
+    wires = crossings(problem)
+    held = _state(problem)
+    room = np.array(
+        [
+            np.inf if cap is None else cap - sum(given.values())
+            for cap, given in zip(problem.caps, problem.given)
+        ]
+    )
+    if problem.costed.consumed:
+        room = np.array([np.inf if cap is None else float(cap) for cap in problem.caps])
+    capped = np.isfinite(room) if held.any() else np.zeros(devices, dtype=bool)
+    used = np.isfinite(work).any(axis=0)
+    every = np.arange(runs)
+    most = _one_by_one(problem, work, idle)
+    best = Load(0.0, np.zeros(devices))
+
+    def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
+        """The bound that some prices prove, and where each run is cheapest."""
+        with np.errstate(invalid="ignore"):
+            cost = work * price
+        if not price.all():
+            cost[np.isnan(cost)] = np.inf
+        if capped.any():
+            cost += held * rent
+        wires.charge(cost, toll)
+        at = cost.argmin(axis=1)
+        total = float(cost[every, at].sum() + price @ (lanes * idle) + toll @ wires.fixed)
+        return total - float(rent[capped] @ room[capped]), at
+
+    prices = np.concatenate([np.where(used, 1.0, 0.0), np.where(wires.busy, 0.1, 0.0)])
+    shares = np.concatenate([lanes, np.ones(len(wires.fixed))])
+    prices /= prices @ shares
+    rent = np.zeros(devices)
+    mean, mean_rent, weight = np.zeros_like(prices), np.zeros(devices), 0.0
+    usual = 0.0
+    rounds = max(10, min(ROUNDS, STEPS // work.size)) if used.sum() + wires.busy.sum() > 1 else 1
+    for step in range(rounds):
+        total, at = weigh(prices[:devices], prices[devices:], rent)
+        if total > best.seconds:
+            best = Load(total, prices[:devices])
+        if total > HOPELESS * most:
+            return Load(math.inf, prices[:devices])
+        busy = np.bincount(at, weights=work[every, at], minlength=devices)
+        finish = np.concatenate([np.where(used, idle + busy / lanes, 0.0), wires.fixed + wires.carried(at)])
+        longest = float(finish.max())
+        if longest <= 0:
+            break
+        rate = 0.5 * 3e-3 ** (step / rounds)
+        mean, mean_rent, weight = mean + rate * prices, mean_rent + rate * rent, weight + rate
+        # What is usual is the measure, so that a rare overload counts for more than a common one.
+        usual += 0.1 * (longest - usual) if step else longest
+        prices = prices * np.exp(rate * (np.minimum(finish / usual, 3.0) - 0.5))
+        prices /= prices @ shares
+        if capped.any():
+            taken = np.bincount(at, weights=held[every, at], minlength=devices)
+            with np.errstate(over="ignore"):
+                # What is clipped below may be as much too large as there are numbers.
+                over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
+            rent = np.maximum(
+                0.0, rent + rate * best.seconds / np.maximum(room, 1.0) * np.clip(over, -1.0, 1.0)
+            )
+    if weight:
+        # Prices that swing about the best ones are nearest to them on average.
+        total, _ = weigh(mean[:devices] / weight, mean[devices:] / weight, mean_rent / weight)
+        if total > best.seconds:
+            best = Load(total, mean[:devices] / weight)
+    return best
+
+
+def areas(problem: Problem, ways: Ways) -> Floats:
+    """Lanes times seconds of each run on each device, at the least."""
+    found = ways.seconds
+    if problem.modes:
+        found = found.copy()
+        for (r, d), modes in problem.modes.items():
+            if found[r, d] < np.inf:
+                found[r, d] = min(lanes * seconds for lanes, seconds in modes)
+    return found
+
+
+def _one_by_one(problem: Problem, work: Floats, idle: Floats) -> float:
+    """At least the seconds of any plan that keeps one device busy at a time and sends each value over each wire."""
+    hops = {hop for row in problem.route for hops in row for hop in hops or ()}
+    sent = sum(hop.latency_s * len(problem.bytes) + hop.s_per_byte * sum(problem.bytes) for hop in hops)
+    return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
+
+
+def _state(problem: Problem) -> Floats:
+    """Bytes of resident state that each run brings to each device; readers of one storage share it."""
+    sharers: dict[str, int] = {}
+    for kept in problem.kept:
+        for storage, _ in kept:
+            sharers[storage] = sharers.get(storage, 0) + 1
+    found = np.zeros((problem.runs, len(problem.devices)))
+    for r, kept in enumerate(problem.kept):
+        for storage, nbytes in kept:
+            found[r] += nbytes / sharers[storage]
+            for d, given in enumerate(problem.given):
+                if storage in given:
+                    found[r, d] -= nbytes / sharers[storage]
+    return found
+
+
+class Crossings:
+    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`.
+
+    `uncounted` are values of which nothing is said: their makers and readers may be anywhere."""
+
+    def __init__(self, wires: int, devices: int) -> None:
+        self.devices = devices
+        self.fixed = np.zeros(wires)
+        self.uncounted: list[int] = []
+        self._rows: list[tuple[int, int, int, float]] = []
+
+    def close(self) -> Crossings:
+        """Make arrays of what has been added."""
+        self.run, self.device, self.wire = (
+            np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
+        )
+        self.seconds = np.array([row[3] for row in self._rows])
+        self.busy = self.fixed > 0
+        self.busy[self.wire] = True
+        return self
+
+    def add(self, run: int, device: int, wire: int, seconds: float) -> None:
+        """Let a run on a device take some seconds of a wire; run -1 is taken in any case."""
+        if run < 0:
+            self.fixed[wire] += seconds
+        else:
+            self._rows.append((run, device, wire, seconds))
+
+    def charge(self, cost: Floats, toll: Floats) -> None:
+        """Add to the cost of each run on each device what its wires cost."""
+        if len(self.seconds):
+            spent = np.bincount(
+                self.run * self.devices + self.device,
+                weights=toll[self.wire] * self.seconds,
+                minlength=cost.size,
+            )
+            cost += spent.reshape(cost.shape)
+
+    def carried(self, at: Ints) -> Floats:
+        """Seconds of each wire when each run is on device `at`."""
+        return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
+
+    def expected(self, at: Floats) -> Floats:
+        """The same when each run is on each device as often as `at` (R, D) says."""
+        return self._sum(at[self.run, self.device] * self.seconds)
+
+    def _sum(self, spent: Floats) -> Floats:
+        found = np.zeros(len(self.fixed))
+        np.add.at(found, self.wire, spent)
+        return found
+
+
+def crossings(problem: Problem) -> Crossings:
+    """What crosses wires because one end of it is where it must be: inputs, deliveries, and runs with one device.
+
+    A value comes to a device once, so that of a transfer for one of k readers each pays 1/k. Where it may come over
+    several wires none is charged.
+    """
+    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.able]
+    number = problem.wires + len(problem.copy_lanes)
+    found = Crossings(number, len(problem.devices))
+    entrances = Entrances(problem)
+
+    def each(hops: tuple[Hop, ...], v: int) -> list[tuple[int, float]]:
+        seconds = [(hop, hop.seconds(problem.bytes[v])) for hop in hops]
+        on_wires = [(hop.wire, s) for hop, s in seconds if hop.wire >= 0]
+        return on_wires + [(problem.wires + hop.lane, s) for hop, s in seconds if hop.lane >= 0]
+
+    for v, readers in enumerate(problem.readers if number else ()):
+        maker, held = problem.maker[v], problem.values[v] in problem.holders
+        source = problem.home[v] if maker < 0 else only[maker]
+        wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
+        if held:
+            continue
+        # A maker that may be repeated may be so wherever its value is wanted.
+        if source < 0 and (not wanted or repeats(problem, maker)):
+            found.uncounted.append(v)
+            continue
+        if source < 0:
+            for e in problem.able[maker]:
+                seen: set[Hop] = set()
+                for d in wanted:
+                    hops = [hop for hop in entrances.between(e, d) if hop not in seen]
+                    seen.update(hops)
+                    for wire, seconds in each(tuple(hops), v):
+                        found.add(maker, e, wire, seconds)
+            continue
+        seen = set()
+        for d in wanted:
+            hops = [hop for hop in entrances.between(source, d) if hop not in seen]
+            seen.update(hops)
+            for wire, seconds in each(tuple(hops), v):
+                found.add(-1, d, wire, seconds)
+        free = [r for r in readers if only[r] < 0]
+        for r in free:
+            for d in problem.able[r]:
+                hops = [hop for hop in entrances.between(source, d) if hop not in seen]
+                for wire, seconds in each(tuple(hops), v):
+                    found.add(r, d, wire, seconds / len(free))
+    return found.close()

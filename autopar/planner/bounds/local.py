@@ -1,0 +1,125 @@
+"""How early a run can start on a device when results that would come too late from elsewhere must be made there."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..model.problem import Problem
+from .critical_path import Network, Ways, levels
+from .load import areas
+
+LARGEST = 2_000
+"""Runs above which it is not tried: the load of devices says more of so many."""
+STEPS = 150_000
+"""Pairs of ancestors of a run weighed in all, which is what makes those of each run fewer."""
+
+
+def local(problem: Problem, ways: Ways) -> Ways:
+    """The ways, with heads that count the ancestors a run must have on its own device to start early.
+
+    What a run reads comes from another device or is made on its own. If it is to start before that can have come, its
+    maker is on the same device, and so on for what the maker reads; all these share the lanes (Papadimitriou and
+    Yannakakis, SIAM Journal on Computing 19(2), 1990). It holds even if runs are repeated: nothing is said of how many
+    copies an ancestor has, only that one is there.
+    """
+    runs, devices = ways.seconds.shape
+    if devices < 2 or not 0 < runs <= LARGEST:
+        return ways
+    deepest = math.isqrt(2 * STEPS // (runs * devices))
+    cones = _Cones(problem, ways, deepest)
+    for r in levels(problem.before)[0]:
+        cones.add(r)
+    head = np.array(cones.head)
+    length = float((head + ways.seconds + ways.tail).min(axis=1).max())
+    return replace(ways, head=head, length=max(ways.length, length))
+
+
+class _Cones:
+    """The `head` of runs whose ancestors have been added, and what follows of it."""
+
+    def __init__(self, problem: Problem, ways: Ways, deepest: int) -> None:
+        self.problem, self.ways, self.deepest = problem, ways, deepest
+        net = Network(problem)
+        self.latency, self.s_per_byte = net.latency + np.diag([math.inf] * net.devices), net.s_per_byte
+        self.widths = [len(names) for names in problem.lane_names]
+        self.seconds, self.areas = ways.seconds.tolist(), areas(problem, ways).tolist()
+        self.head: list[list[float]] = ways.head.tolist()
+        self.end: list[list[float]] = [[]] * problem.runs
+        self.comes: list[list[float]] = [[]] * len(problem.values)
+        """Seconds before each value can have come to each device from another."""
+        self.reads = [[(v, problem.maker[v]) for v in own if problem.maker[v] >= 0] for own in problem.reads]
+
+    def add(self, r: int) -> None:
+        """Raise the heads of a run; those that it waits for have been added."""
+        head = self.head[r]
+        for v, maker in self.reads[r]:
+            head = [max(t, min(there, own)) for t, there, own in zip(head, self.comes[v], self.end[maker])]
+        if len({maker for _, maker in self.reads[r]}) > 1:
+            for d in self.problem.able[r]:
+                head[d] = self._start(r, d, head[d])
+        self.head[r] = head
+        self.end[r] = [t + seconds for t, seconds in zip(head, self.seconds[r])]
+        for v in self.problem.makes[r]:
+            trips = self.latency + self.problem.bytes[v] * self.s_per_byte
+            self.comes[v] = (np.array(self.end[r])[:, None] + trips).min(axis=0).tolist()
+
+    def _start(self, r: int, d: int, start: float) -> float:
+        """At least `start`, before which a run cannot start on a device: ancestors are added from that whose result
+        comes last, until the lanes are busy with them for as long as the next takes to come."""
+        # When it can have come, if all between it and the run is on the device; seconds between; value; its maker.
+        heap = [(-self.comes[v][d], 0.0, v, maker) for v, maker in self.reads[r] if self.comes[v][d] > start]
+        if len(heap) < 2:
+            # The head of the one maker counts what this could add.
+            return start
+        heapq.heapify(heap)
+        jobs: list[tuple[float, float, float, float]] = []
+        seen = set()
+        while heap and len(jobs) < self.deepest:
+            comes, between, _, maker = heapq.heappop(heap)
+            if -comes <= start:
+                break
+            if maker in seen:
+                continue
+            seen.add(maker)
+            seconds = self.seconds[maker][d]
+            jobs.append((self.head[maker][d], seconds, self.areas[maker][d], between))
+            start = max(start, min(-comes, _busy(jobs, self.widths[d])))
+            for v, earlier in self.reads[maker] if start < -comes else ():
+                along = max(comes, -self.comes[v][d] - between - seconds)
+                heapq.heappush(heap, (along, between + seconds, v, earlier))
+        return start
+
+
+def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> float:
+    """The least time at which jobs and what must follow each can be done: of (seconds before it can start, seconds
+    it takes, lanes times seconds at the least, seconds after it) each.
+
+    On one lane the optimum of jobs that may be interrupted (Carlier, EJOR 11(1), 1982).
+    """
+    if lanes > 1:
+        longest, total = 0.0, 0.0
+        for head, seconds, area, tail in sorted(jobs, reverse=True):
+            total += area
+            longest = max(longest, head + total / lanes, head + seconds + tail)
+        return longest
+    waiting: list[list[float]] = []
+    now = longest = 0.0
+    arriving = sorted(jobs)
+    for (head, seconds, _, tail), until in zip(arriving, [job[0] for job in arriving[1:]] + [math.inf]):
+        now = max(now, head)
+        heapq.heappush(waiting, [-tail, seconds])
+        while waiting and now < until:
+            after, left = waiting[0]
+            if now + left > until:
+                waiting[0][1] = left - (until - now)
+                now = until
+            else:
+                now += left
+                longest = max(longest, now - after)
+                heapq.heappop(waiting)
+    return longest

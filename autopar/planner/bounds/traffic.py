@@ -1,0 +1,167 @@
+"""How long work and transfers last when traded at best: what is not computed where it is read crosses a wire."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..model.problem import Problem
+from .critical_path import Floats, Ways
+from .load import Crossings, Load, areas, crossings
+
+ROUNDS = 100
+"""Rounds of the search for good prices: any prices give a valid bound."""
+FEWEST = 15
+"""Rounds below which it is not begun."""
+CELLS = 1_500_000
+"""Reads on devices weighed in all, which is what makes the rounds fewer."""
+ROUNDING = 1e-12
+"""Share of all that readers pay by which sums of it and of what makers are paid may differ."""
+
+
+def traffic(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
+    """A bound that is at least `bound`, which must be one, in seconds: that where wires have time enough for what is
+    shared out as in `load`, or all may be everywhere in part without that taking longer.
+
+    The dual of the linear program of `load` with transfers: a value comes to each device where a reader is and its
+    maker is not, over some wire into that device. The price of that is shared among its readers; a reader pays its
+    share on each device, and its maker is paid there. Where that leaves a run with a loss on several devices it is on
+    all of them, as copies may be. Prices are found by multiplicative weights, against runs that are ever more often
+    where they cost least.
+    """
+    if problem.runs * len(problem.devices) > CELLS // FEWEST:
+        return bound
+    wires = crossings(problem)
+    trips = _Trips(problem, wires.uncounted)
+    cells = problem.runs * trips.devices + 2 * trips.reader.size * trips.devices
+    rounds = min(ROUNDS, CELLS // max(1, cells))
+    if trips.devices < 2 or rounds < FEWEST or not trips.reader.size:
+        return bound
+    market = _Market(problem, ways, wires, trips)
+    if market.spread() > bound and market.crowded(load):
+        bound = max(bound, *(market.turn(step / rounds) for step in range(rounds)))
+    return bound
+
+
+class _Trips:
+    """The reads of values whose way is open at both ends: value, maker and reader of each read, in the order of the
+    values, the seconds of each value into each device at the least, and the wires by which each is entered."""
+
+    def __init__(self, problem: Problem, values: list[int]) -> None:
+        values = [v for v in values if problem.readers[v]]
+        self.devices = len(problem.devices)
+        counts = [len(problem.readers[v]) for v in values]
+        self.value = np.repeat(np.arange(len(values)), counts)
+        self.maker = np.repeat(np.array([problem.maker[v] for v in values], dtype=np.int64), counts)
+        self.reader = np.array([r for v in values for r in problem.readers[v]], dtype=np.int64)
+        self.first = np.cumsum([0, *counts[:-1]]) if counts else np.zeros(0, dtype=np.int64)
+        nbytes = np.array([problem.bytes[v] for v in values], dtype=float)
+        links = [hops[0] for row in problem.route for hops in row if hops is not None and len(hops) == 1]
+        self.seconds = np.zeros((len(values), self.devices))
+        self.entered: list[list[list[int]]] = []
+        """Of each device, for each link into it, the wires and queues it takes."""
+        for d in range(self.devices):
+            into = [link for link in links if link.dst == d]
+            taken = [[link.wire] * (link.wire >= 0) for link in into]
+            taken = [own + [problem.wires + link.lane] * (link.lane >= 0) for own, link in zip(taken, into)]
+            self.entered.append(taken)
+            if into and all(taken):
+                latency, rate = min(o.latency_s for o in into), min(o.s_per_byte for o in into)
+                self.seconds[:, d] = latency + nbytes * rate
+
+    def tolls(self, price: Floats) -> Floats:
+        """What a second of the cheapest link into each device costs."""
+        return np.array([
+            min((sum(price[w] for w in own) for own in links), default=0.0) for links in self.entered
+        ])  # fmt: skip
+
+    def carried(self, into: Floats, price: Floats) -> Floats:
+        """Seconds of each wire when each device gets so many, by the links that are nearly the cheapest."""
+        found = np.zeros(len(price))
+        for links, seconds in zip(self.entered, into):
+            cost = np.array([sum(price[w] for w in own) for own in links])
+            if seconds and len(links):
+                share = np.exp(-(cost - cost.min()) / (0.05 * cost.mean() + 1e-300))
+                for own, part in zip(links, share / share.sum() * seconds):
+                    for w in own:
+                        found[w] += part
+        return found
+
+
+class _Market:
+    """Prices of lanes and wires, which add up to 1, each reader's share in what its values cost, and where runs are."""
+
+    def __init__(self, problem: Problem, ways: Ways, wires: Crossings, trips: _Trips) -> None:
+        self.wires, self.trips = wires, trips
+        work = areas(problem, ways)
+        self.able = np.isfinite(work)
+        self.work = np.where(self.able, work, 0.0)
+        self.lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
+        self.idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
+        self.of = np.concatenate([self.lanes, np.ones(len(wires.fixed))])
+        self.price = np.concatenate(
+            [np.where(self.able.any(axis=0), 1.0, 0.0), np.full(len(wires.fixed), 0.1)]
+        )
+        self.price /= self.price @ self.of
+        counts = np.diff(np.append(trips.first, len(trips.reader)))
+        self.least = 1e-4 / counts[trips.value][:, None]
+        self.share = np.repeat(0.9 / counts[trips.value][:, None], trips.devices, axis=1)
+        self.at = self.able / self.able.sum(axis=1, keepdims=True)
+
+    def spread(self) -> float:
+        """Seconds when each run is in equal parts wherever it can be, and nothing has to cross."""
+        return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
+
+    def crowded(self, load: Load) -> bool:
+        """Whether wires have more to carry than they can when each run is where `load` has it cheapest."""
+        at = np.where(self.able, self.work * load.price, np.inf).argmin(axis=1)
+        there = np.zeros_like(self.work)
+        there[np.arange(len(at)), at] = 1.0
+        into = (self._crossing(there) * self.trips.seconds).sum(axis=0)
+        carried = self.trips.carried(into, np.zeros(len(self.wires.fixed)))
+        return bool(carried.sum() > load.seconds * np.count_nonzero(carried))
+
+    def turn(self, done: float) -> float:
+        """The bound that the prices prove; then new prices. `done` is the share of all turns, from 0 to 1."""
+        trips, devices = self.trips, len(self.lanes)
+        price, toll = self.price[:devices], self.price[devices:]
+        paid = self.share * (trips.seconds * trips.tolls(toll))[trips.value]
+        cost = self.work * price
+        for d in range(devices):
+            cost[:, d] += np.bincount(trips.reader, paid[:, d], len(cost))
+            cost[:, d] -= np.bincount(trips.maker, paid[:, d], len(cost))
+        self.wires.charge(cost, toll)
+        cost[~self.able] = np.inf
+        cheapest = cost.min(axis=1)
+        gained = np.minimum(cost, 0.0).sum(axis=1)
+        bound = float(np.where(cheapest < 0, gained, cheapest).sum())
+        bound += float(price @ (self.lanes * self.idle) + toll @ self.wires.fixed - ROUNDING * paid.sum())
+        self._move(cost - cheapest[:, None], done)
+        self._reprice(done)
+        return bound
+
+    def _move(self, dearer: Floats, done: float) -> None:
+        """Bring runs nearer to where they cost least, ever more sharply."""
+        usual = float((self.work * self.price[: len(self.lanes)])[self.able].mean())
+        odds = np.exp(-np.minimum(dearer / (usual * 0.2 * 0.005**done + 1e-300), 50.0))
+        odds[~self.able] = 0.0
+        self.at = 0.7 * self.at + 0.3 * odds / odds.sum(axis=1, keepdims=True)
+
+    def _reprice(self, done: float) -> None:
+        """Make dearer what is busiest, and let those readers pay that are where the maker is not."""
+        trips, devices = self.trips, len(self.lanes)
+        into = (self._crossing(self.at) * trips.seconds).sum(axis=0)
+        carried = self.wires.fixed + self.wires.expected(self.at) + trips.carried(into, self.price[devices:])
+        finish = np.concatenate([self.idle + (self.work * self.at).sum(axis=0) / self.lanes, carried])
+        if finish.max() > 0:
+            self.price = self.price * np.exp(0.05 * 0.3**done * (finish / finish.max() - 0.5))
+            self.price /= self.price @ self.of
+        apart = self.at[trips.reader] - self.at[trips.maker]
+        more = self.share * np.exp(5.0 * 0.05**done * apart)
+        unpaid = np.maximum(1.0 - np.add.reduceat(self.share, trips.first), 0.0)
+        share = np.maximum(more / (np.add.reduceat(more, trips.first) + unpaid)[trips.value], self.least)
+        self.share = share / np.maximum(np.add.reduceat(share, trips.first), 1.0)[trips.value]
+
+    def _crossing(self, at: Floats) -> Floats:
+        """The part of each value that comes to each device."""
+        apart = np.maximum(at[self.trips.reader] - at[self.trips.maker], 0.0)
+        return np.maximum.reduceat(apart, self.trips.first)

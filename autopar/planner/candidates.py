@@ -1,0 +1,161 @@
+"""Schedules in a race: each simulated, the shortest that fits wins, the first of equals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ..errors import MemoryCapError, PlanError
+from ..ir.plan import Candidate
+from ..text.tables import size
+from .model.memory import memory
+from .model.problem import Problem
+from .model.simulator import Play, Schedule
+
+SHORTER = 1e-9
+"""Share by which a later schedule must be shorter than an earlier one to be preferred."""
+KEPT = 1.02
+"""Times its makespan that a schedule may take whose copies are served by their wires first come, first served."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule and its simulation; `served` is its makespan where wires serve copies first come, first served, and
+    `over` holds (device, peak bytes, cap) of each device it does not fit."""
+
+    schedule: Schedule
+    play: Play
+    served: float
+    over: tuple[tuple[str, int, int], ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds it takes."""
+        return self.play.makespan
+
+    @property
+    def excess(self) -> int:
+        """Bytes above the caps, all devices together."""
+        return sum(peak - cap for _, peak, cap in self.over)
+
+
+class Race:
+    """All schedules tried for one problem, in order; `complete` when nothing that does each run once and that wires
+    keep is shorter than the best of them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.entries: list[Entry] = []
+        self.candidates: list[Candidate] = []
+        self.errors: list[PlanError] = []
+        self.complete = False
+
+    def trial(self, schedule: Schedule, below: float = math.inf) -> Entry | None:
+        """Simulate a schedule without entering it; None when it cannot be carried out at all, or not in less than
+        `below` seconds."""
+        try:
+            play = Play(self.problem, schedule)
+        except PlanError as error:
+            self.errors.append(error)
+            return None
+        if play.makespan >= below:
+            return None
+        served = play.makespan
+        if schedule.copies and not schedule.first_come and not self.problem.costed.machine.queued:
+            # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that. But of
+            # those that ask at one moment the one that the plan lists first goes first.
+            plain = replace(schedule, first_come=True)
+            freed = Play(self.problem, plain)
+            served = freed.makespan
+            if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
+                schedule, play = plain, freed
+        if not self.problem.tight:
+            return Entry(schedule, play, served, ())
+        used = memory(self.problem, play)
+        return Entry(
+            schedule,
+            play,
+            served,
+            tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap),
+        )
+
+    def enter(self, schedule: Schedule) -> Entry | None:
+        """Simulate a schedule and let it take part if it can be carried out."""
+        entry = self.trial(schedule)
+        if entry:
+            self.admit(entry)
+        else:
+            split = self.problem.costed.graph.split
+            self.candidates.append(Candidate(schedule.policy, split, None, str(self.errors[-1])))
+        return entry
+
+    def admit(self, entry: Entry) -> None:
+        """Let a simulated schedule take part."""
+        self.entries.append(entry)
+        note = ", ".join(
+            f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
+        )
+        makespan = None if entry.over else entry.makespan
+        split = self.problem.costed.graph.split
+        self.candidates.append(Candidate(entry.schedule.policy, split, makespan, note))
+
+    def leading(self) -> Entry | None:
+        """The shortest that fits, or the one that is least too large; None when nothing can be carried
+        out."""
+        try:
+            return self.best()
+        except PlanError:
+            return min(self.entries, key=lambda entry: entry.excess, default=None)
+
+    def best(self, entries: list[Entry] | None = None) -> Entry:
+        """The shortest that fits, of those that end together the one that takes least where no copy is held back; the
+        first of equals. Raises MemoryCapError, or why none could be carried out."""
+        tried = self.entries if entries is None else entries
+        least = min((entry.makespan for entry in tried if not entry.over), default=0.0) * (1 + SHORTER)
+        chosen: Entry | None = None
+        for entry in tried:
+            if entry.over or entry.makespan > least:
+                continue
+            if chosen is None or entry.served < chosen.served * (1 - SHORTER):
+                chosen = entry
+        if chosen:
+            return chosen
+        if not tried:
+            raise self.errors[0]
+        raise _too_small(self.problem, min(tried, key=lambda entry: entry.excess))
+
+
+def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
+    graph = problem.costed.graph
+    parts = []
+    for device, peak, cap in entry.over:
+        d = problem.devices.index(device)
+        held = dict(problem.given[d])
+        for r, kept in enumerate(problem.kept):
+            if entry.play.device[r] == d:
+                held.update((storage, nbytes) for storage, nbytes in kept if storage not in held)
+        made = {
+            name: graph.value[name].bytes
+            for r, run in enumerate(problem.costed.runs)
+            if entry.play.device[r] == d
+            for task in run.tasks
+            for name in graph.task[task].outputs
+        }
+        largest = sorted(
+            ((nbytes, name) for name, nbytes in (held | made).items()), key=lambda pair: -pair[0]
+        )[:3]
+        names = ", ".join(f"{graph.value[name].path or name} {size(nbytes)}" for nbytes, name in largest)
+        parts.append(
+            f"{device} would need {size(peak)} but is capped at {size(cap)} "
+            f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
+        )
+    if problem.costed.machine.queued:
+        caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
+        way = f"memory={{{caps}}} would fit; a split of the batch or another device may too"
+    else:
+        caps = " and ".join(f"{peak} for {device!r}" for device, peak, _ in entry.over)
+        way = f"set memory_bytes to {caps}, or let more devices run these tasks"
+    return MemoryCapError(
+        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}",
+        way,
+    )

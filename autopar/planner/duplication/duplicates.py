@@ -1,0 +1,126 @@
+"""Runs computed once more on a second device: costed graph → costed graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ...ir.costed import CostedGraph, Run, TaskCost
+from ...ir.graph import Task, Value, replace_refs
+
+
+def again(
+    costed: CostedGraph,
+    device: Mapping[str, str],
+    more: Collection[tuple[str, str]],
+    stops: Mapping[tuple[str, str], str],
+) -> CostedGraph:
+    """The graph with each (run, device) of `more`, all `repeatable`, as a run of its own that is bound to its device.
+
+    `device` is where all runs are: those on a device with a copy read what the copy makes, other copies there
+    included, and what must be delivered there is the copy's. So is what would pass through a device with a copy:
+    `stops` has the device between for each pair of devices that has one, so that no value comes to be on a device
+    twice. Linear in the graph.
+    """
+    taken = {*costed.graph.value, *costed.graph.task, *costed.run}
+    # A value may be called what a task is called.
+    steps: dict[str, dict[str, str]] = {where: {} for _, where in more}
+    names: dict[str, dict[str, str]] = {where: {} for _, where in more}
+    copies: dict[str, list[str]] = {}
+    for name, where in more:
+        copies.setdefault(name, []).append(where)
+        tasks_in = costed.run[name].tasks
+        made = [value for task in tasks_in for value in costed.graph.task[task].outputs]
+        for found, originals in ((steps[where], [name, *tasks_in]), (names[where], made)):
+            for original in dict.fromkeys(originals):
+                copy = f"{original} again on {where}"
+                while copy in taken:
+                    copy += "'"
+                taken.add(copy)
+                found[original] = copy
+    of = dict(costed.again)
+    # The one of a value and its copies that is on a device: made there, or brought.
+    present = {(of.get(value, value), device[run]): value for value, run in costed.producer.items()}
+    present |= {(value, where): copy for where, found in names.items() for value, copy in found.items()}
+
+    def source(value: str, at: str) -> str:
+        """What is read on a device for a value of the graph, or one of its copies."""
+        if value not in costed.producer:
+            return value
+        root = of.get(value, value)
+        if (root, at) not in present:
+            between = stops.get((device[costed.producer[value]], at), at)
+            present[root, at] = present.setdefault((root, between), value)
+        return present[root, at]
+
+    values = {value.name: value for value in costed.graph.values}
+    tasks: list[Task] = []
+    costs: list[TaskCost] = []
+    runs: list[Run] = []
+    for run in costed.runs:
+        here = {value: source(value, device[run.name]) for value in run.reads}
+        tasks += [_task(costed.graph.task[task], here, {}) for task in run.tasks]
+        costs += [costed.cost[task] for task in run.tasks]
+        read = tuple(here.values())
+        runs.append(run if read == run.reads else replace(run, reads=read))
+        for where in copies.get(run.name, ()):
+            there, called = names[where], steps[where]
+            reads = {value: source(value, where) for value in run.reads}
+            made = [value for task in run.tasks for value in costed.graph.task[task].outputs]
+            inside = {**{value: there[value] for value in made}, **reads}
+            tasks += [
+                replace(_task(costed.graph.task[task], inside, there), name=called[task])
+                for task in run.tasks
+            ]
+            costs += [replace(costed.cost[task], task=called[task]) for task in run.tasks]
+            runs.append(_run(run, called, there, reads, costed.index[where]))
+            for value in made:
+                values[there[value]] = _value(values[value], there)
+    delivered = {pair: source(*pair) for pair in costed.deliver}
+    count = len(costed.graph.outputs)
+    graph = replace(
+        costed.graph,
+        values=tuple(values.values()),
+        tasks=tuple(tasks),
+        outputs=tuple(delivered[pair] for pair in costed.deliver[:count]),
+    )
+    return replace(
+        costed,
+        graph=graph,
+        costs=tuple(costs),
+        runs=tuple(runs),
+        deliver=(*((delivered[pair], pair[1]) for pair in costed.deliver[:count]), *costed.deliver[count:]),
+        again=(
+            *costed.again,
+            *((copy, name) for of in (steps, names) for own in of.values() for name, copy in own.items()),
+        ),
+    )
+
+
+def _task(task: Task, reads: Mapping[str, str], made: Mapping[str, str]) -> Task:
+    changed = {old: new for old, new in reads.items() if old != new}
+    if not changed and not made:
+        return task
+    args = tuple(replace_refs(argument, changed) for argument in task.args)
+    kwargs = tuple((key, replace_refs(argument, changed)) for key, argument in task.kwargs)
+    outputs = tuple(made.get(value, value) for value in task.outputs)
+    return replace(task, args=args, kwargs=kwargs, outputs=outputs)
+
+
+def _run(
+    run: Run, called: Mapping[str, str], there: Mapping[str, str], reads: Mapping[str, str], device: int
+) -> Run:
+    seconds = tuple(s if d == device else None for d, s in enumerate(run.seconds))
+    return replace(
+        run,
+        name=called[run.name],
+        tasks=tuple(called[task] for task in run.tasks),
+        seconds=seconds,
+        reads=tuple(reads.values()),
+        makes=tuple(there[value] for value in run.makes),
+        modes=tuple(mode for mode in run.modes if mode[0] == device),
+    )
+
+
+def _value(value: Value, there: Mapping[str, str]) -> Value:
+    return replace(value, name=there[value.name], storage=there.get(value.storage, value.storage))

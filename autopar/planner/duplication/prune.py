@@ -1,0 +1,108 @@
+"""Schedules in which runs are computed on several devices, by where and when: the copies they need, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...ir.costed import CostedGraph
+from ..candidates import Entry, Race
+from ..model.problem import Problem
+from ..model.simulator import Play, Schedule
+from .duplicates import again
+from .originals import once
+
+POLICY = "search with copies"
+"""What made the schedules that have copies."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """When a run is computed on a device, in seconds, and on which lanes; `copy` if it is computed elsewhere too, from
+    where it goes to devices without a copy."""
+
+    start: float
+    end: float
+    lanes: tuple[str, ...]
+    copy: bool
+
+
+Places: TypeAlias = dict[tuple[str, str], Place]
+"""By run and device."""
+
+
+def places(play: Play) -> Places:
+    """Where and when a simulation computes each run."""
+    problem = play.problem
+    of = dict(problem.costed.again)
+    found: Places = {}
+    for r, name in enumerate(problem.names):
+        lanes = (play.lane[r], *play.more.get(r, ()))
+        place = Place(play.start[r], play.end[r], lanes, name in of)
+        # A run comes before its copies: where it has come to one of them, that one goes.
+        found.setdefault((of.get(name, name), problem.devices[play.device[r]]), place)
+    return found
+
+
+def scheduled(problem: Problem, at: Places) -> Entry | None:
+    """The schedule that computes runs in these places in this order, simulated; None when that never ends.
+
+    `problem` is one of the graph, with whatever copies. Copies that nobody reads are left out, so that the entry has a
+    `Problem` of its own. Linear in the graph but for sorting.
+    """
+    plain = once(problem.costed)
+    where = {name: device for (name, device), place in at.items() if not place.copy}
+    copies = _needed(plain, where, [key for key, place in at.items() if place.copy])
+    costed = again(plain, where, copies, _stops(problem))
+    called = {
+        (original, costed.machine.devices[d].name): copy
+        for copy, original in costed.again
+        if copy in costed.run
+        for d, seconds in enumerate(costed.run[copy].seconds)
+        if seconds is not None
+    }
+    number = {run.name: i for i, run in enumerate(costed.runs)}
+    turns = [
+        (place.start, place.end, number[called.get(key, key[0])], place.lanes)
+        for key, place in at.items()
+        if not place.copy or key in called
+    ]
+    lanes: dict[str, list[str]] = {lane: [] for own in problem.lane_names for lane in own}
+    for _, _, i, own in sorted(turns):
+        for lane in own:
+            lanes[lane].append(costed.runs[i].name)
+    orders = {lane: tuple(names) for lane, names in lanes.items()}
+    return Race(Problem(costed)).trial(Schedule(POLICY, orders))
+
+
+def _needed(
+    plain: CostedGraph, where: Mapping[str, str], copies: Collection[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Those of the copies, (run, device), whose result is read there, by another copy perhaps, or delivered there."""
+    reads = {
+        run.name: {plain.producer[value] for value in run.reads if value in plain.producer}
+        for run in plain.runs
+    }
+    wanted = {(plain.producer[value], device) for value, device in plain.deliver if value in plain.producer}
+    wanted |= {(name, device) for run, device in where.items() for name in reads[run]}
+    left = {*copies}
+    edge = [key for key in copies if key in wanted]
+    found: dict[tuple[str, str], None] = {}
+    while edge:
+        key = edge.pop()
+        if key not in found:
+            found[key] = None
+            edge += [(name, key[1]) for name in reads[key[0]] if (name, key[1]) in left]
+    return [key for key in copies if key in found]
+
+
+def _stops(problem: Problem) -> dict[tuple[str, str], str]:
+    """The device between, for two devices that no link joins."""
+    names = problem.devices
+    return {
+        (names[s], names[d]): names[hops[0].dst]
+        for s, row in enumerate(problem.route)
+        for d, hops in enumerate(row)
+        if hops and len(hops) > 1
+    }

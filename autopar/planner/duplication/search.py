@@ -1,0 +1,100 @@
+"""Plans that compute runs on several devices: which copies are worth what they take depends on where the rest is, and
+where the rest had better be on the copies, so that both are searched for together."""
+
+from __future__ import annotations
+
+import time
+
+from ...ir.costed import repeatable
+from ..candidates import SHORTER, Entry, Race
+from ..model.problem import Problem
+from ..search import compiled as native
+from ..search.anneal import CHAINS, COMPILED, TOGETHER
+from ..search.chain import COPIES, RUINS
+from ..search.duplicates import MOST
+from ..search.evaluate import Timed
+from ..search.network import Network
+from ..search.population import Effort, winners
+from .greedy import duplicate, repeats
+from .prune import Place, Places, places, scheduled
+
+EACH, STEPS = 4_500, 225_000
+"""Steps of the search for each run, and in all at most; as many times more of compiled chains as `anneal` has."""
+HOT = 0.07
+"""Share by which a plan may become longer at first."""
+TRIED = 3
+"""Plans with copies simulated, of those found."""
+
+
+def repeated(race: Race, start: Entry, bound: float, until: float) -> Entry:
+    """A plan, or a shorter one with runs computed again, searched for as far as there is time for it. What is returned
+    has a `Problem` of its own where runs are."""
+    if _ended(start, bound, until):
+        return start
+    best = duplicate(start, bound)
+    if not repeats(start) or not _promising(race.problem) or _ended(best, bound, until):
+        return best
+    return min([best, *_found(race.problem, best, bound, until)], key=lambda entry: entry.makespan)
+
+
+def _ended(best: Entry, bound: float, until: float) -> bool:
+    return best.makespan <= bound * (1 + SHORTER) or time.monotonic() > until
+
+
+def _promising(problem: Problem) -> bool:
+    """Whether there are lists of the graph (`anneal`), and a run in it that may be computed again and of which it takes
+    time to move what it makes."""
+    costed = problem.costed
+    return not problem.modes and any(
+        repeatable(costed, run)
+        and any(
+            problem.travel(v, s, d) for v in problem.makes[r] if problem.readers[v] for s in own for d in own
+        )
+        for r, (run, own) in enumerate(zip(costed.runs, problem.able))
+    )
+
+
+def _found(problem: Problem, start: Entry, bound: float, until: float) -> list[Entry]:
+    """Plans that chains come to from one."""
+    network, compiled = Network(problem), native.built() is not None
+    effort = Effort(
+        steps=min(STEPS, EACH * network.runs) * (TOGETHER if compiled else 1),
+        chains=COMPILED if compiled else CHAINS,
+        hot=HOT,
+        ruins=RUINS,
+        copies=COPIES,
+    )
+    found = winners(network, [listed(network, start)], bound, effort, until, keep=TRIED)
+    entries = [scheduled(problem, placed(timed)) for timed in found if timed.makespan < start.makespan]
+    return [entry for entry in entries if entry and not entry.over]
+
+
+def listed(network: Network, entry: Entry) -> Timed:
+    """The list that leads to a plan, or to one like it."""
+    problem = network.problem
+    index = {name: d for d, name in enumerate(problem.devices)}
+    device, keys = [0] * network.runs, [0.0] * network.runs
+    copies = []
+    for (name, where), place in places(entry.play).items():
+        r, d = problem.number[name], index[where]
+        if place.copy:
+            copies.append((r, d, place.start))
+        else:
+            device[r], keys[r] = d, place.start
+    of = [r for r, _, _ in copies[:MOST]]
+    if of:
+        device += [-1, *(d for _, d, _ in copies[:MOST])]
+        keys += [0.0, *(start for *_, start in copies[:MOST])]
+    return Timed(network, device, keys, eager=True, of=of)
+
+
+def placed(timed: Timed) -> Places:
+    """Where and when a list has its runs and copies."""
+    problem, served = timed.network.problem, timed.served
+    found = {}
+    for i in served.numbers:
+        d = timed.device[i]
+        lanes = (problem.lane_names[d][timed.lane[i]],)
+        place = Place(timed.start[i], timed.end[i], lanes, copy=i > timed.network.runs)
+        found[problem.names[served.run[i]], problem.devices[d]] = place
+    return found

@@ -1,0 +1,113 @@
+"""The shortest schedule of a tiny graph: every placement, every order of every lane, and every order of what asks for a
+wire at one moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+
+from ..errors import PlanError
+from .candidates import SHORTER, Entry, Race
+from .model.memory import memory
+from .model.orders import in_order
+from .model.problem import Problem
+from .model.simulator import Play, Schedule
+
+MOST = 2_600
+"""Orders of all lanes of the largest graph that is tried: five runs on three lanes."""
+STEPS = 50_000
+"""Runs and copies simulated in all, the orders of what asks for a wire at one moment included."""
+POLICY = "every order"
+
+
+def every(race: Race, leader: Entry | None, bound: float) -> None:
+    """Enter the shortest schedule of all, if it is shorter than that of `leader` (None: nothing fits so far).
+
+    Of those that do each run once, start everything as early as orders of lanes allow, and leave wires to whoever comes
+    first. Nothing is tried where there are too many, or runs that may take several lanes, or `bound` is reached.
+    """
+    problem = race.problem
+    runs, lanes = problem.runs, sum(map(len, problem.lane_names))
+    if not runs or problem.modes or math.perm(runs + lanes - 1, runs) > MOST:
+        return
+    longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
+    best: Schedule | None = None
+    left = STEPS
+    for schedule in _schedules(problem):
+        for play, tried in _plays(problem, schedule):
+            left -= len(play.end)
+            if play.makespan < longest and _fits(problem, play):
+                longest, best = play.makespan * (1 - SHORTER), tried
+            if left <= 0 or longest <= bound:
+                break
+        if left <= 0 or longest <= bound:
+            break
+    race.complete = left > 0
+    if best:
+        race.enter(best)
+
+
+def _schedules(problem: Problem) -> Iterator[Schedule]:
+    """Every placement, with every order of every lane."""
+    lanes = [(d, lane) for d, names in enumerate(problem.lane_names) for lane in range(len(names))]
+    options = [[place for place in lanes if place[0] in allowed] for allowed in problem.allowed]
+    for chosen in product(*options):
+        if any(len({chosen[r][0] for r in members}) > 1 for members in problem.members):
+            continue
+        own: dict[tuple[int, int], list[int]] = {}
+        for r, place in enumerate(chosen):
+            own.setdefault(place, []).append(r)
+        for orders in product(*(permutations(runs) for runs in own.values())):
+            if not any(
+                set(order[at:]) & {*problem.before[r]} for order in orders for at, r in enumerate(order)
+            ):
+                placed = [(r, d, (lane,)) for (d, lane), order in zip(own, orders) for r in order]
+                yield in_order(problem, POLICY, placed)
+
+
+def _plays(problem: Problem, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
+    """Simulations of a schedule, for every order of copies that ask for one wire at one moment."""
+    try:
+        play = Play(problem, schedule)
+    except PlanError:
+        # Its orders wait for each other, or no link leads where something is read.
+        return
+    yield play, schedule
+    if not problem.costed.machine.queued:
+        yield from _turned(problem, schedule, play, (-1.0, -1))
+
+
+def _turned(
+    problem: Problem, schedule: Schedule, play: Play, last: tuple[float, int]
+) -> Iterator[tuple[Play, Schedule]]:
+    """The same with other orders of what asks after `last`, a moment and a queue: what comes later follows from it."""
+    first = problem.runs
+    asking: dict[tuple[float, int], list[int]] = {}
+    for step, (_, hop) in enumerate(play.moves, first):
+        if hop.lane >= 0 and (play.ready[step], hop.lane) > last:
+            asking.setdefault((play.ready[step], hop.lane), []).append(step)
+    order = sorted(range(first, len(play.end)), key=play.when)
+    for key in sorted(asking):
+        tied = sorted(asking[key], key=play.when)
+        for turn in permutations(tied) if len(tied) > 1 else ():
+            if [*turn] == tied:
+                continue
+            turned = _replaced(order, tied, turn)
+            moves = [play.moves[step - first] for step in turned]
+            copies = in_order(problem, "", (), moves).copies
+            tried = Schedule(schedule.policy, schedule.lanes, copies, first_come=True)
+            other = Play(problem, tried)
+            yield other, tried
+            yield from _turned(problem, tried, other, key)
+
+
+def _replaced(order: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
+    """An order with some steps in each other's places."""
+    instead = dict(zip(old, new))
+    return [instead.get(step, step) for step in order]
+
+
+def _fits(problem: Problem, play: Play) -> bool:
+    used = memory(problem, play) if problem.tight else ()
+    return all(one.cap is None or one.peak <= one.cap for one in used)

@@ -1,0 +1,168 @@
+"""A problem as a model of CP-SAT: where each run is, when it starts, and what then travels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from ..bounds.critical_path import Ways
+from ..model.problem import Problem
+from ..model.simulator import Play
+from .literals import Literal, Literals
+from .units import Units
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """`amount` of a resource from `start` for `size` units where `when` holds; `head` and `tail` are the units there
+    must be before and after it."""
+
+    start: Any
+    size: int
+    when: Literal
+    amount: int
+    head: int
+    tail: int
+
+
+class Model:
+    """Variables of `cp`, in units of time: `on[r][d]` whether run r is on device d, `start[r]` and `end[r]`,
+    `modes[r, d]` the ways (lanes, units, literal) in which it may be there; `uses` of each resource."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        units: Units,
+        best: Play,
+        ways: Ways,
+        aim: int,
+        offered: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """A schedule of at most `aim` units is asked for, each run on a device that is `offered` to it (None: all it
+        is allowed). Runs that are offered none are left out; the others are then a part of the graph, of which only
+        what they read of each other is kept.
+        """
+        self.offered = problem.allowed if offered is None else offered
+        self.whole = all(self.offered)
+        self.problem, self.units, self.best, self.ways = problem, units, best, ways
+        self.cp = cp_model.CpModel()
+        self.literals = Literals(self.cp)
+        self.floor = units.floor(ways.length)
+        self.horizon, self.aim = units.horizon, aim
+        self.makespan = self.cp.new_int_var(min(self.floor, aim), aim, "makespan")
+        self.cp.minimize(self.makespan)
+        self.uses: dict[tuple[str, int], list[Use]] = {}
+        self.on: list[dict[int, Literal]] = []
+        self.modes: dict[tuple[int, int], list[tuple[int, int, Literal]]] = {}
+        self.start: list[Any] = [None] * problem.runs
+        self.end: list[Any] = [None] * problem.runs
+        self._place()
+        for r, row in enumerate(self.on):
+            if row:
+                self._time(r)
+        for r, before in enumerate(problem.before):
+            for p in before:
+                if self.on[r] and self.on[p]:
+                    self.cp.add(self.start[r] >= self.end[p])
+
+    def _place(self) -> None:
+        problem, grouped = self.problem, {}
+        for r, offered in enumerate(self.offered):
+            g = problem.group[r]
+            row: dict[int, Literal] = {}
+            if offered and g not in grouped:
+                members = [m for m in (problem.members[g] if g >= 0 else [r]) if self.offered[m]]
+                able = [d for d in offered if all(d in self.offered[m] and self._may(m, d) for m in members)]
+                # Where nothing is short enough, that is for the solver to find.
+                able = able or [*offered[:1]]
+                hints = [self.best.device[r] == d for d in able]
+                if len(able) == 1:
+                    row = {able[0]: True}
+                elif len(able) == 2:
+                    first = self.literals.new(f"{r} on {able[0]}", hints[0])
+                    row = {able[0]: first, able[1]: ~first}
+                else:
+                    row = {d: self.literals.new(f"{r} on {d}", hint) for d, hint in zip(able, hints)}
+                    self.cp.add_exactly_one(row.values())
+                if g >= 0:
+                    grouped[g] = row
+            self.on.append(grouped[g] if offered and g >= 0 else row)
+
+    def _may(self, r: int, d: int) -> bool:
+        """Whether a run can be on a device in a schedule no longer than the best known."""
+        total = self.ways.head[r][d] + self.problem.seconds[r][d] + self.ways.tail[r][d]
+        return total < math.inf and self.units.floor(total) <= self.aim
+
+    def _time(self, r: int) -> None:
+        problem, units, row = self.problem, self.units, self.on[r]
+        head = {d: units.floor(self.ways.head[r][d]) for d in row}
+        tail = {d: units.floor(self.ways.tail[r][d]) for d in row}
+        start = self.cp.new_int_var(min(head.values()), self.horizon, f"start {r}")
+        self.cp.add_hint(start, units.floor(self.best.start[r]))
+        sizes = []
+        for d, here in row.items():
+            self.modes[r, d] = self._ways_of(r, d, here)
+            for lanes, size, when in self.modes[r, d]:
+                sizes.append((size, when))
+                self.use(("device", d), Use(start, size, when, lanes, head[d], tail[d]))
+        end = start + total(sizes)
+        self.cp.add(start >= total([(head[d], here) for d, here in row.items()]))
+        self.cp.add(self.makespan >= end + total([(tail[d], here) for d, here in row.items()]))
+        self.start[r], self.end[r] = start, end
+        if problem.dispatch[r]:
+            size = units.floor(problem.dispatch[r])
+            self.use(("host", 0), Use(start, size, True, 1, min(head.values()), min(tail.values())))
+
+    def _ways_of(self, r: int, d: int, here: Literal) -> list[tuple[int, int, Literal]]:
+        """(lanes, units, when) of a run on a device."""
+        ways = self.problem.modes.get((r, d), ())
+        if len(ways) < 2:
+            lanes = ways[0][0] if ways else 1
+            return [(lanes, self.units.floor(self.problem.seconds[r][d]), here)]
+        taken = 1 + len(self.best.more.get(r, ())) if self.best.device[r] == d else 0
+        found = []
+        for lanes, seconds in ways:
+            when = self.literals.new(f"{r} on {lanes} of {d}", lanes == taken)
+            found.append((lanes, self.units.floor(seconds), when))
+        self.cp.add(sum(when for _, _, when in found) == here)
+        return found
+
+    def use(self, resource: tuple[str, int], use: Use) -> None:
+        """Let a resource be used; all of it is seen to by `limit`."""
+        if use.size > 0 and use.when is not False:
+            self.uses.setdefault(resource, []).append(use)
+
+    def limit(self) -> None:
+        """Keep each resource to what there is of it, and the schedule as long as the work on it."""
+        cp = self.cp
+        for (kind, number), uses in self.uses.items():
+            capacity = len(self.problem.lane_names[number]) if kind == "device" else 1
+            intervals = [
+                cp.new_fixed_size_interval_var(use.start, use.size, "")
+                if use.when is True
+                else cp.new_optional_fixed_size_interval_var(use.start, use.size, use.when, "")
+                for use in uses
+            ]
+            if capacity == 1:
+                cp.add_no_overlap(intervals)
+            else:
+                cp.add_cumulative(intervals, [use.amount for use in uses], capacity)
+            work = total([(use.size * use.amount, use.when) for use in uses])
+            cp.add(capacity * self.makespan >= capacity * self.around((kind, number)) + work)
+
+    def around(self, resource: tuple[str, int]) -> int:
+        """Units that a resource is idle before the first use and after the last."""
+        uses = self.uses.get(resource)
+        if not uses:
+            return 0
+        # A resource that is not used at all needs no time before and after it.
+        return min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
+
+
+def total(terms: list[tuple[int, Literal]]) -> Any:
+    """The sum of the sizes whose literals hold."""
+    return sum(size * int(when) if isinstance(when, bool) else size * when for size, when in terms)

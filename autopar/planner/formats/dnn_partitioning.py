@@ -1,0 +1,161 @@
+"""Graphs of the dnn-partitioning set, as the numbers of its own model and as graph files.
+
+Tarnawski, Phanishayee, Devanur, Mahajan and Nina Paravecino, "Efficient algorithms for device placement of DNN graph
+operators", NeurIPS 2020. `nodes` have `id`, `cpuLatency` and `fpgaLatency` (ms), `size` (bytes on an accelerator),
+`supportedOnFpga`, `isBackwardNode` and `colorClass` (nodes of one class share a device); `edges` have `sourceId`,
+`destId` and `cost` (ms to move the output of the source between an accelerator and the host, in either direction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import PlanError
+from . import fields
+
+BYTES_PER_S = 1e-3
+"""What a link of the graph file carries: costs are given in time alone, and accelerators hold the sizes of their nodes
+alone, beside which these bytes are nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operator: seconds on a CPU core and on an accelerator (None: not there), bytes on an accelerator, whether
+    it belongs to the backward pass, and the class of nodes that it shares a device with."""
+
+    name: str
+    cpu_s: float
+    accelerator_s: float | None
+    nbytes: int
+    backward: bool
+    color: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The output of node `src`, by position, is read by `dst`; `seconds` between the host and an accelerator."""
+
+    src: int
+    dst: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """A graph of the set: up to `accelerators` of `cap` bytes each may be used, and `cpus` cores."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    accelerators: int
+    cpus: int
+    cap: int
+
+    def classes(self) -> tuple[list[list[int]], list[int]]:
+        """The nodes, by position, of each class that shares a device, in the order of their first, and the class of
+        each node."""
+        number: dict[tuple[str, object], int] = {}
+        found: list[list[int]] = []
+        of = []
+        for v, node in enumerate(self.nodes):
+            key = ("own", v) if node.color is None else ("color", node.color)
+            if key not in number:
+                number[key] = len(found)
+                found.append([])
+            found[number[key]].append(v)
+            of.append(number[key])
+        return found, of
+
+
+def is_partitioning(data: Any) -> bool:
+    """Whether parsed JSON is of this set."""
+    return isinstance(data, Mapping) and "nodes" in data and "edges" in data and "tasks" not in data
+
+
+def partitioning(data: Mapping[str, Any]) -> Partitioning:
+    """The numbers of a graph of the set; PlanError says what is not as it should be."""
+    nodes: list[Node] = []
+    position: dict[str, int] = {}
+    for index, item in enumerate(fields.items(data["nodes"], '"nodes"')):
+        entry = fields.row(item, "nodes[{}]", index)
+        name = str(fields.need(entry, "id", "nodes[{}]", index))
+        if name in position:
+            raise PlanError(f"two nodes have the id {name}; give each an id of its own")
+        cpu, accelerator = (
+            fields.seconds(fields.need(entry, key, "node {}", name), "{} of node {}", key, name) / 1e3
+            for key in ("cpuLatency", "fpgaLatency")
+        )
+        color = entry.get("colorClass")
+        position[name] = len(nodes)
+        nodes.append(
+            Node(
+                name,
+                cpu,
+                accelerator if entry.get("supportedOnFpga", True) else None,
+                fields.nbytes(entry.get("size", 0), "size of node {}", name),
+                bool(entry.get("isBackwardNode", False)),
+                None if color is None else str(color),
+            )
+        )
+    edges = []
+    for index, item in enumerate(fields.items(data["edges"], '"edges"')):
+        entry = fields.row(item, "edges[{}]", index)
+        src, dst = (
+            fields.known(
+                str(fields.need(entry, end, "edges[{}]", index)),
+                position,
+                "node",
+                "{} of edges[{}]",
+                end,
+                index,
+            )
+            for end in ("sourceId", "destId")
+        )
+        cost = fields.need(entry, "cost", "edges[{}]", index)
+        edges.append(Edge(src, dst, fields.seconds(cost, "cost of edges[{}]", index) / 1e3))
+    accelerators, cpus = (
+        fields.count(fields.need(data, key, "the graph"), key, least=0) for key in ("maxFPGAs", "maxCPUs")
+    )
+    cap = fields.nbytes(fields.need(data, "maxSizePerFPGA", "the graph"), "maxSizePerFPGA")
+    return Partitioning(tuple(nodes), tuple(edges), accelerators, cpus, cap)
+
+
+def described(graph: Partitioning) -> dict[str, Any]:
+    """The graph on a host and its accelerators as a graph file.
+
+    The host is one device of `cpus` lanes. Each accelerator has a wire from the host and one to it, and is reached
+    from others through the host. This machine is freer than the set's own model, in which an accelerator runs its
+    part as one call and does not compute while it moves data.
+    """
+    accelerators = [f"accelerator:{index}" for index in range(graph.accelerators)]
+    tasks = []
+    for node in graph.nodes:
+        seconds = {"cpu": node.cpu_s} if graph.cpus else {}
+        if node.accelerator_s is not None:
+            seconds |= dict.fromkeys(accelerators, node.accelerator_s)
+        tasks.append(
+            {"id": node.name, "seconds": seconds, "state_bytes": node.nbytes, "colocate": node.color}
+        )
+    outputs: dict[tuple[int, float], list[int]] = {}
+    for edge in graph.edges:
+        outputs.setdefault((edge.src, edge.seconds), []).append(edge.dst)
+    values = [
+        {
+            "id": f"output {index} of {graph.nodes[src].name}",
+            "producer": graph.nodes[src].name,
+            "consumers": [graph.nodes[dst].name for dst in readers],
+            "bytes": seconds * BYTES_PER_S,
+        }
+        for index, ((src, seconds), readers) in enumerate(outputs.items())
+    ]
+    links = [
+        {"src": src, "dst": dst, "latency_s": 0.0, "bytes_per_s": BYTES_PER_S}
+        for accelerator in accelerators
+        for src, dst in (("cpu", accelerator), (accelerator, "cpu"))
+    ]
+    devices = [{"name": "cpu", "lanes": max(1, graph.cpus), "memory_bytes": None}]
+    # Nodes may fill an accelerator to the last byte.
+    room = graph.cap + BYTES_PER_S * sum(seconds for _, seconds in outputs)
+    devices += [{"name": name, "lanes": 1, "memory_bytes": room} for name in accelerators]
+    return {"tasks": tasks, "values": values, "devices": devices, "links": links}

@@ -1,0 +1,71 @@
+"""A plan as the JSON that the graph file's format has for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...ir.plan import Plan
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """Makespan, lower bound, tasks by start and transfers by start, in seconds; what takes no time at one moment is
+    listed in the order in which it is done.
+
+    `lanes` are there for a task that may take several, `period_s` for a plan of calls that follow each other,
+    `lower_bound_once_s` where more was proven of plans that compute each task once, `stopped` when the search was cut
+    short.
+    """
+    costed = plan.costed
+    number = {
+        lane: index for device in costed.machine.devices for index, lane in enumerate(device.compute_lanes)
+    }
+    original = dict(costed.again)
+    tasks = []
+    for step in plan.placed:
+        run = costed.run[step.run]
+        entry: dict[str, Any] = {
+            "id": original.get(run.tasks[0], run.tasks[0]),
+            "device": step.device,
+            "lane": number[step.lane],
+            "start_s": step.start,
+            "end_s": step.end,
+        }
+        if run.modes:
+            entry["lanes"] = [number[lane] for lane in step.lanes]
+        tasks.append(entry)
+    transfers = [
+        {
+            "value": original.get(t.value, t.value),
+            "src": t.src,
+            "dst": t.dst,
+            "start_s": t.start,
+            "end_s": t.end,
+        }
+        for t in plan.transfers
+    ]
+    found: dict[str, Any] = {
+        "makespan_s": plan.makespan,
+        "lower_bound_s": plan.lower_bound,
+        "tasks": tasks,
+        "transfers": transfers,
+    }
+    if plan.period is not None:
+        found["period_s"] = plan.period
+    if plan.bound_once > plan.lower_bound:
+        found["lower_bound_once_s"] = plan.bound_once
+    if plan.stopped:
+        found["stopped"] = plan.stopped
+    return found
+
+
+def text(plan: Plan) -> str:
+    """The JSON as text, a line for each task and transfer."""
+    parts = []
+    for key, value in described(plan).items():
+        if isinstance(value, list):
+            lines = ",\n".join(json.dumps(item, allow_nan=False) for item in value)
+            parts.append(f'"{key}": [\n{lines}\n]')
+        else:
+            parts.append(f'"{key}": {json.dumps(value, allow_nan=False)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"

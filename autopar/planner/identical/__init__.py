@@ -1,0 +1,101 @@
+"""Schedules on lanes that are all alike, where nothing that moves takes time: P | prec | Cmax."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+from ..bounds.antichains import LARGEST
+from ..model.orders import in_order
+from ..model.problem import Problem
+from ..model.simulator import Schedule
+from .chains import Chains
+from .lists import Way, reduced
+
+__all__ = ["alike", "identical"]
+
+LARGE = 6_000
+"""Runs above which a graph gets list schedules alone."""
+JUSTIFIED = 2
+"""Times that a list schedule is justified at most, before the chains begin."""
+LISTED = 300_000
+"""Runs placed in these, at most."""
+CLOSE = 1e-9
+"""Share above the lower bound at which the search ends."""
+
+
+def alike(problem: Problem) -> list[tuple[int, int]]:
+    """(device, lane) of all lanes when there are several, each run may go to any and takes as long there, and nothing
+    else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
+    devices = problem.allowed[0] if problem.runs else ()
+    found = [(d, lane) for d in devices for lane in range(len(problem.lane_names[d]))]
+    if len(found) < 2 or problem.tight or problem.modes or any(problem.dispatch) or any(problem.carry):
+        return []
+    if len(devices) > 1 and problem.members:
+        return []
+    for allowed, row in zip(problem.allowed, problem.seconds):
+        if allowed != devices or any(row[d] != row[devices[0]] for d in devices):
+            return []
+    for v, home in enumerate(problem.home):
+        wanted = {*devices, *problem.deliver[v]}
+        if any(problem.travel(v, s, d) > 0 for s in (devices if home < 0 else (home,)) for d in wanted):
+            return []
+    return found
+
+
+def identical(
+    problem: Problem, lanes: Sequence[tuple[int, int]], bound: float, until: float = math.inf
+) -> Schedule:
+    """The shortest schedule found on `lanes` that are `alike`; the search ends at `bound` seconds, or at `until` of
+    the monotonic clock. O((R + E) log R) for R runs and E edges, and `STEPS` where list schedules do not reach it."""
+    seconds = [row[lanes[0][0]] for row in problem.seconds]
+    before = reduced(problem.before) if problem.runs <= LARGE else problem.before
+    forth = Way(seconds, before, len(lanes))
+    back = Way(seconds, forth.after, len(lanes), back=True)
+    enough, left = bound * (1 + CLOSE), LISTED
+    best: list[float] = []
+    first = []
+    for keys in _rules(forth, back):
+        ends = forth.listed(keys)
+        for justified in range(JUSTIFIED + 1):
+            if justified:
+                ends = forth.listed(_last_first(back.listed(_last_first(ends))))
+            if not best or max(ends) < max(best):
+                best = ends
+            left -= 2 * problem.runs
+            if max(best) <= enough or left < 0 or time.monotonic() > until:
+                return _schedule(problem, forth, lanes, best)
+        first.append(ends)
+    if problem.runs <= LARGE:
+        best = Chains(forth, back, enough).search(best, first, until)
+    return _schedule(problem, forth, lanes, best)
+
+
+def _rules(forth: Way, back: Way) -> Iterator[list[float]]:
+    """Keys of the first lists: by what follows each run, and by a schedule made from the end; then both again, with
+    what shares the lanes."""
+    for crowds in (False, True) if len(forth.seconds) <= LARGEST else (False,):
+        yield _last_first(forth.levels(crowds))
+        yield _last_first(back.listed(_last_first(back.levels(crowds))))
+
+
+def _last_first(times: Sequence[float]) -> list[float]:
+    return [-seconds for seconds in times]
+
+
+def _schedule(problem: Problem, way: Way, lanes: Sequence[tuple[int, int]], ends: list[float]) -> Schedule:
+    """Each run on the lane that has been free for the shortest time."""
+    # A start may, after rounding, seem to be before the end of what it waits for.
+    starts = (
+        max(end - own, *(ends[p] for p in earlier), 0.0)
+        for end, own, earlier in zip(ends, way.seconds, way.before)
+    )
+    free = [0.0] * len(lanes)
+    placed = []
+    for start, end, r in sorted(zip(starts, ends, range(problem.runs))):
+        able = [since for since in free if since <= start * (1 + CLOSE)] or [min(free)]
+        which = free.index(max(able))
+        free[which] = end
+        placed.append((r, lanes[which][0], (lanes[which][1],)))
+    return in_order(problem, "search", placed, ())

@@ -1,0 +1,1 @@
+"""List schedules: one pass over the tasks."""

@@ -1,0 +1,287 @@
+"""List scheduling by earliest finish with insertion (HEFT), with copy queues, wires, the host and memory as
+resources.
+
+Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
+computing", IEEE TPDS 13(3), 2002.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..model.orders import in_order
+from ..model.problem import Hop, Problem
+from ..model.simulator import Schedule
+from ..model.slots import Slots, find_both, together
+from .memory_first import Room
+from .ranking import cost_to_go, urgent_first
+
+
+def heft(problem: Problem, room: float = 1.0) -> Schedule:
+    """The classic: urgent runs first, each where it ends first."""
+    return list_schedule(problem, "heft", urgent_first(problem), room=room)
+
+
+def lookahead(problem: Problem, room: float = 1.0) -> Schedule:
+    """Urgent runs first, each where its end and the best that can follow it come first."""
+    return list_schedule(problem, "heft+lookahead", urgent_first(problem), cost_to_go(problem), room=room)
+
+
+def list_schedule(
+    problem: Problem,
+    policy: str,
+    order: Sequence[int],
+    to_go: Sequence[Sequence[float]] | None = None,
+    *,
+    ahead: float = 1.0,
+    stay: float = 0.0,
+    allowed: Sequence[Sequence[int]] | None = None,
+    room: float = 1.0,
+) -> Schedule:
+    """Place runs in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead` times
+    `to_go` and `stay` times the seconds of the copies it needs there.
+
+    Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
+    Near linear in runs, reads and devices.
+    """
+    work = _Work(problem, room, ahead, stay)
+    for r in order:
+        work.place(r, (allowed or problem.allowed)[r], to_go[r] if to_go else None)
+    return work.schedule(policy)
+
+
+def placed(
+    problem: Problem, order: Sequence[int], to_go: Sequence[Sequence[float]], stay: float
+) -> tuple[list[int], list[float]]:
+    """The device of each run and when it starts in a list schedule with these weights; caps are not kept."""
+    work = _Work(problem, 1.0, 1.0, stay)
+    for r in order:
+        work.place(r, problem.allowed[r], to_go[r])
+    start = [0.0] * problem.runs
+    for begin, _, _, r, _, _ in work.placed:
+        start[r] = begin
+    return work.device, start
+
+
+class _Work:
+    """A schedule under way."""
+
+    def __init__(self, problem: Problem, room: float, ahead: float, stay: float) -> None:
+        self.problem = problem
+        self.ahead, self.stay = ahead, stay
+        self.queues = [[Slots() for _ in lanes] for lanes in problem.lane_names]
+        # The one queue of each device, where a run needs nothing else.
+        plain = not problem.modes and not any(problem.dispatch)
+        self.only = [own[0] if plain and len(own) == 1 else None for own in self.queues]
+        self.copies = [Slots() for _ in problem.copy_lanes]
+        self.wires = [Slots() for _ in range(problem.wires)]
+        self.host = Slots()
+        self.end = [0.0] * problem.runs
+        # When each value is on each device that has it, and which of these it starts from.
+        self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
+        self.source = list(problem.home)
+        self.placed: list[tuple[float, float, int, int, int, tuple[int, ...]]] = []
+        self.moved: list[tuple[float, float, int, int, Hop]] = []
+        self.chosen = [-1] * len(problem.members)
+        self.device = [-1] * problem.runs
+        self.carries = any(problem.carry)
+        self.room = Room(problem, room) if problem.tight else None
+
+    def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
+        """Put a run where it is best off, with the transfers it needs."""
+        problem = self.problem
+        group = problem.group[r]
+        if group >= 0 and self.chosen[group] >= 0:
+            allowed = (self.chosen[group],)
+        if self.room:
+            allowed = self.room.fitting(r, allowed, self.there)
+        base = 0.0
+        for p in problem.before[r]:
+            if self.end[p] > base:
+                base = self.end[p]
+        if len(allowed) == 1:
+            d = allowed[0]
+            lanes, start, length = self._slot(r, d, self._bring(r, d, base))
+        else:
+            d, lanes, start, length = self._best(r, allowed, to_go, base)
+            ready = self._bring(r, d, base)
+            if ready > start:
+                lanes, start, length = self._slot(r, d, ready)
+        for lane in lanes:
+            self.queues[d][lane].take(start, length)
+        if problem.dispatch[r]:
+            self.host.take(start, problem.dispatch[r])
+        self.end[r] = end = start + length
+        self.device[r] = d
+        self.placed.append((start, end, len(self.placed), r, d, lanes))
+        if self.room:
+            self.room.settle(r, d, self.there)
+        for v in problem.makes[r]:
+            self.there[v][d] = end
+            self.source[v] = d
+        if group >= 0:
+            self.chosen[group] = d
+
+    def _best(
+        self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None, base: float
+    ) -> tuple[int, tuple[int, ...], float, float]:
+        """Where a run's end and what follows come first, and its lanes, start and length there."""
+        # Were all it reads there already: no device is looked at that not even then would be the best.
+        options = []
+        seconds = self.problem.seconds[r]
+        for d in allowed:
+            queue = self.only[d]
+            if queue is None:
+                lanes, start, length = self._slot(r, d, base)
+            else:
+                lanes, length = (0,), seconds[d]
+                start = base if base >= queue.starts[-1] else queue.find(base, length)
+            rest = self.ahead * to_go[d] if to_go else 0.0
+            if self.carries:
+                rest = max(rest, self._carrying(r, d))
+            options.append((start + length + rest, d, lanes, start, length, rest))
+        options.sort()
+        sources = []
+        for v in self.problem.reads[r]:
+            there, source = self.there[v], self.source[v]
+            since = self._since(v) if self.problem.changes else there[source]
+            sources.append((there, source, since, self.problem.bytes[v]))
+        best = (math.inf, len(self.queues))
+        found = options[0][1:5]
+        for least, d, lanes, start, length, rest in options:
+            if (least, d) > best:
+                break
+            ready, moved = self._arrival(sources, d, base, best[0] - seconds[d] - rest)
+            if ready > start:
+                lanes, start, length = self._slot(r, d, ready)
+            score = start + length + rest + self.stay * moved
+            if (score, d) < best:
+                best = score, d
+                found = d, lanes, start, length
+        return found
+
+    def _carrying(self, r: int, d: int) -> float:
+        """Seconds that new values of carried state need from a device to their home and to all that read it."""
+        problem, longest = self.problem, 0.0
+        for v in problem.makes[r]:
+            if problem.carry[v]:
+                wanted = {*problem.deliver[v], *(self.device[h] for h in problem.carry[v])} - {-1}
+                longest = max(longest, *(problem.travel(v, d, e) for e in wanted))
+        return longest
+
+    def _slot(self, r: int, d: int, ready: float) -> tuple[tuple[int, ...], float, float]:
+        """Where and when a run could be on a device, and how long; of several ways the one that ends first."""
+        length, dispatch = self.problem.seconds[r][d], self.problem.dispatch[r]
+        if ready == math.inf:
+            return (0,), math.inf, length
+        if (r, d) in self.problem.modes:
+            ways = [
+                (count, s, *together(self.queues[d], count, s, ready))
+                for count, s in self.problem.modes[r, d]
+            ]
+            _, length, start, lanes = min(ways, key=lambda way: (way[2] + way[1], way[0]))
+            return lanes, start, length
+        first, found = math.inf, 0
+        for lane, queue in enumerate(self.queues[d]):
+            if dispatch:
+                start = find_both(queue, length, self.host, dispatch, ready)
+            else:
+                start = queue.find(ready, length)
+            if start < first:
+                first, found = start, lane
+                if start == ready:
+                    break
+        return (found,), first, length
+
+    def _arrival(
+        self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float
+    ) -> tuple[float, float]:
+        """When all that comes from `sources` would be on a device, or any time after `limit` if it is later, and the
+        seconds of the copies; transfers not yet decided are queued one behind the other."""
+        last: dict[int, float] = {}
+        moved = 0.0
+        for there, source, time, nbytes in sources:
+            if d in there:
+                time = there[d]
+            else:
+                hops = self.problem.route[source][d]
+                if hops is None:
+                    return math.inf, 0.0
+                for hop in hops:
+                    if hop.dst in there:
+                        time = there[hop.dst]
+                        continue
+                    seconds = hop.latency_s + nbytes * hop.s_per_byte
+                    moved += seconds
+                    lane = hop.lane
+                    if lane < 0:
+                        time += seconds
+                        continue
+                    if lane in last and last[lane] > time:
+                        time = last[lane]
+                    if hop.wire >= 0 or time < self.copies[lane].starts[-1]:
+                        time = self._copy_slot(hop, seconds, time)
+                    last[lane] = time = time + seconds
+            if time > ready:
+                ready = time
+                if ready > limit:
+                    break
+        return ready, moved
+
+    def _bring(self, r: int, d: int, ready: float) -> float:
+        """Reserve the transfers that bring all a run reads to its device; when the last of them ends."""
+        for v in self.problem.reads[r]:
+            there = self.there[v]
+            time = there[d] if d in there else self._send(v, d)
+            if time > ready:
+                ready = time
+        return ready
+
+    def _send(self, v: int, d: int) -> float:
+        """Reserve the transfer of a value to a device unless it is there; when it is there."""
+        there = self.there[v]
+        if d in there:
+            return there[d]
+        hops = self.problem.route[self.source[v]][d]
+        if hops is None:
+            return math.inf
+        time = self._since(v) if self.problem.changes else there[self.source[v]]
+        for hop in hops:
+            if hop.dst not in there:
+                seconds = hop.latency_s + self.problem.bytes[v] * hop.s_per_byte
+                start = time
+                if hop.lane >= 0:
+                    start = self._copy_slot(hop, seconds, time)
+                    self.copies[hop.lane].take(start, seconds)
+                if hop.wire >= 0:
+                    self.wires[hop.wire].take(start, seconds)
+                there[hop.dst] = start + seconds
+                self.moved.append((start, start + seconds, len(self.moved), v, hop))
+                if self.room:
+                    self.room.copy(v, hop.dst)
+            time = there[hop.dst]
+        return time
+
+    def _since(self, v: int) -> float:
+        """From when on a value can be copied: after all placed runs that change it in place."""
+        time = self.there[v][self.source[v]]
+        if v in self.problem.changes:
+            time = max(time, *(self.end[r] for _, r in self.problem.changes[v]))
+        return time
+
+    def _copy_slot(self, hop: Hop, seconds: float, ready: float) -> float:
+        queue = self.copies[hop.lane]
+        if hop.wire < 0:
+            return queue.find(ready, seconds)
+        return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
+
+    def schedule(self, policy: str) -> Schedule:
+        """The orders it came to, deliveries to the caller, and to where state is carried, at last."""
+        problem = self.problem
+        runs = (placed[3:] for placed in sorted(self.placed))
+        for v, devices in enumerate(problem.deliver):
+            for d in dict.fromkeys((*devices, *(self.device[r] for r in problem.carry[v]))):
+                self._send(v, d)
+        moves = (moved[3:] for moved in sorted(self.moved, key=lambda move: move[:4]))
+        return in_order(problem, policy, runs, moves)

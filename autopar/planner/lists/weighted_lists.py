@@ -1,0 +1,139 @@
+"""Several placements of graphs that are too large to search: what there is time for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from ...errors import PlanError
+from ..bounds import worth
+from ..candidates import SHORTER
+from ..model.problem import Problem
+from ..model.simulator import Schedule
+from ..model.transfers import Steps
+from ..native.build import built
+from .greedy import last_first, priced
+from .heft import heft, list_schedule, placed
+from .nondelay import crowded, free, nondelay
+from .ranking import cost_to_go, mean_first
+
+LARGE = 500
+"""Runs from which on these are tried."""
+WEIGHTS = (
+    (0.5, 0.0, 0.1),
+    (0.0, 0.25, 0.0),
+    (0.5, 0.5, 0.3),
+    (1.0, 0.0, 0.0),
+    (1.0, 1.0, 0.1),
+    (0.5, 0.25, 0.0),
+    (0.5, 0.5, 0.0),
+    (1.0, 0.5, 0.3),
+    (0.0, 1.0, 0.0),
+)
+"""Weights of copies in the rank, of what follows in where a run goes, and of the copies it needs there: of all from
+0 to 1, those that together did best on random graphs, the best first, and among them HEFT's own."""
+LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
+FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
+"""Where wires serve first come, first served, for graphs whose longest way is long, and for those that fill all
+devices. First weights for lists: of what follows, of copies, and of what the seconds on a device are worth. Then what
+`priced` is told: how steep prices are, and what a copy costs at the least."""
+FILLED = 2.0
+"""Longest ways in the load of a graph that fills all devices."""
+MANY = 20_000
+"""Runs from which on only the first of each are tried."""
+POLISHED = 10_000
+"""Runs up to which what is found is polished: compiled chains go on from it (`anneal.polish`)."""
+DEVICES = 16
+"""Devices looked at for each run in all variants together."""
+APART = 40
+"""The same where copies never wait for each other, which makes a list schedule quick and where it goes matter more."""
+
+Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
+"""The device of each run, and how early it is to start there beside others."""
+
+
+def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
+    """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
+    found = {} if crowded(problem) else _lists(problem)
+    if free(problem) and (not found or worth(problem)[1] > FILLED):
+        for policy, way in _ways(problem).items():
+            found[policy] = partial(_busy, policy=policy, way=way)
+    return found
+
+
+def polished(problem: Problem) -> bool:
+    """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or nothing
+    can be compiled."""
+    return problem.runs <= POLISHED and not problem.tight and not problem.modes and built() is not None
+
+
+def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:
+    looks = DEVICES if problem.copy_lanes or problem.wires else APART
+    found: dict[str, Callable[..., Schedule]] = {"heft": heft}
+    to_go = cost_to_go(problem)
+    for rank, ahead, stay in WEIGHTS[: max(1, round(looks / len(problem.devices)))]:
+        policy = f"heft, weights {rank:g} {ahead:g} {stay:g}"
+        order = mean_first(problem, rank)
+        own = partial(list_schedule, policy=policy, order=order, to_go=to_go if ahead else None)
+        found[policy] = partial(own, ahead=ahead, stay=stay)
+    return found
+
+
+def quickest(problem: Problem, until: float) -> Schedule:
+    """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
+    other is tried."""
+    best, least = None, math.inf
+    for policy, way in _ways(problem).items():
+        try:
+            schedule, makespan = _dispatched(problem, policy, way)
+        except PlanError:
+            continue
+        if makespan < least * (1 - SHORTER):
+            best, least = schedule, makespan
+        if time.monotonic() > until:
+            break
+    return best or heft(problem)
+
+
+def _busy(problem: Problem, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
+    try:
+        return _dispatched(problem, policy, way)[0]
+    except PlanError:
+        # It has led to where no link leads on.
+        return heft(problem)
+
+
+def _dispatched(problem: Problem, policy: str, way: Way) -> tuple[Schedule, float]:
+    device, urgency = way()
+    return nondelay(Steps(problem, device), urgency, policy)
+
+
+def _ways(problem: Problem) -> dict[str, Way]:
+    price, filled = worth(problem)
+    order, tail = mean_first(problem, 0.0), np.array(cost_to_go(problem))
+    seconds = np.array(problem.seconds)
+    spent = np.where(np.isfinite(seconds), seconds, 0.0) * price
+    lists, prices = ([*own] for own in (FULL if filled > FILLED else LONG))
+    if problem.runs >= MANY:
+        del lists[1:], prices[1:]
+    elif filled > FILLED and polished(problem):
+        # That comes out as well from prices alone, which are quicker.
+        lists.clear()
+    found: dict[str, Way] = {}
+    for ahead, stay, full in lists:
+        to_go = (ahead * tail + full * spent).tolist()
+        name = f"heft, weights {ahead:g} {stay:g} {full:g}, lanes kept busy"
+        found[name] = partial(placed, problem, order, to_go, stay)
+
+    def by_price(steep: float, toll: float) -> tuple[list[int], list[float]]:
+        device = priced(problem, price, steep, toll)
+        return device, last_first(problem, device)
+
+    for steep, toll in prices:
+        found[f"prices, steep {steep:g}, toll {toll:g}, lanes kept busy"] = partial(by_price, steep, toll)
+    return found

@@ -1,0 +1,1 @@
+"""The local search in C: sources, and the shared library made of them."""

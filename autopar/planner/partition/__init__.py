@@ -1,0 +1,1 @@
+"""Contiguous cuts of a graph into parts for devices."""

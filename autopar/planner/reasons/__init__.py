@@ -1,0 +1,1 @@
+"""Why runs are where they are, worked out when asked for."""

@@ -1,0 +1,1 @@
+"""Local search over placements and orders."""

@@ -1,0 +1,139 @@
+"""Improve list schedules: simulated annealing, each step timed as wires serve it.
+
+Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from ..lists.heft import placed
+from ..lists.ranking import mean_first, urgent_first
+from ..lists.weighted_lists import WEIGHTS, polished
+from ..model.problem import Problem
+from ..model.simulator import Play, Schedule
+from . import compiled as native
+from .chain import KEEP, RUINS
+from .evaluate import Timed
+from .network import Network
+from .population import Effort, winners
+
+POLICY = "search"
+"""What made the schedules."""
+STEPS = 1_100_000
+"""Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
+EACH = 8_000
+"""The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
+LEAST = 450_000
+SQUARE = 700
+"""The same for each pair of runs of a tiny graph."""
+FASTER, TOGETHER = 20, 24
+"""Times as many steps taken where chains are compiled (`native`): by one, which is still in half the time, and by
+several, which go on side by side."""
+LARGE = 1_500
+"""Runs from which on a graph is too large for this; the steps shrink towards it."""
+POLISH = 25_000
+"""Steps for a schedule of a graph for which there are too few of them to begin with lists."""
+LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
+"""Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
+FIRST = 128
+"""Steps for each run that these lists take together."""
+HOTTEST = 0.1
+"""Share by which a schedule may become worse at first, at most."""
+GAIN = 0.4
+"""The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
+SLOW = 5_000
+"""Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
+ROOM = 7_000
+"""Steps for each run from which on there is room for placing runs anew, and, as many times more of compiled ones, for
+more than one chain."""
+CHAINS, COMPILED = 4, 16
+"""Chains that begin there."""
+
+
+def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
+    """The best schedules found, the shortest first.
+
+    The best of a few list schedules is annealed, the `CHAINS` (`COMPILED`) best where there are steps for it. About
+    `steps` runs are placed, or `FASTER` (`TOGETHER`) times as many by compiled code, fewer of a small graph and of a
+    large one, or until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the
+    host's dispatch and orders of copies other than first come, first served, are not: `simulate` has the last word.
+    Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
+    several lanes. Deterministic, where there is a compiler and where there is none.
+    """
+    runs = problem.runs
+    steps = int(min(steps, max(min(LEAST, SQUARE * runs * runs), EACH * runs)) * max(0.0, 1 - runs / LARGE))
+    if _settled(problem) or steps < 2 * FIRST * runs:
+        return []
+    network = Network(problem)
+    starts = _first(network)
+    if not starts:
+        return []
+    return _annealed(network, starts, bound, steps - FIRST * runs, until)
+
+
+def refine(
+    problem: Problem,
+    bound: float,
+    device: list[int],
+    start: list[float],
+    steps: float,
+    until: float,
+    keep: int = KEEP,
+) -> list[Schedule]:
+    """The same in so many steps from a placement with whatever can start in the order of `start`, not from lists; as
+    many as `keep` of them."""
+    network = Network(problem)
+    timed = Timed(network, device, start, eager=True)
+    if timed.makespan == math.inf:
+        return []
+    return _annealed(network, [timed], bound, steps, until, keep)
+
+
+def polish(problem: Problem, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
+    """What compiled chains make of a schedule that has been played, where `anneal` has too few steps for a graph;
+    nothing where they cannot go on from it (`polished`), or after `until`."""
+    if _settled(problem) or not polished(problem) or time.monotonic() > until:
+        return []
+    return refine(problem, bound, play.device, play.start[: problem.runs], min(steps, POLISH), until, keep=1)
+
+
+def _settled(problem: Problem) -> bool:
+    """Whether there is nothing to choose, or runs that may take several lanes, which no list here does."""
+    return problem.runs < 2 or sum(map(len, problem.lane_names)) < 2 or bool(problem.modes)
+
+
+def _first(network: Network) -> list[Timed]:
+    """What the first lists lead to, each in its own order and with devices that start whatever they can: the shortest
+    of each placement, the shortest first."""
+    problem, found = network.problem, []
+    lists = [(urgent_first(problem), ahead, 0.0) for ahead in (0.0, 1.0)]
+    lists += [(mean_first(problem, rank), ahead, stay) for rank, ahead, stay in LISTS]
+    for order, ahead, stay in lists:
+        to_go = [[ahead * seconds for seconds in row] for row in network.to_go]
+        device, start = placed(problem, order, to_go, stay)
+        found += [Timed(network, device, start, eager=eager) for eager in (False, True)]
+    placements: dict[tuple[int, ...], Timed] = {}
+    for timed in sorted(found, key=lambda timed: timed.makespan):
+        if timed.makespan < math.inf:
+            placements.setdefault(tuple(timed.device), timed)
+    return [*placements.values()]
+
+
+def _annealed(
+    network: Network, starts: list[Timed], bound: float, steps: float, until: float, keep: int = KEEP
+) -> list[Schedule]:
+    """The shortest schedules found in about so many steps, the shortest first."""
+    above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
+    several, compiled = steps / network.runs >= ROOM, native.built() is not None
+    if compiled:
+        steps *= TOGETHER if several else FASTER
+    each = steps / network.runs
+    effort = Effort(
+        steps=steps,
+        chains=(COMPILED if compiled else CHAINS) if several else 1,
+        hot=min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2,
+        ruins=RUINS if each >= ROOM else 0,
+    )
+    return [timed.schedule(POLICY) for timed in winners(network, starts, bound, effort, until, keep)]

@@ -1,0 +1,48 @@
+"""Plan a graph by its clusters first, and refine that on the graph itself."""
+
+from __future__ import annotations
+
+from ...errors import PlanError
+from ..bounds import lower_bound
+from ..model.problem import Problem
+from ..model.simulator import Play, Schedule
+from .anneal import LARGE, LEAST, anneal, refine
+from .clusters import contracted, joined
+
+CLUSTERS = 64
+"""Clusters that are planned first."""
+FEWEST = 2 * CLUSTERS
+"""Runs from which on this is tried."""
+FIRST, AFTER = 1 / 16, 1 / 4
+"""Shares of the search's steps for the clusters and, from what is found, for the runs themselves."""
+WORTH = 0.75
+"""Share of what a plan is above its bound that the clusters' own bound may be, for a shorter plan to be likely."""
+
+
+def coarse(problem: Problem, bound: float, makespan: float, steps: int, until: float) -> list[Schedule]:
+    """What the search finds from a plan of clusters, the shortest first.
+
+    Nothing where clusters must lose much beside a plan that takes `makespan` (of seconds, as `bound`), as on unrelated
+    devices, nor under memory caps, for graphs that `anneal` does not take or for few steps. Deterministic; `steps` and
+    `until` as there.
+    """
+    if not FEWEST <= problem.runs < LARGE or steps < LEAST or problem.tight or problem.modes:
+        return []
+    cluster = contracted(problem, CLUSTERS)
+    whole = joined(problem, cluster)
+    try:
+        few = Problem(whole)
+    except PlanError:
+        # Where links are missing, no cluster may find a way.
+        return []
+    least = lower_bound(few)
+    if few.runs > problem.runs / 2 or least > bound + WORTH * (makespan - bound):
+        return []
+    found = anneal(few, least, int(steps * FIRST), until)
+    if not found:
+        return []
+    play = Play(few, found[0])
+    at = {problem.number[name]: position for position, name in enumerate(few.names)}
+    own = [at[c] for c in cluster]
+    device, start = [play.device[c] for c in own], [play.start[c] for c in own]
+    return refine(problem, bound, device, start, steps * AFTER * (1 - problem.runs / LARGE), until)

@@ -1,0 +1,197 @@
+"""Search among placements that fit, for graphs whose best schedules do not: annealing, timed as wires serve them."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..candidates import SHORTER, Entry, Race
+from ..lists.heft import list_schedule
+from ..lists.ranking import urgent_first
+from ..model.problem import Problem
+from ..partition.placements import parts
+from .evaluate import Timed
+from .network import Network
+
+EACH = 7_000
+"""Runs placed for each run of a graph, at most."""
+FEWEST = 512
+"""Placements below which it is not worth beginning."""
+LOOKS = 10
+"""Nodes and edges that the search for starts looks at, for each run that is placed."""
+TRIAL = 5
+"""Times as many steps that a simulation with its memory takes as a placement that is timed to its end."""
+LOOK = 20
+"""Steps that it takes to see whether what a placement keeps would fit."""
+HEAT = 0.01
+"""Share by which a schedule may become worse at first."""
+REORDER = 0.3
+"""How often runs are taken in the order in which a new schedule starts them from then on."""
+CLOSE = 1e-6
+"""Share above the lower bound at which the search ends."""
+
+
+def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
+    """Enter the best schedule found among placements that fit, from those of `race` and from `parts`.
+
+    Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) of placements: a run, all before or after
+    it on its device, a stretch of the order, or two of these swapped. State that would not fit is turned down unseen;
+    what is accepted is simulated where what is made might not fit either. About `steps` runs are placed, fewer of a
+    small graph, or until `until` of the monotonic clock; nothing is done for a graph so large that only a few
+    placements could be tried, nor for one with runs that may take several lanes. Deterministic.
+    """
+    problem = race.problem
+    steps = min(steps, EACH * problem.runs)
+    if problem.modes or len(problem.devices) < 2 or steps < FEWEST * problem.runs:
+        return
+    for placement in parts(problem, LOOKS * steps, until):
+        allowed = [(d,) for d in placement]
+        entry = race.trial(list_schedule(problem, "packed", urgent_first(problem), allowed=allowed))
+        if entry and not entry.over:
+            race.admit(entry)
+            break
+    fitting = [entry for entry in race.entries if not entry.over]
+    if fitting:
+        _Packing(race, min(fitting, key=lambda entry: entry.makespan)).search(steps, bound, until)
+
+
+class _Packing:
+    """The placement at hand, `device`, and the `keys` by which each device takes its runs."""
+
+    def __init__(self, race: Race, start: Entry) -> None:
+        self.race, self.problem, self.best = race, race.problem, start
+        self.network = Network(race.problem)
+        self.draw = random.Random(0)
+        self.state = State(race.problem)
+        self.device, self.keys = start.play.device, start.play.start[: self.problem.runs]
+        self.makespan = Timed(self.network, self.device, self.keys, eager=True).makespan
+
+    def search(self, steps: int, bound: float, until: float) -> None:
+        """Go on for about as many steps, and enter the best if it is new."""
+        first, spent, runs = self.best, 0.0, self.problem.runs
+        order = self._order()
+        while spent < steps and self.best.makespan > bound * (1 + CLOSE) and time.monotonic() <= until:
+            spent += LOOK
+            device = self._child(order)
+            if device is None or not self.state.fits(device):
+                continue
+            heat = HEAT * ((1 - spent / steps) * self.draw.random()) ** 2
+            limit = self.makespan * (1 + heat)
+            timed = Timed(self.network, device, self.keys, limit, eager=True)
+            spent += len(timed.ended)
+            if timed.makespan > limit:
+                continue
+            shorter = timed.makespan < self.best.makespan * (1 - SHORTER)
+            if shorter or not self.state.surely(device):
+                spent += TRIAL * runs
+                entry = self.race.trial(timed.schedule("packed"))
+                if entry is None or entry.over:
+                    continue
+                if entry.makespan < self.best.makespan * (1 - SHORTER):
+                    self.best = entry
+            self.device, self.makespan = device, timed.makespan
+            if self.draw.random() < REORDER:
+                self.keys = timed.start
+                order = self._order()
+        if self.best is not first:
+            self.race.admit(self.best)
+
+    def _order(self) -> list[int]:
+        return sorted(range(self.problem.runs), key=self.keys.__getitem__)
+
+    def _child(self, order: list[int]) -> list[int] | None:
+        """A placement beside that at hand, whose runs have this order; None where nothing would move or it may not."""
+        draw, problem, device = self.draw, self.problem, self.device
+        place = int(draw.random() * problem.runs)
+        r = order[place]
+        if self.network.near[r] and draw.random() < 0.8:
+            target = device[self.network.near[r][int(draw.random() * len(self.network.near[r]))]]
+        else:
+            target = int(draw.random() * len(problem.devices))
+        own = device[r]
+        if target == own:
+            return None
+        kind = draw.random()
+        back: set[int] = set()
+        if kind < 0.35:
+            moved = {r}
+        elif kind < 0.55:
+            moved = self._side(r, device)
+        elif kind < 0.8:
+            moved = self._stretch(place, device, order)
+        else:
+            moved = {r}
+            there = [other for other, d in enumerate(device) if d == target]
+            if there:
+                other = there[int(draw.random() * len(there))]
+                back = {other} if kind < 0.9 else self._side(other, device)
+        found = [*device]
+        for runs, d in ((moved, target), (back, own)):
+            for each in sorted(runs):
+                together = problem.members[problem.group[each]] if problem.group[each] >= 0 else (each,)
+                if d not in problem.allowed[each]:
+                    return None
+                for member in together:
+                    found[member] = d
+        return found
+
+    def _side(self, r: int, device: list[int]) -> set[int]:
+        """A run and all before it, or all after it, that are reached without leaving its device."""
+        along = self.problem.before if self.draw.random() < 0.5 else self.problem.after
+        found, border = {r}, [r]
+        while border:
+            for other in along[border.pop()]:
+                if other not in found and device[other] == device[r]:
+                    found.add(other)
+                    border.append(other)
+        return found
+
+    def _stretch(self, place: int, device: list[int], order: list[int]) -> set[int]:
+        """A run and a few of its device that are next to it in the order."""
+        wide = 1 + int(8 * self.draw.random() ** 2)
+        step = 1 if self.draw.random() < 0.5 else -1
+        ahead = order[place::step][: 2 * wide]
+        return set([other for other in ahead if device[other] == device[order[place]]][:wide])
+
+
+class State:
+    """Whether what runs keep fits; `spare` is as much as there can be beside it."""
+
+    def __init__(self, problem: Problem) -> None:
+        storages: dict[str, int] = {}
+        held: list[tuple[int, int]] = []
+        nbytes: list[int] = []
+        for r, kept in enumerate(problem.kept):
+            for storage, size in kept:
+                if storage not in storages:
+                    storages[storage] = len(nbytes)
+                    nbytes.append(size)
+                held.append((r, storages[storage]))
+        self.run, self.storage = np.array(held, dtype=np.int64).reshape(-1, 2).T
+        self.nbytes: NDArray[np.float64] = np.tile(
+            np.array(nbytes, dtype=np.float64)[:, None], len(problem.devices)
+        )
+        for d, given in enumerate(problem.given):
+            self.nbytes[[number for storage, number in storages.items() if storage in given], d] = 0.0
+        caps = [math.inf if cap is None else cap for cap in problem.caps]
+        self.room: NDArray[np.float64] = np.array(caps) - [sum(given.values()) for given in problem.given]
+        self.spare = sum(problem.bytes) + sum(problem.workspace)
+
+    def _left(self, placement: Sequence[int]) -> NDArray[np.float64]:
+        here = np.zeros(self.nbytes.shape, dtype=bool)
+        here[self.storage, np.array(placement)[self.run]] = True
+        found: NDArray[np.float64] = self.room - np.where(here, self.nbytes, 0.0).sum(axis=0)
+        return found
+
+    def fits(self, placement: Sequence[int]) -> bool:
+        """Whether there is room for the state of a placement."""
+        return bool(self._left(placement).min() >= 0)
+
+    def surely(self, placement: Sequence[int]) -> bool:
+        """Whether there is room for all values at once as well."""
+        return bool(self._left(placement).min() >= self.spare)

@@ -1,0 +1,131 @@
+"""The one `autograd.Function` that joins a forward program to its backward program.
+
+What eager promises, this keeps: gradients through an output that nobody used are None and cost nothing; what is
+kept for the backward goes through `save_for_backward`, so that weights changed in between are an error and saved
+tensor hooks work; each call owns what it saved, so that two forwards before one backward are right. A backward
+program has no derivative: where one is asked for (`create_graph=True`) the gradients are those of the call as the
+user wrote it, run once more, and an error where it cannot be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch._dynamo
+
+from ..capture.torch_private import raising
+
+Written: TypeAlias = Callable[[], Sequence[torch.Tensor]]
+"""The same call as the user wrote it, in eager: its outputs."""
+
+
+class Halved(Protocol):
+    """What the bridge needs of a model that was taken apart."""
+
+    def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """One forward: its outputs, each object once, what it saved, and the state its backward will read."""
+
+    def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """The gradient of each leaf; None where no tangent that is not None reaches it."""
+
+    def smooth(self, outputs: Sequence[Any]) -> list[Any]:
+        """The outputs that have a gradient."""
+
+    def paired(
+        self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Outputs of the call as written, each with its tangent."""
+
+
+class Bridge(torch.autograd.Function):
+    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, to autograd a function of the leaves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, halved: Halved, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
+    ) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        outputs, saved, watched = halved.ahead(inputs)
+        ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
+        ctx.save_for_backward(*saved, *watched)
+        smooth = {id(tensor) for tensor in halved.smooth(outputs)}
+        # A view of an output that has a gradient would be given one by autograd.
+        outputs = [
+            tensor.detach() if id(tensor) not in smooth and tensor._is_view() else tensor
+            for tensor in outputs
+        ]
+        ctx.mark_non_differentiable(*(tensor for tensor in outputs if id(tensor) not in smooth))
+        return tuple(outputs)
+
+    @staticmethod
+    @torch._dynamo.disable
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if all(tangent is None for tangent in tangents):
+            return (None, None, None, *(None for _ in ctx.leaves))
+        saved = ctx.saved_tensors[: ctx.saved]
+        if torch.is_grad_enabled() and ctx.written is not None:
+            return None, None, None, *_as_written(ctx, tangents)
+        with torch.no_grad():
+            gradients = ctx.halved.back(saved, tangents)
+        if torch.is_grad_enabled():
+            gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
+        return None, None, None, *gradients
+
+
+def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """Gradients that can be differentiated."""
+    outputs, given = zip(*ctx.halved.paired(ctx.written(), tangents))
+    return torch.autograd.grad(outputs, ctx.leaves, given, create_graph=True, allow_unused=True)
+
+
+def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+    """Outputs that the caller may change in place, as those of eager, which autograd forbids for views made where it
+    does not look.
+
+    What shares memory with what was `given`, or as a view with what is `saved`, becomes a copy. Views of one another
+    stay views, so that to change one of them raises.
+    """
+    ids = set(map(id, given))
+    # What is new needs no look at all the state of a model.
+    alike = any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs)
+    fixed = {_memory(item) for item in given} if alike else set()
+    kept = {_memory(item) for item in saved}
+    count = Counter(map(_memory, outputs))
+    found: list[Any] = []
+    for value in outputs:
+        memory = _memory(value)
+        if memory is not None and (memory in fixed or (memory in kept and value._is_view())):
+            value = value.clone()
+        elif memory is not None and value._is_view() and count[memory] == 1:
+            form = value.storage_offset(), value.shape, value.stride()
+            value = value.new_empty(0).set_(value.untyped_storage(), *form)
+        found.append(value)
+    return found
+
+
+def _memory(item: Any) -> int | None:
+    if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+        return int(item.untyped_storage()._cdata)
+    return None
+
+
+def _not_twice(
+    gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Gradients that raise when they are differentiated by anything that led to them, the `sources`; as constants
+    they would give a wrong number instead.
+
+    (`once_differentiable` lets them pass as constants where no tangent requires grad.)
+    """
+    made = [gradient.detach() for gradient in gradients if gradient is not None]
+    behind = [source for source in sources if source is not None and source.requires_grad]
+    text = (
+        "there is no second derivative of a compiled model that draws random numbers, changes buffers or runs under "
+        "autocast: differentiate twice through the plain model, fast.module"
+    )
+    tensors = (*made, *behind)
+    found = iter(raising(text, tensors))
+    return [None if gradient is None else next(found) for gradient in gradients]

@@ -1,0 +1,138 @@
+"""From a program to the Python function of each lane: which backend, which callables, which clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ir.graph import Task
+from ..ir.plan import Plan
+from ..ir.program import Compute, Copy, Program, Step
+from ..ops import resolve as bind
+from . import thread_state as ambient
+from .codegen import Code, Style, lane_code
+from .events import Gates
+from .fast_calls import fast
+from .lanes import accelerator
+from .lanes.accelerator import AcceleratorLane
+from .lanes.emulated_clock import task_seconds
+from .lanes.host import HostLane
+from .slots import layout
+
+if TYPE_CHECKING:
+    from ..capture.captured import Captured
+
+LaneFunction = Callable[[list[Any], Any], None]
+
+
+class Assembly:
+    """What a program becomes once and for all; gates and threads come and go (`crew`).
+
+    `lanes` are the backends of all lanes that have steps. `current[0]` is the caller of the current call.
+    `streamed` says whether lanes have streams of their own, other than the caller's.
+    """
+
+    def __init__(self, captured: Captured, plan: Plan, program: Program) -> None:
+        self.captured, self.plan, self.program = captured, plan, program
+        self.graph, self.machine = plan.costed.graph, plan.costed.machine
+        self.layout = layout(program, self.graph)
+        self.current = [ambient.read((), False)]
+        self.devices = tuple(
+            torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
+        )
+        types = ("cpu", captured.home.type, *(device.type for device in self.devices))
+        self.types = tuple(dict.fromkeys(types))
+        self.user_code = any(task.target in captured.calls for task in self.graph.tasks)
+        self.declared = self.machine.clock == "declared"
+        busy = [lane for lane in program.lanes if lane.steps]
+        direct = len(busy) == 1 and not any(isinstance(step, Copy) for step in busy[0].steps)
+        self.lanes: dict[str, HostLane] = {}
+        streams: dict[str, torch.device] = {}
+        for lane in busy:
+            device = self.torch_device(lane.device)
+            if device.type == "cpu":
+                self.lanes[lane.name] = HostLane(lane, program, device)
+            else:
+                streams[lane.name] = device
+                self.lanes[lane.name] = AcceleratorLane(lane, program, device, self.place, direct)
+        self.streamed = bool(streams) and not direct
+        self._signals = accelerator.signals(program, streams)
+        # Only to number events: every crew has gates of its own, numbered alike.
+        self._gates = Gates(program)
+        self._codes: dict[tuple[str, bool], Code] = {}
+
+    def torch_device(self, name: str) -> torch.device:
+        """Where the tensors of a device of the machine really are."""
+        return torch.device(self.machine.device[name].torch_device)
+
+    def place(self, buffer: str) -> torch.device:
+        """Where a buffer really is."""
+        return self.torch_device(self.program.buffer[buffer].device)
+
+    def threads(self, backend: HostLane) -> int:
+        """Intra-op threads of a lane."""
+        return self.machine.device[backend.lane.device].threads
+
+    def code(self, lane: str, recorded: bool) -> Code:
+        """The code of a lane, generated at first use."""
+        if (lane, recorded) not in self._codes:
+            backend, gates, signals = self.lanes[lane], self._gates, self._signals
+            style = Style(
+                wait=lambda event: backend.wait(event, gates, signals),
+                record=lambda event: backend.record(event, gates, signals),
+                copy=lambda step, source: backend.copy(step, source, self.place),
+                recorded=recorded,
+                first=backend.first,
+                last=backend.last,
+            )
+            if self.declared:
+                style = self._on_clock(style, lane)
+            self._codes[lane, recorded] = lane_code(
+                self.program, self.graph, backend.lane, self.layout, backend.device, style, self._callables()
+            )
+        return self._codes[lane, recorded]
+
+    def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
+        """The function of a lane that goes through `gates`."""
+        code = self.code(lane, recorded)
+        return code.function({**gates.names(lane), **self.lanes[lane].names})
+
+    def _on_clock(self, style: Style, lane: str) -> Style:
+        durations, buffers = task_seconds(self.plan), self.program.buffer
+        costed, machine = self.plan.costed, self.machine
+        starts = {run.tasks[0]: run.dispatch_s * machine.slow_down for run in costed.runs}
+
+        def around(step: Step) -> tuple[Sequence[str], Sequence[str]]:
+            if isinstance(step, Compute):
+                host = starts.get(step.task, 0.0)
+                return [f"c.dispatch({host!r})"] if host else (), [f"c.compute({durations[step.task]!r})"]
+            assert isinstance(step, Copy)
+            source, made = buffers[step.src], buffers[step.dst]
+            route = machine.route(source.device, made.device)
+            wires = tuple(sorted({link.wire for link in route if link.wire is not None}))
+            lasts = sum(link.seconds(made.bytes) for link in route) * machine.slow_down
+            return [f"c.reserve({wires!r}, {lasts!r})"], ["c.copied()"]
+
+        return replace(
+            style,
+            wait=lambda event: [*style.wait(event), f"c.wait({event!r})"],
+            record=lambda event: [f"c.record({event!r})", *style.record(event)],
+            around=around,
+            first=[f"c = d.clock({lane!r})", *style.first],
+        )
+
+    def _callables(self) -> Callable[[Task], Callable[..., Any]]:
+        calls, current = self.captured.calls, self.current
+
+        @cache
+        def kept(target: str) -> Callable[..., Any]:
+            return ambient.as_caller(calls[target], current)
+
+        def call(task: Task) -> Callable[..., Any]:
+            return kept(task.target) if task.target in calls else fast(task, bind.target(task.target))
+
+        return call

@@ -1,0 +1,220 @@
+"""`Executor`: a program bound to a live model, called with tensors."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import RunError
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..ir.timeline import Timeline
+from . import thread_state as ambient
+from .bind_program import Assembly
+from .flat_transfer import pieces
+from .lane_threads import Call, Crew
+from .lanes import accelerator
+from .lanes.emulated_clock import TOLERANCE, Clock
+from .record import Recording
+from .replicas import Replicas
+from .residents import Residents
+from .worker import stop_all
+
+if TYPE_CHECKING:
+    from ..capture.captured import Captured
+
+_alive: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+class Executor:
+    """Executes `program`, made from `plan`, with the parameters and callables of `captured`.
+
+    Call it with tensors in the order of `plan.costed.graph.inputs`; it returns the outputs in the order of
+    `graph.outputs`, on the devices of the program's output buffers, and writes updates back into the caller's
+    tensors once every lane is done; then the new copies of state replace the old ones in `pool` (its own when
+    there is none to share). No autograd graph is made. One call runs at a time, whoever makes it.
+    Threads start at the first call and end with `close`, the executor, or when the caller is interrupted;
+    the next call starts them anew.
+
+    Raises RunError naming task, module, source line and device when a task fails; nothing of the caller's has
+    changed then, and the next call works.
+    """
+
+    def __init__(
+        self, captured: Captured, plan: Plan, program: Program, pool: Replicas | None = None
+    ) -> None:
+        self._captured, self._program = captured, program
+        self._pool = pool or Replicas()
+        self._graph = plan.costed.graph
+        self._lock = threading.Lock()
+        self._assemble(plan)
+        _alive.add(self)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """One call. Raises RunError when a task fails."""
+        return self._enter(inputs, None)[0]
+
+    def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
+        """One call and, with `record`, its measured timeline, the predicted one in the same clock beside it.
+
+        `Timeline.on_time` raises LateError where emulated work could not keep a declared clock.
+        """
+        return self._enter(inputs, Recording(self._plan, self._program) if record else None)
+
+    def refresh(self) -> None:
+        """Copy parameters to their devices again at the next call, for writes that leave no trace in them:
+        through `.data` or a numpy view. All programs of the pool do.
+        """
+        self._pool.forget()
+
+    def current(self) -> bool:
+        """Whether every copy of state that it reads, or brings and keeps, is up to date."""
+        return self._residents.current()
+
+    def close(self) -> None:
+        """End its threads. A later call starts them again."""
+        with self._lock:
+            self._crew.stop()
+
+    def source(self, lane: str, recorded: bool = False) -> str:
+        """The Python that executes a lane."""
+        return self._assembly.code(lane, recorded).source
+
+    def rebind(self, plan: Plan) -> None:
+        """Run as `plan` says from the next call on: the same program on another declared clock."""
+        with self._lock:
+            self._crew.stop()
+            self._assemble(plan)
+
+    def _assemble(self, plan: Plan) -> None:
+        self._plan = plan
+        self._assembly = Assembly(self._captured, plan, self._program)
+        self._crew = Crew(self._assembly, id(self))
+        weakref.finalize(self, stop_all, self._crew.workers)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Find out what goes into the slots before a call and comes out of them after it."""
+        program, captured, assembly = self._program, self._captured, self._assembly
+        layout = assembly.layout
+        self._residents = Residents(self._pool, captured, program, self._graph, layout, assembly.place)
+        inputs = {name: position for position, name in enumerate(self._graph.inputs)}
+        self._places = [
+            (inputs[buffer.value], assembly.place(buffer.name))
+            for buffer in program.buffers
+            if buffer.kind == "given" and buffer.value in inputs
+        ]
+        storage = {buffer.name: buffer.storage for buffer in program.buffers}
+        kept = {storage[name] for name, _ in program.keeps}
+        # What stays here, the caller must have for himself.
+        self._outputs = [
+            (layout.slots[name], program.buffer[storage[name]].kind == "resident" or storage[name] in kept)
+            for name in program.outputs
+        ]
+        self._updates: list[tuple[int, int | None, tuple[Mapping[str, Any], str] | None]] = []
+        self._pieces: dict[int, list[tuple[Mapping[str, Any], str]]] = {}
+        for name, target in program.updates:
+            slot = layout.slots[name]
+            if target in self._graph.pieces:
+                self._pieces.setdefault(slot, []).append(captured.state[target])
+            else:
+                self._updates.append((slot, inputs.get(target), captured.state.get(target)))
+        self._blank = [None] * (layout.size - len(inputs) - len(layout.fed))
+
+    def _enter(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
+        before = ambient.entered.stack
+        if id(self) in before:
+            raise RunError(
+                f"{self._graph.name!r} is called from inside its own call, which would never end; "
+                "call it after the first call has returned, or compile the inner model separately"
+            )
+        with self._lock:
+            ambient.entered.stack = (*before, id(self))
+            try:
+                return self._call(inputs, recording)
+            finally:
+                ambient.entered.stack = before
+
+    def _call(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
+        assembly, crew = self._assembly, self._crew
+        threaded = crew.start()
+        current = ambient.read(assembly.types, assembly.user_code and threaded)
+        assembly.current[0] = current
+        slots = list(inputs)
+        for position, device in self._places:
+            if slots[position].device != device:
+                slots[position] = slots[position].to(device)
+        if assembly.devices:
+            self._pool.enter(assembly.devices)
+        slots += self._residents.fill()
+        slots += self._blank
+        clock = None
+        if recording is not None:
+            crew.prepare(True)
+            for buffer in self._program.buffers:
+                if buffer.kind in ("given", "resident"):
+                    recording.accounts[buffer.device].hold(slots[assembly.layout.slots[buffer.name]])
+            for name, copy in self._pool.there():
+                recording.accounts[name].hold(copy)
+            recording.restart()
+        if assembly.declared:
+            slow_down = assembly.machine.slow_down
+            clock = Clock(self._plan.makespan * slow_down, slow_down)
+        call = Call(assembly, clock, recording)
+        if assembly.streamed:
+            call.arrived = accelerator.arrivals(assembly.devices)
+        crew.call(slots, call, current, recording is not None)
+        results = [slots[slot] for slot, _ in self._outputs]
+        if assembly.streamed:
+            updates = [slots[slot] for slot in (*(slot for slot, _, _ in self._updates), *self._pieces)]
+            accelerator.leave(call.ended, [*results, *updates], assembly.devices)
+        timeline = None if recording is None else self._measured(recording, clock)
+        for position, (_, stays) in enumerate(self._outputs):
+            if stays:
+                results[position] = results[position].clone()
+        if self._updates or self._pieces:
+            self._write_back(slots, inputs)
+        self._residents.swap(slots)
+        return results, timeline
+
+    def _measured(self, recording: Recording, clock: Clock | None) -> Timeline:
+        self._crew.drain()
+        makespan = time.perf_counter() - recording.origin
+        late = clock.late if clock is not None else 0.0
+        return recording.timeline(
+            makespan, late, clock.enough if clock is not None and late > TOLERANCE else 0.0
+        )
+
+    def _write_back(self, slots: list[Any], inputs: Sequence[Any]) -> None:
+        with torch.no_grad():
+            for slot, position, state in self._updates:
+                if position is not None:
+                    target = inputs[position]
+                else:
+                    assert state is not None
+                    target = state[0][state[1]]
+                if target is not slots[slot]:
+                    target.copy_(slots[slot])
+            for slot, states in self._pieces.items():
+                targets = [owner[key] for owner, key in states]
+                torch._foreach_copy_(targets, pieces(slots[slot], targets))
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        self._pool.forked()
+        self._crew.forked()
+
+
+def _after_fork() -> None:
+    ambient.entered.stack = ()
+    for executor in list(_alive):
+        executor._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,162 @@
+"""Many tensors to one device in few transfers: `bring`; several in one: `joined`, `pieces`; and whether a copy is
+still equal: `checksum`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..costs.calibrate import pins_memory
+from ..ir.graph import ALIGNED
+
+LARGEST = 64 << 20
+"""Bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
+STAGED = 2
+"""Flat buffers under way at once."""
+WIDTH = 1024
+"""Length of the rows that `checksum` adds up."""
+
+
+def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], int]:
+    """Copies of tensors on `device`, each of the same shape and strides, and how many transfers that took.
+
+    Dense tensors of one dtype go together in flat buffers and are views of them there. What an optimizer steps
+    and what it does not are kept apart: they change at different times, and a buffer lives as long as any view.
+    """
+    found: list[Any] = [None] * len(tensors)
+    buckets: dict[tuple[torch.device, torch.dtype, bool], list[list[int]]] = {}
+    used: dict[tuple[torch.device, torch.dtype, bool], int] = {}
+    alone: list[list[int]] = []
+    for index, tensor in enumerate(tensors):
+        if not _dense(tensor):
+            alone.append([index])
+            continue
+        key = tensor.device, tensor.dtype, tensor.requires_grad
+        room = _aligned(tensor) * tensor.element_size()
+        if key not in buckets or used[key] + room > LARGEST:
+            buckets.setdefault(key, []).append([])
+            used[key] = 0
+        buckets[key][-1].append(index)
+        used[key] += room
+    sets = [*alone, *(members for lists in buckets.values() for members in lists)]
+    with torch.inference_mode(False), torch.no_grad():
+        staged: list[torch.Tensor] = []
+        for members in sets:
+            if len(members) == 1:
+                found[members[0]] = tensors[members[0]].detach().to(device, copy=True)
+            else:
+                _together([tensors[index] for index in members], members, device, found, staged)
+        if device.type != "cpu":
+            # The next call may come from another stream, and be one lane on it, which waits for nothing of this one.
+            torch.accelerator.current_stream(device).synchronize()
+    return found, len(sets)
+
+
+def _together(
+    tensors: list[torch.Tensor],
+    members: list[int],
+    device: torch.device,
+    found: list[Any],
+    staged: list[torch.Tensor],
+) -> None:
+    home = tensors[0].device
+    pinned = home.type == "cpu" and device.type != "cpu" and pins_memory()
+    length = sum(map(_aligned, tensors))
+    flat = torch.empty(length, dtype=tensors[0].dtype, device=home, pin_memory=pinned)
+    starts, at = [], 0
+    for tensor in tensors:
+        flat[at : at + tensor.numel()].copy_(tensor.as_strided((tensor.numel(),), (1,)))
+        starts.append(at)
+        at += _aligned(tensor)
+    whole = flat
+    if home != device:
+        if len(staged) == STAGED:
+            # For the sake of memory alone: torch keeps what a copy reads until it is done.
+            torch.accelerator.current_stream(device if device.type != "cpu" else home).synchronize()
+            staged.clear()
+        staged.append(flat)
+        whole = flat.to(device, non_blocking=pinned or "cpu" not in (home.type, device.type))
+    storage = whole.untyped_storage()
+    for index, tensor, start in zip(members, tensors, starts):
+        # Not a view to autograd: views of one tensor share a version.
+        own = torch.empty(0, dtype=whole.dtype, device=device)
+        found[index] = own.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One new flat tensor of several that are not empty, each in row-major order, as `Graph.pieces` says."""
+    return torch.ops.aten.flatten_dense_tensors.default(_padded(tensors)[0])
+
+
+def pieces(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views into what is `joined` of tensors that were shaped like these."""
+    padded, places = _padded(like)
+    views = torch.ops.aten.unflatten_dense_tensors.default(flat, padded)
+    return [views[place] for place in places]
+
+
+def _padded(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+    """Tensors with zeros behind those that end elsewhere than the next begins, and where they are in the list."""
+    padded: list[torch.Tensor] = []
+    places = []
+    for tensor in tensors:
+        places.append(len(padded))
+        padded.append(tensor)
+        over = tensor.nbytes % ALIGNED
+        if over:
+            padded.append(_zeros((ALIGNED - over) // tensor.element_size(), tensor.dtype, tensor.device))
+    return padded, places
+
+
+@functools.cache
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(count, dtype=dtype, device=device)
+
+
+def _aligned(tensor: torch.Tensor) -> int:
+    """Elements a tensor takes in a flat buffer."""
+    step = max(1, ALIGNED // tensor.element_size())
+    return -(-tensor.numel() // step) * step
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one stretch of plain memory, in any order of its axes."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+        return False
+    if tensor.is_contiguous():
+        return True
+    length = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1:
+            if stride != length:
+                return False
+            length *= size
+    return True
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Sums over rows and over columns of the bits, as integers on the tensor's own device.
+
+    Equal tensors have equal sums; every single change, and every exchange of two elements, gives other ones.
+    """
+    with torch.no_grad():
+        whole = tensor.detach()
+        whole = whole if whole.layout is torch.strided else whole.to_dense()
+        bits = whole.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        for width, kind in ((8, torch.int64), (4, torch.int32)):
+            if bits.numel() % width == 0 and bits.storage_offset() % width == 0:
+                bits = bits.view(kind)
+                break
+        rows = bits.numel() // WIDTH * WIDTH
+        table = bits[:rows].view(rows // WIDTH, WIDTH)
+        sums = table.sum(0, dtype=torch.int64), table.sum(1, dtype=torch.int64)
+        return torch.cat((*sums, bits[rows:].to(torch.int64)))

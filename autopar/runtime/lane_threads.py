@@ -1,0 +1,206 @@
+"""The lanes of a program at work: one thread each, the busiest in the caller's own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NoReturn
+
+import torch
+
+from ..ir.program import Compute
+from . import thread_state as ambient
+from .bind_program import Assembly, LaneFunction
+from .events import Gates
+from .failures import Ended, failure
+from .lanes.emulated_clock import Clock, LaneClock
+from .lanes.host import HostLane
+from .record import LaneRecorder, Recording
+from .thread_state import Ambient
+from .worker import Job, Worker, stop_all
+
+
+class Call:
+    """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams."""
+
+    def __init__(self, assembly: Assembly, clock: Clock | None, recording: Recording | None) -> None:
+        self.assembly, self._clock, self._recording = assembly, clock, recording
+        self.arrived: list[torch.Event] = []
+        self.ended: list[torch.Event] = []
+
+    def clock(self, lane: str) -> LaneClock:
+        """The declared clock of a lane."""
+        assert self._clock is not None
+        return LaneClock(self._clock)
+
+    def recorder(self, lane: str) -> LaneRecorder:
+        """The recorder of a lane."""
+        assert self._recording is not None
+        made = self.assembly.lanes[lane].recorder(self._recording)
+        self._recording.lanes[lane] = made
+        return made
+
+
+class Crew:
+    """Workers and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt
+    or a fork.
+
+    The caller's thread takes the CPU lane with the most tasks, if its intra-op threads are the caller's, else
+    an accelerator's lane: a program of one lane has no other thread.
+    """
+
+    def __init__(self, assembly: Assembly, identity: int) -> None:
+        self.assembly, self._identity = assembly, identity
+        self.workers: list[Worker] = []
+        self._gates = Gates(assembly.program)
+        self._functions: dict[tuple[str, bool], LaneFunction] = {}
+        self._own: HostLane | None = None
+        self._busy = False
+        self._others: list[tuple[HostLane, Worker]] | None = None
+
+    def start(self) -> bool:
+        """Start the threads unless they are there; whether there are any."""
+        if self._busy:
+            self._gates.fail("", KeyboardInterrupt())
+            self._abandon()
+        if self._others is None or any(worker.gone for _, worker in self._others):
+            self._others = self._start()
+        return bool(self._others)
+
+    def prepare(self, recorded: bool) -> None:
+        """Generate what a call needs, so that a recorded one does not do so on its clock."""
+        for lane in self.assembly.lanes:
+            self._function(lane, recorded)
+
+    def call(self, slots: list[Any], call: Call, current: Ambient, recorded: bool) -> None:
+        """Execute every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
+        # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
+        self._busy = True
+        try:
+            assert self._others is not None
+            for backend, worker in self._others:
+                worker.submit(self._job(backend, slots, call, current, recorded))
+            if self._own is not None:
+                self._job(self._own, slots, call, current, recorded).run()
+            for _, worker in self._others:
+                worker.wait()
+        except BaseException as error:
+            # Only an interrupt gets here, at any point: no lane is known to have been started or waited for.
+            self._gates.fail("", error)
+            self._abandon()
+            raise
+        self._busy = False
+        if self._gates.failed:
+            self._raise()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._others = None
+        stop_all(self.workers)
+
+    def forked(self) -> None:
+        """In a child process, where the threads are not and the locks are in whatever state they were."""
+        self.workers.clear()
+        self._renew()
+
+    def drain(self) -> None:
+        """Block until the accelerators have done what the lanes gave them."""
+        for backend in self.assembly.lanes.values():
+            backend.drain()
+
+    def _start(self) -> list[tuple[HostLane, Worker]]:
+        # An interrupt may have left some of an earlier attempt.
+        stop_all(self.workers)
+        assembly, threads = self.assembly, torch.get_num_threads()
+
+        def weight(backend: HostLane) -> tuple[bool, int]:
+            tasks = sum(isinstance(step, Compute) for step in backend.lane.steps)
+            return backend.device.type == "cpu", tasks
+
+        able = [
+            backend
+            for backend in assembly.lanes.values()
+            if weight(backend)[1] and (backend.device.type != "cpu" or assembly.threads(backend) == threads)
+        ]
+        self._own = max(able, key=weight, default=None)
+        others = []
+        for name, backend in assembly.lanes.items():
+            if backend is not self._own:
+                self.workers.append(Worker(name))
+                self.workers[-1].start()
+                others.append((backend, self.workers[-1]))
+                self.workers[-1].submit(_setup(assembly.threads(backend)))
+        for _, worker in others:
+            worker.wait()
+        if others:
+            # Threads that the program starts later take over the number that was set last, by whomever.
+            torch.set_num_threads(threads)
+        return others
+
+    def _function(self, lane: str, recorded: bool) -> LaneFunction:
+        if (lane, recorded) not in self._functions:
+            self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
+        return self._functions[lane, recorded]
+
+    def _job(self, backend: HostLane, slots: list[Any], call: Call, current: Ambient, recorded: bool) -> Job:
+        name, gates = backend.lane.name, self._gates
+        function = self._function(name, recorded)
+        own = backend is self._own
+        types = self.assembly.types if own else ()
+        inside = (*current.stack, self._identity)
+
+        def run() -> None:
+            try:
+                with contextlib.ExitStack() as stack:
+                    if not own:
+                        ambient.entered.stack = inside
+                    ambient.enter(stack, current, types)
+                    backend.enter(stack)
+                    function(slots, call)
+            except BaseException as error:
+                gates.fail(name, error)
+
+        return Job(run, lambda: gates.fail(name, Ended()))
+
+    def _raise(self) -> NoReturn:
+        lane, error = self._gates.failed[0]
+        # An exception that came from outside may have left the state of a thread anywhere.
+        self._abandon()
+        own = self._own is not None and lane == self._own.lane.name
+        found = failure(self.assembly, lane, error, own)
+        try:
+            if found is error:
+                raise found
+            raise found from error
+        finally:
+            # The error knows this frame: holding on to it would keep the executor, and its threads, alive.
+            del error, found
+
+    def _abandon(self) -> None:
+        """End every lane, whatever state it is in, and go back to the state before the first call."""
+        for _ in range(2):
+            try:
+                stop_all(self.workers)
+                self.drain()
+                break
+            except BaseException:
+                # Interrupted again while waiting for a lane that is busy; a third time it is left to itself.
+                continue
+        self.workers.clear()
+        self._renew()
+
+    def _renew(self) -> None:
+        self._others = None
+        self._busy = False
+        self._gates.failed.clear()
+        self._gates = Gates(self.assembly.program)
+        self._functions.clear()
+
+
+def _setup(threads: int) -> Job:
+    def setup() -> None:
+        # The first look at the number resets it to what was set last in any thread.
+        torch.get_num_threads()
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+
+    return Job(setup, lambda: None)

@@ -1,0 +1,1 @@
+"""What executes the steps of one lane."""

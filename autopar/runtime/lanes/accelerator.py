@@ -1,0 +1,188 @@
+"""How steps are written for a lane of an accelerator: a `torch.Stream` and a host thread that feeds it.
+
+A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on
+the CPU, the thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a
+buffer is the one that allocated it, and its stream has waited for the events of all readers before the last
+reference goes, also where a view turns out to be a copy (`programs.Free`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...costs.calibrate import pins_memory
+from ...ir.program import Copy, Lane, Program, Record
+from ..events import Gates
+from ..record import LaneRecorder, Recording
+from ..slots import events
+from .host import HostLane
+
+PINNED_LIMIT = 256 << 20
+"""Tensors above this many bytes are not staged: torch rounds pinned memory up to a power of two."""
+
+
+@functools.cache
+def stream(lane: str, device: torch.device) -> torch.Stream:
+    """The stream of a lane on a device, one for the whole process.
+
+    Streams come from a pool of 32 and each has memory of its own, so all executors share them.
+    """
+    return torch.Stream(device=device)
+
+
+class AcceleratorLane(HostLane):
+    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane, and
+    no copies, needs no hand-off.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        program: Program,
+        device: torch.device,
+        place: Callable[[str], torch.device],
+        direct: bool,
+    ) -> None:
+        super().__init__(lane, program, device)
+        self.direct = direct
+        copies = [step for step in lane.steps if isinstance(step, Copy)]
+        results = frozenset(program.results)
+        # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call
+        # returns.
+        host_ends = any(place(step.dst).type == "cpu" and step.dst in results for step in copies)
+        roots = {step: program.buffer[program.buffer[step.src].storage] for step in copies}
+        host_starts = any(
+            place(step.src).type == "cpu" and root.kind == "given" for step, root in roots.items()
+        )
+        self._peers: tuple[torch.Stream, ...] = ()
+        self._stream = None if direct else stream(lane.name, device)
+        self.names.update(to_host=to_host, to_device=to_device, device=device)
+        if direct:
+            return
+        # torch copies between accelerators on the source's current stream, with a barrier of both ends' before and
+        # after. For the sake of speed alone it is not one that has something else to do.
+        peers = {place(step.src) for step in copies if place(step.src).type != "cpu"} - {device}
+        self._peers = tuple(stream(lane.name, peer) for peer in sorted(peers, key=str))
+        assert self._stream is not None
+        self.names.update(
+            stream=self._stream, wait_event=self._stream.wait_event, record_event=self._stream.record_event
+        )
+        self.first = ("for event in d.arrived: wait_event(event)",)
+        self.last = ("d.ended.append(record_event())",)
+        if host_ends or host_starts:
+            self.last += ("stream.synchronize()",)
+
+    def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
+        lines = [gates.wait(event)]
+        if event in signals:
+            self.names[f"e{gates.number[event]}"] = signals[event]
+            lines.append(f"wait_event(e{gates.number[event]})")
+        return lines
+
+    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
+        self.names[f"e{gates.number[event]}"] = signals[event]
+        return [f"record_event(e{gates.number[event]})", *gates.record(event)]
+
+    def copy(self, step: Copy, source: str, place: Callable[[str], torch.device]) -> str:
+        if place(step.dst).type == "cpu":
+            return f"to_host({source})"
+        return f"to_device({source}, device)"
+
+    def enter(self, stack: contextlib.ExitStack) -> None:
+        if self._stream is None:
+            return
+        # Not `with stream`: the object remembers the stream before, and other threads use the same object.
+        stack.callback(torch.accelerator.set_device_index, torch.accelerator.current_device_index())
+        for queue in (*self._peers, self._stream):
+            before = torch.accelerator.current_stream(queue.device)
+            stack.callback(torch.accelerator.set_stream, before)
+            torch.accelerator.set_stream(queue)
+
+    def drain(self) -> None:
+        (self._stream or torch.accelerator.current_stream(self.device)).synchronize()
+
+    def recorder(self, recording: Recording) -> LaneRecorder:
+        return StreamRecorder(
+            self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
+        )
+
+
+class StreamRecorder(LaneRecorder):
+    """Marks are timing events of the stream, counted from one whose time on the host's clock is known."""
+
+    def __init__(self, lane: Lane, recording: Recording, queue: torch.Stream) -> None:
+        super().__init__(lane, recording)
+        self._queue = queue
+        queue.synchronize()
+        self._base = self.now()
+        self._base.synchronize()
+        self._base_at = time.perf_counter()
+
+    def now(self) -> Any:
+        mark = torch.Event(device=self._queue.device, enable_timing=True)
+        self._queue.record_event(mark)
+        return mark
+
+    def seconds(self, mark: Any, origin: float) -> float:
+        mark.synchronize()
+        return max(0.0, self._base_at - origin + self._base.elapsed_time(mark) / 1e3)
+
+
+def signals(program: Program, lanes: Mapping[str, torch.device]) -> dict[str, torch.Event]:
+    """A torch event for each event that one of the accelerator `lanes` records."""
+    return {
+        event: torch.Event(device=lanes[lane]) for event, lane in events(program, Record) if lane in lanes
+    }
+
+
+def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
+    """Events on the caller's current stream of each device: what it was given is there when they have
+    happened.
+    """
+    return [torch.accelerator.current_stream(device).record_event() for device in devices]
+
+
+def leave(ended: list[torch.Event], results: list[Any], devices: tuple[torch.device, ...]) -> None:
+    """Make the caller's streams wait for the lanes, and tell the allocator that results are used there from
+    now on.
+
+    The program cannot know when the caller drops a result, so for these alone `record_stream` is the right
+    tool.
+    """
+    for device in devices:
+        queue = torch.accelerator.current_stream(device)
+        for event in ended:
+            queue.wait_event(event)
+        for tensor in results:
+            if isinstance(tensor, torch.Tensor) and tensor.device == device:
+                tensor.record_stream(queue)
+
+
+def to_host(value: Any) -> Any:
+    """The tensor in pinned memory, there when the stream gets so far."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    # torch conjugates and negates on the host, at once, without waiting for what it copies there.
+    value = value.resolve_conj().resolve_neg()
+    if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
+        return value.to("cpu")
+    made = torch.empty_like(value, device="cpu", pin_memory=True)
+    made.copy_(value, non_blocking=True)
+    return made
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The tensor on `device`, there when the stream gets so far; from the CPU by way of pinned memory."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device.type == "cpu" and (value.layout is not torch.strided or not value.is_pinned()):
+        if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
+            return value.to(device)
+        value = torch.empty_like(value, pin_memory=True).copy_(value)
+    return value.to(device, non_blocking=True)

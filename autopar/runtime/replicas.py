@@ -1,0 +1,255 @@
+"""State on the devices: one pool of copies for all programs of a session, copied anew when state has changed."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..errors import RunError
+from .flat_transfer import bring, checksum
+from .samples import Samples
+
+_pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Tell every pool what an optimizer writes: a fused one does so without a trace in `_version`."""
+    pools = tuple(_pools)
+    if pools:
+        written = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        state = (held for held in optimizer.state.values() if isinstance(held, Mapping))
+        written.update(id(item) for held in state for item in held.values())
+        for pool in pools:
+            pool.written(written)
+
+
+register_optimizer_step_post_hook(_stepped)
+
+
+class Master:
+    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows when it has changed."""
+
+    __slots__ = ("__weakref__", "key", "known", "name", "owner", "pointer", "stamp", "tensor", "version")
+
+    def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
+        self.name, self.owner, self.key = name, owner, key
+        self.tensor: Any = None
+        self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
+
+    def look(self) -> int:
+        """The stamp of the tensor as it is now."""
+        tensor = self.owner[self.key]
+        # What was made in inference mode has no version, and counts as changed.
+        if (
+            tensor is self.tensor
+            and 0 <= self.version == tensor._version
+            and (self.pointer < 0 or self.pointer == tensor.data_ptr())
+        ):
+            return self.stamp
+        self.stamp += 1
+        self.tensor = tensor
+        self.pointer = tensor.data_ptr() if tensor.layout is torch.strided else -1
+        self.version = -1 if tensor.is_inference() else tensor._version
+        return self.stamp
+
+
+class Copy:
+    """The copy of a state value on a device; `stamp` is that of the master when it was made. Nobody writes to it."""
+
+    __slots__ = ("__weakref__", "device", "master", "place", "stamp", "tensor")
+
+    def __init__(self, master: Master, device: str, place: torch.device) -> None:
+        self.master, self.device, self.place = master, device, place
+        self.tensor: Any = None
+        self.stamp = -1
+
+
+class Replicas:
+    """The copies of state on all devices, shared by the programs of a session. Safe for concurrent callers.
+
+    A copy is there as long as any program uses it. It is never written to: a call that still runs, or a backward
+    to come, may read it. A change of the master is seen by identity, `_version`, address, or an optimizer step.
+    Writes that leave no trace in any of them (through `.data` or a numpy view) are seen by a few elements of each
+    tensor (`samples`); for those that change other elements see `forget`.
+
+    `transfers` counts what was copied to devices by `fill`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._masters: weakref.WeakValueDictionary[tuple[int, str], Master] = weakref.WeakValueDictionary()
+        self._copies: weakref.WeakValueDictionary[tuple[int, str, str], Copy] = weakref.WeakValueDictionary()
+        # On each accelerator the callers' streams, and how far each was when it last brought copies.
+        self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
+        self._samples = Samples()
+        self.transfers = 0
+        _pools.add(self)
+
+    def master(self, name: str, owner: Mapping[str, Any], key: str) -> Master:
+        """The state `name`, which is `owner[key]`."""
+        with self._lock:
+            found = self._masters.get((id(owner), key))
+            if found is None:
+                found = self._masters[id(owner), key] = Master(name, owner, key)
+            return found
+
+    def copy(self, master: Master, device: str, place: torch.device) -> Copy:
+        """The copy of a state on `device`, whose tensors are on `place`; the same one for everybody."""
+        with self._lock:
+            found = self._copies.get((id(master.owner), master.key, device))
+            if found is None:
+                found = self._copies[id(master.owner), master.key, device] = Copy(master, device, place)
+                self._samples.add(master)
+            return found
+
+    def fill(
+        self,
+        fed: Iterable[Master | Copy],
+        masters: Iterable[Master],
+        copies: Iterable[Copy],
+        replaced: Iterable[Copy],
+    ) -> tuple[list[Any], list[int]]:
+        """The tensors of `fed`, of which `copies` are brought up to date, and the stamps of what the call will
+        replace.
+
+        What is `replaced` is given up first, so that nothing is there twice. `masters` are those of all of them.
+        """
+        with self._lock:
+            self._samples.look()
+            self._give_up(masters)
+            stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
+            if stale:
+                self._refresh(stale)
+            for copy in replaced:
+                self._put(copy, None, -1)
+            self._samples.settle()
+            return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
+
+    def current(self, masters: Iterable[Master], copies: Iterable[Copy]) -> bool:
+        """Whether `copies`, all of `masters`, are up to date; nothing is copied."""
+        with self._lock:
+            self._samples.look()
+            _look(masters)
+            self._samples.settle()
+            return all(copy.stamp == copy.master.stamp for copy in copies)
+
+    def keep(
+        self,
+        changing: Iterable[tuple[Copy, torch.Tensor, int]],
+        carried: Iterable[tuple[Copy, torch.Tensor]],
+    ) -> None:
+        """Take tensors for copies: of `changing` state as it was when its stamp was that, of `carried` state that
+        has just been given the same value.
+        """
+        with self._lock:
+            for copy, tensor, stamp in changing:
+                self._take(copy, tensor, stamp)
+            for copy, tensor in carried:
+                self._take(copy, tensor, copy.master.look())
+            for device, streams in self._streams.items():
+                queue = torch.accelerator.current_stream(device)
+                streams[queue] = queue.record_event()
+            self._samples.settle()
+
+    def enter(self, devices: Iterable[torch.device]) -> None:
+        """A call begins that uses accelerators: make the caller's streams wait for copies that others brought."""
+        with self._lock:
+            for device in devices:
+                queue = torch.accelerator.current_stream(device)
+                streams = self._streams.setdefault(device, {})
+                for other, event in streams.items():
+                    if event is not None and other != queue:
+                        queue.wait_event(event)
+                streams.setdefault(queue, None)
+
+    def forget(self) -> None:
+        """Copy everything again before it is next read."""
+        with self._lock:
+            for master in self._masters.values():
+                master.stamp += 1
+
+    def written(self, tensors: Collection[int]) -> None:
+        """Copy tensors with these ids again before they are next read."""
+        with self._lock:
+            for master in self._masters.values():
+                if id(master.tensor) in tensors:
+                    master.stamp += 1
+
+    def there(self) -> list[tuple[str, torch.Tensor]]:
+        """The copies that are there, read or not, each with its device."""
+        with self._lock:
+            return [(c.device, c.tensor) for c in self._copies.values() if c.tensor is not None]
+
+    def verify(self) -> list[str]:
+        """Names of the state of which a copy that counts as up to date differs from its master, by checksum."""
+        with self._lock:
+            copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look()]
+            masters: dict[Master, torch.Tensor] = {}
+            wrong: dict[str, None] = {}
+            for copy in copies:
+                master = copy.master
+                if master not in masters:
+                    masters[master] = checksum(master.tensor).cpu()
+                if not torch.equal(masters[master], checksum(copy.tensor).cpu()):
+                    wrong[master.name] = None
+            return list(wrong)
+
+    def require_verified(self, refresh: str) -> None:
+        """RunError where `verify` finds anything; `refresh` is the call that mends it."""
+        if wrong := self.verify():
+            raise RunError(
+                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
+                f"leaves no trace; call {refresh} after such writes"
+            )
+
+    def forked(self) -> None:
+        """In a child process the lock may be held by a thread that is not there."""
+        self._lock = threading.RLock()
+
+    def _give_up(self, masters: Iterable[Master]) -> None:
+        """Let go of the copies of what has changed, those that only other programs read included: they would have to
+        be made anew."""
+        changed = False
+        for master in masters:
+            if master.look() != master.known:
+                master.known, changed = master.stamp, True
+        if changed:
+            for copy in self._copies.values():
+                if copy.tensor is not None and copy.stamp != copy.master.stamp:
+                    self._put(copy, None, -1)
+
+    def _refresh(self, stale: Sequence[Copy]) -> None:
+        places: dict[str, list[Copy]] = {}
+        for copy in stale:
+            places.setdefault(copy.device, []).append(copy)
+        for copies in places.values():
+            tensors, count = bring([copy.master.tensor for copy in copies], copies[0].place)
+            self.transfers += count
+            for copy, tensor in zip(copies, tensors):
+                copy.tensor, copy.stamp = tensor, copy.master.stamp
+
+    def _take(self, copy: Copy, tensor: torch.Tensor, stamp: int) -> None:
+        form = copy.master.owner[copy.master.key]
+        if (tensor.shape, tensor.dtype) != (form.shape, form.dtype):
+            return
+        if tensor.is_inference():
+            with torch.inference_mode(False):
+                tensor = tensor.clone()
+        self._put(copy, tensor, stamp)
+
+    def _put(self, copy: Copy, tensor: torch.Tensor | None, stamp: int) -> None:
+        old, copy.tensor, copy.stamp = copy.tensor, tensor, stamp
+        if old is not None and old.device.type != "cpu":
+            # Lanes of calls whose callers use these streams may be reading it still.
+            for stream in self._streams.get(old.device, ()):
+                old.record_stream(stream)
+
+
+def _look(masters: Iterable[Master]) -> None:
+    for master in masters:
+        master.look()

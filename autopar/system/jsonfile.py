@@ -1,0 +1,88 @@
+"""JSON files as they are read: what is no plain JSON is refused in one sentence that says where."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..errors import AutoparError, PlanError
+
+
+def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> Any:
+    """The data of a JSON file, which may begin with a byte order mark; `way` says in `error` how such a file is made.
+
+    Raises `error` for what cannot be read, is no text or no JSON, is nested too deeply, has a number of thousands of
+    digits, or an object in which a key is there twice, of which one would go unheard.
+    """
+    twice: list[tuple[dict[str, Any], str]] = []
+
+    def row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice.append((found, next(key for at, key in enumerate(keys) if key in keys[:at])))
+        return found
+
+    try:
+        data = json.loads(text(path, way, error), object_pairs_hook=row)
+    except RecursionError:
+        raise error(f"{path} is nested too deeply; {way}") from None
+    except json.JSONDecodeError as fault:
+        raise error(f"{path} is not JSON ({fault}); {way}") from None
+    except ValueError:
+        raise error(f"{path} has a number of too many digits to be one of seconds or bytes; {way}") from None
+    for found, key in twice:
+        where = _where(data, found)
+        if where is not None:
+            raise error(f"{path} has {key!r} twice in {where or 'its object'}; leave one of them out")
+    return data
+
+
+def text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> str:
+    """The text of a file without its byte order mark; `error` where it cannot be read or is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as fault:
+        raise error(
+            f"{path} cannot be read ({fault.strerror}); give the path of a file that is there"
+        ) from None
+    except UnicodeDecodeError:
+        raise error(f"{path} is not text; {way}") from None
+    except ValueError as fault:
+        raise error(f"{str(path)!r} is no path ({fault}); give the path of a file") from None
+
+
+def short(value: Any) -> str:
+    """A value as Python writes it, in 60 characters at most."""
+    try:
+        shown = repr(value)
+    except (RecursionError, ValueError):
+        # Nested too deeply, or a number of more digits than Python writes.
+        return f"a value of type {type(value).__name__} too large to show"
+    return shown if len(shown) <= 60 else shown[:57] + "…"
+
+
+def whole(value: str) -> bool:
+    """True if text can be written to a file or screen: without halves of characters (lone surrogates)."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _where(data: Any, sought: dict[str, Any]) -> str | None:
+    """The way from `data` to an object in it, as in `tasks[3].seconds`; None where it is not in it."""
+    found: list[tuple[str, Any]] = [("", data)]
+    for where, value in found:
+        if value is sought:
+            return where
+        if isinstance(value, dict):
+            found += [(f"{where}.{key}" if where else key, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            found += [(f"{where}[{index}]", item) for index, item in enumerate(value)]
+    return None

@@ -1,0 +1,309 @@
+"""A plan of forward and backward taken apart: two programs, and the memory that they need as they really run.
+
+Autograd holds what is saved, all of it, from its making to the end of the backward, and the caller holds inputs and
+outputs. So the halves may need more than the joint plan, which gives each value up after its last reader.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from ..costs.clustering import unfused
+from ..costs.roofline import cost
+from ..errors import MemoryCapError, RunError
+from ..ir.costed import CostedGraph
+from ..ir.graph import Graph, Value
+from ..ir.plan import Plan
+from ..ir.program import Compute, Copy, Program
+from ..ir.timeline import Memory
+from ..lowering.memory_bound import Peak
+from ..pipeline.stages import deliveries, proved
+from ..planner import place
+from ..transform.divide import LOSS, Halves, alive, constants, divide, reached
+
+STANDING = "standing on "
+"""Begins the name of the state that stands for all that is on a device while a half runs without reading it."""
+HELD = "what else is held there"
+"""What people call that."""
+
+
+_Stands: TypeAlias = dict[tuple[str, str], int]
+"""Bytes of storages, by device and name."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """The plan of one half, its program, and the most bytes that any order of its lanes may hold on each device."""
+
+    plan: Plan
+    program: Program
+    peaks: tuple[Peak, ...]
+
+
+class Apart:
+    """A `joint` plan, of a graph closed by a loss, as the plans and programs of a forward and a backward.
+
+    `gradients` are (leaf, gradient) of the uncut graph, `homes` where inputs and state are before the call, `outputs`
+    as in `Options`.
+    """
+
+    def __init__(
+        self,
+        joint: Plan,
+        gradients: Sequence[tuple[str, str]],
+        homes: Mapping[str, str],
+        outputs: str,
+    ) -> None:
+        self.joint, self.gradients = joint, tuple(gradients)
+        self.machine, self._delivery = joint.costed.machine, outputs
+        self.homes = dict(homes)
+        self.halves: Halves = divide(joint.costed.graph, len(self.gradients))
+        self.where = {task: joint.place[run].device for task, run in joint.costed.run_of.items()}
+        self.single = all(len(run.tasks) == 1 for run in joint.costed.runs)
+        self.names = list(dict.fromkeys(joint.costed.graph.outputs[: self.halves.forward_outputs]))
+
+    @cached_property
+    def saved_at(self) -> dict[str, str]:
+        """The device on which each saved value waits for the backward: where it is read first, or was made."""
+        halves = self.halves
+        producer, readers = halves.forward.producer, halves.backward.readers
+        found = {}
+        for name in halves.saved:
+            wanted = [self.where[task] for task in readers[name] if task in self.where]
+            made = self.where.get(producer.get(name, ""), self.homes.get(name, ""))
+            found[name] = made if made in wanted or not wanted else wanted[0]
+        return found
+
+    @cached_property
+    def forward(self) -> Half:
+        """The forward that brings changed weights to the devices that read them."""
+        return _half(self._ahead(self.halves.forward))
+
+    @cached_property
+    def again(self) -> Half:
+        """The forward for weights that are where they are needed."""
+        return _half(self._ahead(replace(self.halves.forward, changing=())))
+
+    @cached_property
+    def behind(self) -> Half:
+        """The backward when every output has a gradient."""
+        return _half(self._behind(self.halves.tangents))
+
+    def backward(self, live: tuple[str, ...]) -> tuple[Half, tuple[bool, ...]]:
+        """The backward for these tangents, and for each leaf whether it has a gradient.
+
+        RunError where an output has no gradient and that of a leaf depends on none: whether eager would call the
+        backward that makes it is not in the graph.
+        """
+        if live != self.halves.tangents and (
+            made_up := constants(self.halves.backward, self.halves.tangents)
+        ):
+            value = self.joint.costed.graph.value
+            made = zip(self.gradients, self.halves.backward.outputs)
+            paths = ", ".join(value[target].path for (target, _), name in made if name in made_up)
+            raise RunError(
+                f"{self.joint.costed.graph.name}: the gradient of {paths} depends on no output's (a custom backward "
+                "makes it up), and some outputs have none, so that nobody can tell whether it is due; let the loss "
+                "depend on every output"
+            )
+        half = self.behind if live == self.halves.tangents else _half(self._behind(live))
+        return half, reached(self.halves.backward, self.halves.tangents, live)
+
+    @cached_property
+    def memory(self) -> tuple[Memory, ...]:
+        """What forward and backward hold on each device, on the clock of the joint plan.
+
+        Each peak is proven: no order in which the lanes may run holds more.
+        """
+        joint = self.joint
+        costed = joint.costed
+        turn = next(
+            joint.place[costed.run_of[task.name]].start for task in costed.graph.tasks if task.target == LOSS
+        )
+        halves = ((self.forward, 0.0, turn), (self.behind, turn, joint.makespan))
+        found: dict[str, list[tuple[float, int]]] = {name: [] for name in self.machine.device}
+        for half, begin, end in halves:
+            scale = (end - begin) / half.plan.makespan if half.plan.makespan else 0.0
+            for memory in _proven(half):
+                found[memory.device] += ((begin + at * scale, count) for at, count in memory.steps)
+        return tuple(replace(known, steps=tuple(found[known.device])) for known in joint.memory)
+
+    @property
+    def plan(self) -> Plan:
+        """The joint plan with the memory that its halves hold."""
+        return replace(self.joint, memory=self.memory)
+
+    @property
+    def tight(self) -> bool:
+        """Whether a half may need more than a cap: the whole with all that stands during the backward does."""
+        held = _more(self._during, {})
+        return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
+
+    def room(self) -> dict[str, int]:
+        """What is left of each device's cap, in bytes, without what a half needs there above the whole."""
+        whole = {memory.device: memory.peak for memory in self.joint.memory}
+        left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
+        for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)):
+            lifted = replace(costed, machine=costed.machine.uncapped)
+            for memory in place(lifted, "follow").memory:
+                cap = costed.machine.device[memory.device].memory_bytes
+                if cap is not None:
+                    more = max(0, memory.peak - whole.get(memory.device, 0))
+                    left[memory.device] = min(left.get(memory.device, cap), cap - more)
+        return left
+
+    def _ahead(self, graph: Graph) -> CostedGraph:
+        count = self.halves.forward_outputs
+        known = deliveries(graph, self.machine, self.homes, self._delivery)
+        kept = tuple((name, self.saved_at[name]) for name in self.halves.saved)
+        here = {**self._given(graph), **self._copies(graph)}
+        # From the second call on, the copies of state that the backward reads are there as well.
+        return self._costed(
+            graph,
+            self.homes,
+            (*known[:count], *kept, *known[count + len(kept) :]),
+            _more({**self._copies(self.halves.backward), **here}, here),
+        )
+
+    def _behind(self, live: tuple[str, ...]) -> CostedGraph:
+        halves = self.halves
+        graph = alive(halves.backward, halves.tangents, live)
+        homes = {**self.homes, **self.saved_at, **dict.fromkeys(halves.tangents, self._arrives)}
+        wanted = reached(halves.backward, halves.tangents, live)
+        targets = [target for (target, _), has in zip(self.gradients, wanted) if has]
+        deliver = tuple(
+            (name, self.homes.get(target, self.machine.host)) for name, target in zip(graph.outputs, targets)
+        )
+        here: _Stands = {}
+        for name in (*graph.inputs, *graph.state):
+            here.setdefault((homes[name], graph.value[name].storage), graph.value[name].bytes)
+        here.update(self._copies(graph))
+        return self._costed(graph, homes, deliver, _more(self._during, here))
+
+    @cached_property
+    def _arrives(self) -> str:
+        """The device on which tangents arrive: that of the outputs."""
+        delivered = dict(self.joint.costed.deliver)
+        return next((delivered[name] for name in self.names if delivered.get(name)), self.machine.host)
+
+    def _costed(
+        self,
+        graph: Graph,
+        homes: Mapping[str, str],
+        deliver: tuple[tuple[str, str], ...],
+        standing: Mapping[str, int],
+    ) -> CostedGraph:
+        """A half with every task where the plan of the whole has it, and beside it what stands on its devices."""
+        stands = {f"{STANDING}{device}": (device, nbytes) for device, nbytes in standing.items()}
+        values = (Value(name, (n,), "uint8", n, name, "state", HELD) for name, (_, n) in stands.items())
+        graph = replace(graph, values=(*graph.values, *values), state=(*graph.state, *stands))
+        homes = {**homes, **{name: device for name, (device, _) in stands.items()}}
+        pins = {task.name: self.where[task.name] for task in graph.tasks if task.name in self.where}
+        costed = cost(graph, self.machine, homes=homes, deliver=deliver, pins=pins)
+        return unfused(costed) if self.single else costed
+
+    @cached_property
+    def _during(self) -> _Stands:
+        """All that is there while the backward runs, whether it reads it or not."""
+        graph, count = self.halves.forward, self.halves.forward_outputs
+        found = {**self._given(graph), **self._copies(graph), **self._copies(self.halves.backward)}
+        known = deliveries(graph, self.machine, self.homes, self._delivery)
+        for name in self.halves.saved:
+            # A view that is saved keeps all of what it is a view of.
+            where, nbytes = self._root(name, self.saved_at[name])
+            found.setdefault(where, nbytes)
+        for name, device in dict(known[:count]).items():
+            at = device or self.where.get(graph.producer.get(name, ""), self.homes.get(name, ""))
+            where, nbytes = self._root(name, at)
+            if where in found and where != (at, name):
+                # The bridge makes it a copy, which the caller may change in place.
+                where, nbytes = (at, f"{name} of the caller"), graph.value[name].bytes
+            found.setdefault(where, nbytes)
+        for name in self.halves.tangents:
+            found[self._arrives, name] = self.halves.backward.value[name].bytes
+        return found
+
+    def _given(self, graph: Graph) -> _Stands:
+        """Inputs and state of the call, at home."""
+        found: _Stands = {}
+        for name in (*graph.inputs, *graph.state):
+            key = self.homes.get(name, self.machine.host), graph.value[name].storage
+            found[key] = max(found.get(key, 0), graph.value[name].bytes)
+        return found
+
+    def _copies(self, graph: Graph) -> _Stands:
+        """Copies of state that a half reads and that are kept from call to call."""
+        own = self.joint.costed.graph
+        stay = graph.resident | graph.kept
+        found: _Stands = {}
+        for task in graph.tasks:
+            for name in task.inputs:
+                if name in stay and self.where.get(task.name, "") not in ("", self.homes.get(name)):
+                    storage, nbytes = own.copies[name]
+                    found[self.where[task.name], storage] = nbytes
+        return found
+
+    def _root(self, name: str, device: str) -> tuple[tuple[str, str], int]:
+        """The storage that a value of the forward keeps alive on a device, and its bytes."""
+        graph = self.halves.forward
+        while True:
+            value, maker = graph.value[name], graph.producer.get(name)
+            if maker is None and self.homes.get(name, self.machine.host) == device:
+                return (device, value.storage), max(value.bytes, graph.value[value.storage].bytes)
+            own = (device, name), value.bytes
+            if maker is None or self.where[maker] != device or value.storage == name:
+                return own
+            whole = (n for n in graph.task[maker].inputs if graph.value[n].storage == value.storage)
+            name = next(whole, "")
+            if not name:
+                return own
+
+
+def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
+    """Bytes by which the one is more than the other on each device."""
+    found: dict[str, int] = {}
+    for stands, sign in ((all_of_it, 1), (counted, -1)):
+        for (device, _), nbytes in stands.items():
+            found[device] = found.get(device, 0) + sign * nbytes
+    return {device: nbytes for device, nbytes in found.items() if nbytes > 0}
+
+
+def _half(costed: CostedGraph) -> Half:
+    """A half in its order by urgency, or, where that needs too much memory, as in the graph; devices are given."""
+    try:
+        plan = place(costed, "heft")
+    except MemoryCapError:
+        plan = place(costed, "follow")
+    report = proved(plan)
+    return Half(plan, report.program, report.peaks)
+
+
+def _proven(half: Half) -> Iterator[Memory]:
+    """The memory of a plan, with the most that is proven for its program at the step where that is met."""
+    plan, program = half.plan, half.program
+    moved = {(t.value, t.dst): (t.start, t.end) for t in plan.transfers}
+    peaks = {peak.device: peak for peak in half.peaks}
+    for memory in plan.memory:
+        peak = peaks.get(memory.device)
+        if peak is None or peak.bytes <= memory.peak:
+            yield memory
+            continue
+        begin = end = 0.0
+        if peak.at is not None:
+            step = program.lane[peak.at[0]].steps[peak.at[1]]
+            if isinstance(step, Compute):
+                placed = plan.place[plan.costed.run_of[step.task]]
+                begin, end = placed.start, placed.end
+            elif isinstance(step, Copy):
+                made = program.buffer[step.dst]
+                begin, end = moved[made.value, made.device]
+        times = [at for at, _ in memory.steps]
+        first, last = bisect_left(times, begin), bisect_right(times, end)
+        level = memory.steps[last - 1][1] if last else 0
+        yield replace(
+            memory, steps=(*memory.steps[:first], (begin, peak.bytes), (end, level), *memory.steps[last:])
+        )

@@ -1,0 +1,270 @@
+"""A joint graph cut into the graph of the forward and the graph of the backward.
+
+What the backward reads of the forward is *saved*: made by the one, an input of the other. Who reads a view of a
+weight has one of its own (`views.own`), so that no copy of a weight is ever saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from ..ir.graph import Const, Graph, Ref, Task, Value, replace_refs
+
+LOSS = "autopar.loss"
+"""Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
+
+_ADDS = frozenset({"aten.add.Tensor"})
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two graphs of a joint graph.
+
+    `forward.outputs` are the outputs of the call, `forward_outputs` of them, then `saved`. The inputs of `backward`
+    are `saved`, then the tangents; its outputs the gradients. `saved` may name inputs of the call.
+    """
+
+    forward: Graph
+    backward: Graph
+    saved: tuple[str, ...]
+    tangents: tuple[str, ...]
+
+    @cached_property
+    def forward_outputs(self) -> int:
+        """How many outputs of `forward` are the caller's."""
+        return len(self.forward.outputs) - len(self.saved)
+
+
+def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
+    """A joint graph in which the tangents are no inputs but made by a task that reads the outputs of the call.
+
+    So a plan of the whole cannot begin the backward before the forward has answered.
+    """
+    outputs = tuple(dict.fromkeys(graph.outputs[: len(graph.outputs) - gradients]))
+    loss = Task(
+        "loss",
+        LOSS,
+        (tuple(map(Ref, outputs)),),
+        outputs=tuple(tangents),
+        unpack=True,
+        home=True,
+        phase="backward",
+    )
+    later = {*tangents}
+    for task in graph.tasks:
+        if not later.isdisjoint(task.inputs):
+            later.update(task.outputs)
+    ahead = [task for task in graph.tasks if later.isdisjoint(task.outputs) and later.isdisjoint(task.inputs)]
+    known = {task.name for task in ahead}
+    behind = [task for task in graph.tasks if task.name not in known]
+    return replace(
+        graph,
+        values=tuple(
+            replace(value, kind="made", path="") if value.name in tangents else value
+            for value in graph.values
+        ),
+        tasks=(*ahead, loss, *behind),
+        inputs=tuple(name for name in graph.inputs if name not in tangents),
+    ).check()
+
+
+def divide(graph: Graph, gradients: int) -> Halves:
+    """Cut a `closed` joint graph whose last outputs are so many `gradients`.
+
+    A task is of the forward when an output of the call, an update or an effect needs it. Linear in tasks.
+    """
+    tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
+    count = len(graph.outputs) - gradients
+    ahead = _ahead(graph, graph.outputs[:count])
+    first = [task for task in graph.tasks if task.name in ahead]
+    behind = [task for task in graph.tasks if task.name not in ahead and task.target != LOSS]
+    there = {task.name for task in behind}
+    # What is of the forward, and the loss, is over by then.
+    tasks = tuple(replace(task, after=tuple(n for n in task.after if n in there)) for task in behind)
+    made = {name for task in tasks for name in task.outputs}
+    state = set(graph.state) - graph.mutated
+    read = [*(name for task in tasks for name in task.inputs), *graph.outputs[count:]]
+    wanted = dict.fromkeys(read)
+    saved = [name for name in wanted if name not in made and name not in state and name not in tangents]
+    forward = replace(
+        graph,
+        values=_values(graph, graph.inputs, graph.state, first),
+        tasks=tuple(first),
+        outputs=(*graph.outputs[:count], *saved),
+    )
+    kept = tuple(name for name in graph.state if name in wanted and name in state)
+    backward = replace(
+        graph,
+        name=f"{graph.name} backward",
+        values=_values(graph, [*saved, *tangents], kept, tasks),
+        tasks=tasks,
+        inputs=(*saved, *tangents),
+        state=kept,
+        outputs=graph.outputs[count:],
+        updates=(),
+        changing=(),
+        carried=(),
+        streamed=tuple(name for name in graph.streamed if name in kept),
+    )
+    return Halves(forward.check(), backward.check(), tuple(saved), tuple(tangents))
+
+
+def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Graph:
+    """A backward graph in which only the `live` of its tangents exist.
+
+    A gradient that none of them reaches is no output: eager has None there, not zeros. Zeros are not computed
+    with: a backward is linear in its tangents, so a task that reads nothing but dead ones gives nothing, and a
+    sum leaves a dead summand out. Where another task mixes both, the dead one is zeros of its shape.
+    """
+    if all(name in live for name in tangents):
+        return backward
+    dead = {name for name in tangents if name not in live}
+    depends = {*tangents}
+    tasks: list[Task] = []
+    values = dict(backward.value)
+    names: dict[str, str] = {}
+    for task in backward.tasks:
+        linear = [name for name in task.inputs if name in depends]
+        if linear:
+            depends.update(task.outputs)
+        gone = [name for name in linear if name in dead]
+        if gone and len(gone) == len(linear):
+            dead.update(task.outputs)
+            continue
+        left = [name for name in task.inputs if name not in dead]
+        if gone and _adds(task, left, values):
+            names[task.outputs[0]] = names.get(left[0], left[0])
+            continue
+        for name in gone:
+            zeros = f"{name}#zeros"
+            if zeros not in values:
+                values[zeros] = replace(values[name], name=zeros, storage=zeros, kind="made", path="")
+                tasks.append(_zeros(task, zeros, values[zeros]))
+        tasks.append(_renamed(task, {**names, **{n: f"{n}#zeros" for n in gone}} if gone else names))
+    outputs = tuple(names.get(name, name) for name in backward.outputs if name not in dead)
+    return _needed(backward, tasks, values, outputs, dead)
+
+
+def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
+    """Whether a task that adds gives its one summand that is left as it is."""
+    if task.target not in _ADDS or task.kwargs or len(left) != 1:
+        return False
+    summand, made = values[left[0]], values[task.outputs[0]]
+    return (summand.shape, summand.dtype) == (made.shape, made.dtype)
+
+
+def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
+    """For each gradient whether one of the `live` tangents reaches it; one that is made of none is always there."""
+    found = set(live)
+    for task in backward.tasks:
+        if not found.isdisjoint(task.inputs):
+            found.update(task.outputs)
+    made_up = constants(backward, tangents)
+    return tuple(name in found or name in made_up for name in backward.outputs)
+
+
+def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
+    """Gradients that depend on no tangent, as those that a custom backward makes up (of an auxiliary loss, say)."""
+    depends = {*tangents}
+    for task in backward.tasks:
+        if not depends.isdisjoint(task.inputs):
+            depends.update(task.outputs)
+    return {name for name in backward.outputs if name not in depends}
+
+
+def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:
+    """Names of the tasks that the outputs of the call, updates and effects need."""
+    wanted = {*outputs, *(made for made, _ in graph.updates)}
+    orders: set[str] = set()
+    found: set[str] = set()
+    for task in reversed(graph.tasks):
+        acts = task.phase == "forward" and bool(task.random or task.writes)
+        if acts or task.name in orders or not wanted.isdisjoint(task.outputs):
+            found.add(task.name)
+            wanted.update(task.inputs)
+            orders.update(task.after)
+    return found
+
+
+def _values(
+    graph: Graph, given: Sequence[str], state: Sequence[str], tasks: Sequence[Task]
+) -> tuple[Value, ...]:
+    """The values of a half: what it is given has memory of its own unless it shares that of another given one."""
+    owner: dict[str, str] = {}
+    found: dict[str, Value] = {}
+    for name in (*given, *state):
+        value = graph.value[name]
+        root = owner.setdefault(value.storage, name)
+        kind: Literal["state", "input"] = "state" if name in state else "input"
+        found[name] = replace(value, storage=root, kind=kind, path=value.path or name)
+    for task in tasks:
+        for name in task.outputs:
+            value = graph.value[name]
+            found[name] = replace(value, storage=_root(graph, value, owner, task, found))
+    return tuple(found.values())
+
+
+def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: dict[str, Value]) -> str:
+    """Whose memory a made value shares in its half."""
+    if value.storage == value.name:
+        return value.name
+    if value.storage in found:
+        return value.storage
+    for name in task.inputs:
+        if name in graph.value and graph.value[name].storage == value.storage:
+            return found[name].storage
+    return owner.get(value.storage, value.name)
+
+
+def _renamed(task: Task, names: dict[str, str]) -> Task:
+    if names.keys().isdisjoint(task.inputs):
+        return task
+    args = tuple(replace_refs(argument, names) for argument in task.args)
+    kwargs = tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs)
+    # Fewer distinct values may be left, for which the cuts were not written.
+    return replace(task, args=args, kwargs=kwargs, cuts=())
+
+
+def _zeros(task: Task, name: str, value: Value) -> Task:
+    options = (("dtype", Const(f"torch.{value.dtype}")), ("device", Const("device")))
+    return Task(
+        name, "aten.zeros.default", (value.shape,), options, (name,), phase="backward", module=task.module,
+        source=task.source,
+    )  # fmt: skip
+
+
+def _needed(
+    backward: Graph, tasks: Sequence[Task], values: dict[str, Value], outputs: tuple[str, ...], dead: set[str]
+) -> Graph:
+    """The graph with only the tasks that its outputs need, and the inputs and state that those read."""
+    wanted = {*outputs}
+    kept: list[Task] = []
+    for task in reversed(tasks):
+        if not wanted.isdisjoint(task.outputs):
+            kept.append(task)
+            wanted.update(task.inputs)
+    kept.reverse()
+    there = {task.name for task in kept}
+    kept = [replace(task, after=tuple(name for name in task.after if name in there)) for task in kept]
+    made = {name for task in kept for name in task.outputs}
+    inputs = tuple(name for name in backward.inputs if name in wanted and name not in dead)
+    state = tuple(name for name in backward.state if name in wanted)
+    present = {*made, *inputs, *state}
+    own = tuple(
+        replace(value, storage=value.storage if value.storage in present else value.name)
+        for value in values.values()
+        if value.name in present
+    )
+    brought = tuple(name for name in backward.streamed if name in state)
+    return replace(
+        backward,
+        values=own,
+        tasks=tuple(kept),
+        inputs=inputs,
+        state=state,
+        outputs=outputs,
+        streamed=brought,
+    ).check()

@@ -1,0 +1,132 @@
+"""A chain of additions becomes a balanced tree, so that devices can add at the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..ir.graph import Graph, Ref, Task, Value
+
+_LINKS = 3
+"""Additions from which a chain is worth a tree: three terms are as deep either way."""
+
+
+def reassociated(graph: Graph) -> Graph:
+    """The graph with each chain t = t + d₁, t = t + d₂, … as a balanced tree of pairwise additions.
+
+    A link of a chain is `aten.add.Tensor` of two values of one shape and type, without `alpha`, whose sum only
+    the next link of the same phase reads (gradients that are added up in the backward are such chains too).
+    With n terms the depth falls from n − 1 additions to ⌈log₂ n⌉. Terms are paired in order, as they come, so
+    that no more than ⌈log₂ n⌉ partial sums are held at a time, where a chain holds one.
+
+    What changes in rounding: only the order of additions. A chain rounds a term up to n − 1 times, the tree
+    ⌈log₂ n⌉ times, so that the bound on the error of the sum falls from (n − 1) ε Σ|dᵢ| to ⌈log₂ n⌉ ε Σ|dᵢ|
+    (Higham, "The accuracy of floating point summation", 1993). The result is not bit-equal, and where terms
+    cancel it may differ in every digit that the cancellation leaves. Integers come out equal.
+
+    The last sum keeps its name, those inside a chain go. Linear in tasks.
+    """
+    chains = _chains(graph)
+    if not chains:
+        return graph
+    trees = {link: tree for chain in chains for tree in (_Tree(graph, chain),) for link in chain}
+    inner = {graph.task[link].outputs[0] for chain in chains for link in chain[:-1]}
+    tasks: list[Task] = []
+    for task in graph.tasks:
+        tasks += trees[task.name].take(task) if task.name in trees else (task,)
+    made = (value for chain in chains for value in trees[chain[0]].values)
+    values = (*(value for value in graph.values if value.name not in inner), *made)
+    return dataclasses.replace(graph, values=values, tasks=tuple(tasks))
+
+
+class _Tree:
+    """The additions of one chain, paired like the digits of a binary counter that counts the terms.
+
+    `sums` are partial sums with the number of terms in each, fewer in each than in the one before.
+    """
+
+    def __init__(self, graph: Graph, chain: list[str]) -> None:
+        self.last = graph.task[chain[-1]]
+        self.whole = graph.value[self.last.outputs[0]]
+        self.left = len(chain)
+        self.before: str | None = None
+        self.sums: list[tuple[str, int]] = []
+        self.values: list[Value] = []
+
+    def take(self, link: Task) -> list[Task]:
+        """What can be added once the term of this link is there."""
+        for argument in link.args:
+            assert isinstance(argument, Ref)
+            if argument.value != self.before:
+                self.sums.append((argument.value, 1))
+        self.before = link.outputs[0]
+        tasks = []
+        while len(self.sums) > 1 and (self.sums[-1][1] == self.sums[-2][1] or link is self.last):
+            (one, terms), (other, more) = self.sums[-2:]
+            self.left -= 1
+            name = f"{self.last.name}#add{self.left}" if self.left else self.last.name
+            made = name if self.left else self.whole.name
+            if self.left:
+                self.values.append(dataclasses.replace(self.whole, name=made, storage=made))
+            self.sums[-2:] = [(made, terms + more)]
+            tasks.append(dataclasses.replace(link, name=name, args=(Ref(one), Ref(other)), outputs=(made,)))
+        return tasks
+
+
+def _chains(graph: Graph) -> list[list[str]]:
+    """Chains of links long enough to gain, each in order."""
+    kept = {*graph.outputs, *(made for made, _ in graph.updates)}
+    kept |= {name for task in graph.tasks for name in task.writes}
+    waited = {name for task in graph.tasks for name in task.after}
+    written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
+    before: dict[str, str | None] = {}
+    length: dict[str, int] = {}
+    for task in graph.tasks:
+        if not _adds(graph, task, written):
+            continue
+        # Of two sums that meet, the shorter one is a term of the longer.
+        best: str | None = None
+        for name in task.inputs:
+            earlier = graph.producer.get(name, "")
+            if (
+                earlier in length
+                and len(graph.readers[name]) == 1
+                and name not in kept
+                and earlier not in waited
+                and _together(graph.task[earlier], task)
+                and (best is None or length[earlier] > length[best])
+            ):
+                best = earlier
+        before[task.name] = best
+        length[task.name] = 1 + (length[best] if best else 0)
+    inside = {link for link in before.values() if link}
+    chains = []
+    for name in before:
+        if name not in inside and length[name] >= _LINKS:
+            chain = []
+            link: str | None = name
+            while link:
+                chain.append(link)
+                link = before[link]
+            chains.append(chain[::-1])
+    return chains
+
+
+def _adds(graph: Graph, task: Task, written: set[str]) -> bool:
+    """Whether a task adds two values of one kind, and does no more than that."""
+    if task.target != "aten.add.Tensor" or task.kwargs or task.after or task.writes:
+        return False
+    if len(task.inputs) != 2 or len(task.args) != 2:
+        return False
+    one, other, made = (graph.value[name] for name in (*task.inputs, *task.outputs))
+    return one.shape == other.shape == made.shape and one.dtype == other.dtype == made.dtype and (
+        written.isdisjoint((one.storage, other.storage, made.storage))
+    )  # fmt: skip
+
+
+def _together(one: Task, other: Task) -> bool:
+    return (one.phase, one.part, one.colocate, one.home) == (
+        other.phase,
+        other.part,
+        other.colocate,
+        other.home,
+    )

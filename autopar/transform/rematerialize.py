@@ -1,0 +1,338 @@
+"""Values that the backward reads are computed again there where that is cheaper than to hold them.
+
+`torch._functorch.partitioners.min_cut_rematerialization_partition` asks the same of a joint graph and takes a
+minimum cut, which costs more than linear time and fixes a choice of its own between memory and time. Here values
+are given up one by one, those first that free the most bytes for a byte computed again, until `budget` is met.
+Without budget, segments of the forward are computed again from checkpoints, matrix products and all: Chen, Xu,
+Zhang and Guestrin, "Training deep nets with sublinear memory cost", 2016.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect
+from itertools import accumulate, pairwise
+
+from ..ir.graph import Cut, Graph, Ref, Task, replace_refs
+
+_LONGEST = 64
+"""Tasks that may be computed again for one value: more would come alive at once, which frees nothing."""
+_COSTLY = ("aten.sort", "aten.topk", "aten.argsort", "aten.unique", "aten.nonzero")
+"""Targets without FLOPs that take longer than moving their bytes."""
+
+
+def recomputed(graph: Graph, budget: float) -> Graph:
+    """The joint graph with cheap values of the forward computed again in the backward.
+
+    `budget`, from 0 to 1, is the share of `saved_bytes` that may stay saved. Tasks without FLOPs (views,
+    elementwise, norms, softmaxes) are computed again from inputs, state, results of the call and saved values,
+    until no more than the budget is saved or no more is cheap; with a budget of 0 also tasks with FLOPs, from
+    checkpoints where all that passes is saved, so far apart that they and a segment are fewest bytes. Random
+    numbers are never drawn again, and tasks with effects never repeated. A task `t` comes again as `t#again` in
+    phase "backward", right before the first task that reads its values there, and `after` the one that makes the
+    gradient which that task needs. Values are bit-equal. Raises ValueError for a budget outside of 0 … 1.
+    """
+    if not 0 <= budget <= 1:
+        raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
+    choice = _Choice(graph)
+    choice.cheap(budget * saved_bytes(graph))
+    if budget == 0:
+        others = [_Choice(graph), _Choice(graph)]
+        others[0].cheap(0)
+        for other in others:
+            other.segments()
+        # A segment is alive as a whole once more while its backward runs.
+        better = [choice, *(other for other in others if other.bytes <= choice.bytes)]
+        choice = min(better, key=lambda choice: choice.bytes + choice.largest)
+    return choice.rewritten() if choice.gone else graph
+
+
+def saved(graph: Graph) -> tuple[str, ...]:
+    """Values made in the forward that are held for a later phase, each storage once, in order.
+
+    What the caller gets anyway is not counted.
+    """
+    later = {
+        graph.value[name].storage for task in graph.tasks if task.phase != "forward" for name in task.inputs
+    }
+    kept = _results(graph)
+    return tuple(
+        name
+        for task in graph.tasks
+        if task.phase == "forward"
+        for name in task.outputs
+        if graph.value[name].storage == name and name in later and name not in kept
+    )
+
+
+def saved_bytes(graph: Graph) -> int:
+    """Bytes of the values that are held from the forward for a later phase."""
+    return sum(graph.value[name].bytes for name in saved(graph))
+
+
+def _results(graph: Graph) -> set[str]:
+    """Storages that live to the end of the call."""
+    return {graph.value[name].storage for name in (*graph.outputs, *(made for made, _ in graph.updates))}
+
+
+class _Choice:
+    """What stays saved (`kept`) and what is computed again (`gone`), by storage.
+
+    `bytes` are those of what stays, `largest` those of the largest segment.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.place = {task.name: place for place, task in enumerate(graph.tasks)}
+        self.changed = {graph.value[name].storage for task in graph.tasks for name in task.writes}
+        if not any(task.phase == "update" for task in graph.tasks):
+            # A forward that is a program of its own has written its updates back when the backward begins.
+            self.changed |= graph.mutated
+        self.results = _results(graph)
+        self.kept = dict.fromkeys(saved(graph))
+        self.bytes = saved_bytes(graph)
+        self.gone: set[str] = set()
+        self.largest = 0
+
+    def cheap(self, limit: float) -> None:
+        """Give up what is cheap to compute again, the best first, until `limit` bytes are saved."""
+        late = self.late()
+        rated = []
+        for order, name in enumerate(self.kept):
+            again = self.again(name, costly=False) if name in late else None
+            if again is not None:
+                work = sum(map(self.touched, again)) or 1
+                rated.append((-self.graph.value[name].bytes / work, order, name))
+        for _, _, name in sorted(rated):
+            if self.bytes <= limit:
+                return
+            # What has been given up since may have made the way to it too long.
+            if self.again(name, costly=False) is not None:
+                self.drop(name)
+
+    def segments(self) -> None:
+        """Give up all but the checkpoints, of what a segment between two of them can compute again."""
+        made = [self.place[self.graph.producer[name]] for name in self.kept]
+        upto = [0, *accumulate(self.graph.value[name].bytes for name in self.kept)]
+        places = [
+            (upto[bisect(made, place)], sum(self.graph.value[name].bytes for name in passing), place, passing)
+            for place, passing in self.places()
+        ]
+        best: tuple[float, list[tuple[int, frozenset[str]]]] | None = None
+        for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64):
+            chosen = _evenly([(held, passing) for held, passing, _, _ in places], self.bytes / pieces)
+            marks = [0, *(places[index][0] for index in chosen), self.bytes]
+            longest = max(after - before for before, after in pairwise(marks))
+            rating = longest + sum(places[index][1] for index in chosen)
+            if chosen and (best is None or rating < best[0]):
+                best = rating, [places[index][2:] for index in chosen]
+        if best is None:
+            return
+        bounds = [place for place, _ in best[1]]
+        stay = frozenset[str]().union(*(passing for _, passing in best[1]))
+        regained = [0] * (len(bounds) + 1)
+        late = self.late()
+        for name in reversed(list(self.kept)):
+            if name in late and name not in stay and self.again(name, costly=True) is not None:
+                self.drop(name)
+                place = self.place[self.graph.producer[name]]
+                regained[bisect(bounds, place)] += self.graph.value[name].bytes
+        self.largest = max(regained)
+
+    def places(self) -> list[tuple[int, frozenset[str]]]:
+        """Tasks of the forward after which all that is still read is saved, each with what that is."""
+        forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
+        last = {self.graph.value[name].storage: place for place, task in forward for name in task.inputs}
+        ends: dict[int, list[str]] = {}
+        for name, place in last.items():
+            ends.setdefault(place, []).append(name)
+        alive: set[str] = set()
+        lost = 0
+        found: list[tuple[int, frozenset[str]]] = []
+        for place, task in forward:
+            for name in {self.graph.value[made].storage for made in task.outputs} - alive:
+                if self.graph.value[name].kind == "made" and last.get(name, place) > place:
+                    alive.add(name)
+                    lost += not self.ready(name)
+            for name in ends.get(place, ()):
+                if name in alive:
+                    alive.remove(name)
+                    lost -= not self.ready(name)
+            if not lost:
+                passing = frozenset(name for name in alive if name in self.kept)
+                if passing and (not found or passing != found[-1][1]):
+                    found.append((place, passing))
+        return found
+
+    def ready(self, name: str) -> bool:
+        """Whether a storage is there in the backward without being computed again."""
+        return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
+
+    def again(self, name: str, *, costly: bool) -> list[Task] | None:
+        """The tasks that make a storage again from what is there; None where they may not, or are too many."""
+        found: dict[str, Task] = {}
+        pending = [name]
+        while pending:
+            name = pending.pop()
+            task = self.anew(self.graph.task[self.graph.producer[name]])
+            if name not in task.outputs or not self.repeats(task, costly):
+                return None
+            if task.name in found:
+                continue
+            if len(found) == _LONGEST and not costly:
+                return None
+            found[task.name] = task
+            pending += (read for read in task.inputs if not self.ready(self.graph.value[read].storage))
+        return list(found.values())
+
+    def repeats(self, task: Task, costly: bool) -> bool:
+        """Whether a task may be computed again: it has no effect, and no more FLOPs than allowed."""
+        if task.phase != "forward" or task.random or task.writes or task.home or task.colocate or task.after:
+            return False
+        storages = {self.graph.value[name].storage for name in (*task.inputs, *task.outputs)}
+        if not storages.isdisjoint(self.changed):
+            return False
+        return costly or (
+            not task.flops and task.target.startswith("aten.") and not task.target.startswith(_COSTLY)
+        )
+
+    def anew(self, task: Task) -> Task:
+        """What is computed when a task comes again.
+
+        A BatchNorm goes without its running statistics, which the forward has moved on; a dropout applies the
+        mask it has drawn.
+        """
+        args = task.args
+        if task.target == "aten._native_batch_norm_legit_functional.default" and len(args) == 8:
+            return dataclasses.replace(
+                task,
+                target="aten._native_batch_norm_legit.no_stats",
+                args=(*args[:3], *args[5:]),
+                outputs=task.outputs[:3],
+                cuts=(),
+            )
+        if task.target == "aten.native_dropout.default" and task.random and len(args) == 3:
+            made, mask = (self.graph.value[name] for name in task.outputs)
+            probability = args[1]
+            assert isinstance(probability, (int, float))
+            # In half precision the two kernels round differently.
+            if made.dtype in ("float32", "float64") and self.ready(mask.storage):
+                scale = 1 / (1 - probability) if probability != 1 else 0.0
+                axes = (axis for axis, size in enumerate(made.shape) if size > 1)
+                return dataclasses.replace(
+                    task,
+                    target="aten.native_dropout_backward.default",
+                    args=(args[0], Ref(mask.name), scale),
+                    outputs=(made.name,),
+                    unpack=False,
+                    random=None,
+                    home=False,
+                    after=(),
+                    cuts=tuple(Cut((axis, axis), (axis,)) for axis in axes),
+                )
+        return task
+
+    def touched(self, task: Task) -> int:
+        """Bytes a task reads and writes."""
+        if task.free:
+            return 0
+        return sum(self.graph.value[name].bytes for name in (*task.inputs, *task.outputs))
+
+    def drop(self, name: str) -> None:
+        """Give up a saved storage."""
+        self.gone.add(name)
+        del self.kept[name]
+        self.bytes -= self.graph.value[name].bytes
+
+    def rewritten(self) -> Graph:
+        """The graph with what was given up computed again where the backward reads it."""
+        graph = self.graph
+        names: dict[str, str] = {}
+        tasks: list[Task] = []
+        values = list(graph.values)
+        for task in graph.tasks:
+            if task.phase == "forward":
+                tasks.append(task)
+                continue
+            needed = self.needed(task, names)
+            anchor = self.anchor(task)
+            for first in sorted(needed, key=lambda task: self.place[task.name]):
+                again = self.anew(first)
+                fresh = {name: f"{name}#again" for name in again.outputs}
+                for old, new in fresh.items():
+                    value = graph.value[old]
+                    own = value.storage in fresh or not self.ready(value.storage)
+                    storage = f"{value.storage}#again" if own else value.storage
+                    values.append(dataclasses.replace(value, name=new, storage=storage))
+                tasks.append(
+                    dataclasses.replace(
+                        _renamed(again, names),
+                        name=f"{first.name}#again",
+                        outputs=tuple(fresh.values()),
+                        after=(anchor,) if anchor else (),
+                        phase=task.phase,
+                    )
+                )
+                names.update(
+                    (old, new) for old, new in fresh.items() if not self.ready(graph.value[old].storage)
+                )
+            tasks.append(_renamed(task, names))
+        return dataclasses.replace(graph, values=tuple(values), tasks=tuple(tasks))
+
+    def needed(self, reader: Task, names: dict[str, str]) -> list[Task]:
+        """The tasks to compute again before `reader`: what it reads and nobody has."""
+        found: dict[str, Task] = {}
+        pending = [reader]
+        while pending:
+            for name in pending.pop().inputs:
+                maker = self.graph.producer.get(name)
+                if maker is None or name in names or maker in found:
+                    continue
+                task = self.graph.task[maker]
+                if task.phase == "forward" and not self.ready(self.graph.value[name].storage):
+                    found[maker] = task
+                    pending.append(self.anew(task))
+        return list(found.values())
+
+    def late(self) -> set[str]:
+        """Storages whose first reader in the backward waits for another task of the backward."""
+        found: dict[str, bool] = {}
+        for task in self.graph.tasks:
+            if task.phase != "forward":
+                for name in task.inputs:
+                    found.setdefault(self.graph.value[name].storage, self.anchor(task) is not None)
+        return {name for name, late in found.items() if late}
+
+    def anchor(self, task: Task) -> str | None:
+        """The last task of the backward whose values a task of the backward reads."""
+        makers = (self.graph.producer.get(name, "") for name in task.inputs)
+        found = [name for name in makers if name and self.graph.task[name].phase != "forward"]
+        return max(found, key=self.place.__getitem__, default=None)
+
+
+def _renamed(task: Task, names: dict[str, str]) -> Task:
+    if not any(name in names for name in task.inputs):
+        return task
+    return dataclasses.replace(
+        task,
+        args=tuple(replace_refs(argument, names) for argument in task.args),
+        kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
+    )
+
+
+def _evenly(places: list[tuple[int, int]], length: float) -> list[int]:
+    """Indices of places, (bytes before it, bytes that pass), about `length` bytes apart; of those at hand the one
+    that the fewest bytes pass.
+    """
+    chosen: list[int] = []
+    start, index = 0, 0
+    while index < len(places):
+        window: list[int] = []
+        while index < len(places) and (not window or places[index][0] <= start + length):
+            if places[index][0] > start + length / 2:
+                window.append(index)
+            index += 1
+        if window:
+            chosen.append(min(window, key=lambda found: (places[found][1], -found)))
+            start, index = places[chosen[-1]][0], chosen[-1] + 1
+    return chosen

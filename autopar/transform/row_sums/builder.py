@@ -1,0 +1,209 @@
+"""The tasks that take the place of one, each with the ways in which it may be cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...ir.graph import SUMMED, Argument, Const, Cut, Graph, Ref, Task, Value
+
+_BYTES = {"bool": 1, "uint8": 1, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+          "complex64": 8, "complex128": 16}  # fmt: skip
+HALF = frozenset({"float16", "bfloat16"})
+"""Types too coarse to sum in: what is summed of them is summed in float32, as torch's own kernels do."""
+
+
+class Steps:
+    """New tasks in the place of `task`, named `<task>#<step>`; the one that ends it keeps the name.
+
+    `values` are those of the graph so far and grow with each step.
+    """
+
+    def __init__(self, graph: Graph, task: Task, values: dict[str, Value]) -> None:
+        self.graph, self.task, self.values = graph, task, values
+        self.tasks: list[Task] = []
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a value."""
+        return self.values[name].shape
+
+    def dtype(self, name: str) -> str:
+        """Type of a value's elements."""
+        return self.values[name].dtype
+
+    def given(self, names: str, **defaults: Any) -> dict[str, Any]:
+        """Arguments by schema name: `names` in order, then keywords; the name of a value for a `Ref`."""
+        found: dict[str, Any] = dict(defaults)
+        found.update(zip(names.split(), self.task.args))
+        found.update(self.task.kwargs)
+        return {key: item.value if isinstance(item, Ref) else item for key, item in found.items()}
+
+    def put(
+        self,
+        step: str,
+        target: str,
+        args: tuple[Argument, ...],
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        kwargs: Mapping[str, Argument] | None = None,
+        cuts: Iterable[Cut] = (),
+        make: str = "",
+        view: str = "",
+    ) -> str:
+        """Append a task with one output, named after the step unless `make` names it; the output's name.
+
+        `view` is the value whose memory the output shares.
+        """
+        task = self.named(step)
+        made = make or task
+        self.value(made, shape, dtype, view)
+        self.append(task, target, args, (made,), kwargs=kwargs, cuts=cuts, free=bool(view))
+        return made
+
+    def append(
+        self,
+        name: str,
+        target: str,
+        args: tuple[Argument, ...],
+        outputs: tuple[str, ...],
+        *,
+        kwargs: Mapping[str, Argument] | None = None,
+        cuts: Iterable[Cut] = (),
+        **more: Any,
+    ) -> None:
+        """Append a task whose outputs are among the values; it stands where the task it is for stands."""
+        self.tasks.append(
+            dataclasses.replace(
+                self.task,
+                name=name,
+                target=target,
+                args=args,
+                kwargs=tuple((kwargs or {}).items()),
+                outputs=outputs,
+                cuts=tuple(dict.fromkeys(cuts)),
+                **{"unpack": False, "free": False, "flops": 0} | more,
+            )
+        )
+
+    @staticmethod
+    def plain(task: Task) -> Task:
+        """The task without the order and the place that random numbers ask for."""
+        return dataclasses.replace(task, random=None, home=False, after=())
+
+    def named(self, step: str) -> str:
+        """Name of the task of one step; without a step, of the last."""
+        return f"{self.task.name}#{step}" if step else self.task.name
+
+    def value(self, name: str, shape: tuple[int, ...], dtype: str, view: str = "") -> None:
+        """Add a value, or set what is known of one that is there."""
+        storage, known = self.values[view].storage if view else name, self.values.get(name)
+        order = known.order if known is not None and known.shape == shape else ()
+        nbytes = math.prod(shape) * _BYTES[dtype]
+        self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order)
+
+    def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
+        """The value in another type; itself where it has that already and needs no other name."""
+        if self.dtype(name) == dtype and not make:
+            return name
+        return self.pointwise(
+            step, "aten._to_copy.default", (Ref(name),), dtype, kwargs={"dtype": typed(dtype)}, make=make
+        )
+
+    def pointwise(
+        self,
+        step: str,
+        target: str,
+        args: tuple[Argument, ...],
+        dtype: str,
+        *,
+        kwargs: Mapping[str, Argument] | None = None,
+        make: str = "",
+        whole: bool = False,
+    ) -> str:
+        """A task whose arguments broadcast; cut along every axis, or along none when it stays `whole`."""
+        names = [argument.value for argument in args if isinstance(argument, Ref)]
+        shape = broadcast([self.shape(name) for name in names])
+        cuts = () if whole else self.rows(names, shape)
+        return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make)
+
+    def rows(self, names: Sequence[str], shape: tuple[int, ...], outputs: int | None = None) -> list[Cut]:
+        """A cut along each axis of values that broadcast to `shape`; `outputs` SUMMED when they are summed."""
+        return [
+            Cut(tuple(aligned(self.shape(name), axis, shape) for name in dict.fromkeys(names)),
+                (axis if outputs is None else outputs,))
+            for axis, size in enumerate(shape)
+            if size > 1
+        ]  # fmt: skip
+
+    def total(
+        self,
+        name: str,
+        axes: Sequence[int],
+        step: str,
+        *,
+        keep: bool = False,
+        dtype: str = "",
+    ) -> str:
+        """The sum over some axes: parts of these are summands, of the others parts of the sum."""
+        shape, dtype = self.shape(name), dtype or wide(self.dtype(name))
+        kept = [axis for axis in range(len(shape)) if keep or axis not in axes]
+        made = tuple(1 if axis in axes else shape[axis] for axis in kept)
+        cuts = [
+            Cut((axis,), (SUMMED if axis in axes else kept.index(axis),))
+            for axis, size in enumerate(shape)
+            if size > 1
+        ]
+        kwargs = {} if dtype == self.dtype(name) else {"dtype": typed(dtype)}
+        args = (Ref(name), tuple(axes), keep)
+        return self.put(step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts)
+
+    def divided(self, name: str, by: float, step: str, make: str) -> str:
+        """A value ÷ a number, in the type that `make` has; by the name of `make`."""
+        dtype = self.dtype(make)
+        if self.dtype(name) != dtype:
+            name = self.pointwise(self.inner(step), "aten.div.Scalar", (Ref(name), by), self.dtype(name))
+            return self.cast(name, dtype, step, make)
+        return self.pointwise(step, "aten.div.Scalar", (Ref(name), by), dtype, make=make)
+
+    def inner(self, step: str) -> str:
+        """Name for the step before one that only changes the type."""
+        return f"{step}_wide" if step else "wide"
+
+
+def wide(dtype: str) -> str:
+    """The type to sum values of this type in."""
+    return "float32" if dtype in HALF else dtype
+
+
+def typed(dtype: str) -> Const:
+    """A type as an argument."""
+    return Const(f"torch.{dtype}")
+
+
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that shapes broadcast to."""
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded))
+
+
+def aligned(shape: tuple[int, ...], axis: int, whole: tuple[int, ...]) -> int | None:
+    """The axis that broadcasts into axis `axis` of `whole`; None where the value is needed whole."""
+    own = axis - (len(whole) - len(shape))
+    return own if own >= 0 and shape[own] == whole[axis] else None
+
+
+def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, in order; none given, or an empty tuple, means all of them."""
+    if dims is None or dims == ():
+        return tuple(range(rank))
+    given = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted(axis + rank if axis < 0 else axis for axis in given))
+
+
+def holds_batch(shape: tuple[int, ...], axes: Sequence[int]) -> bool:
+    """Whether the batch may lie on one of the axes: it lies on one of the first two."""
+    return any(axis < 2 and shape[axis] > 1 for axis in axes)

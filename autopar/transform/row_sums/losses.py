@@ -1,0 +1,228 @@
+"""Mean losses as sums ÷ N, and what their gradients are of a sum."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ...ir.graph import SUMMED, Argument, Cut, Ref
+from .builder import HALF, Steps, broadcast, typed, wide
+
+_NONE, _MEAN, _SUM = 0, 1, 2
+"""torch's numbers for the reductions of a loss."""
+
+LOSSES = {
+    "mse_loss": "self target reduction",
+    "l1_loss": "self target reduction",
+    "smooth_l1_loss": "self target reduction beta",
+    "huber_loss": "self target reduction delta",
+    "soft_margin_loss": "self target reduction",
+    "kl_div": "self target reduction",
+    "hinge_embedding_loss": "self target margin reduction",
+    "margin_ranking_loss": "input1 input2 target margin reduction",
+    "poisson_nll_loss": "input target log_input full eps reduction",
+    "binary_cross_entropy": "self target weight reduction",
+    "binary_cross_entropy_with_logits": "self target weight pos_weight reduction",
+}
+"""Arguments by position of the losses whose tensors broadcast."""
+CLASS_LOSSES = ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd")
+"""Losses of scores of classes on axis 1."""
+
+_CLASSES = "self target weight reduction ignore_index label_smoothing"
+
+
+def loss(steps: Steps) -> bool:
+    """The summed loss ÷ the number of elements; a sum gets its cuts."""
+    order = LOSSES[steps.task.target.split(".")[1]]
+    reduction = steps.given(order, reduction=_MEAN)["reduction"]
+    (made,) = steps.task.outputs
+    shape = broadcast([steps.shape(name) for name in steps.task.inputs])
+    if reduction == _NONE or 0 in shape:
+        return False
+    if reduction == _SUM:
+        return _same(steps, steps.rows(steps.task.inputs, shape, SUMMED))
+    dtype = steps.dtype(made)
+    if dtype in HALF:
+        elements = _reduced(steps, order, _NONE, "elements", shape, dtype)
+        total = steps.total(elements, range(len(shape)), "sum")
+    else:
+        total = _reduced(steps, order, _SUM, "sum", (), dtype)
+    steps.divided(total, math.prod(shape), "", made)
+    return True
+
+
+def _reduced(steps: Steps, order: str, reduction: int, step: str, shape: tuple[int, ...], dtype: str) -> str:
+    """The loss under another reduction, the elements or their sum."""
+    inputs = steps.task.inputs
+    whole = broadcast([steps.shape(name) for name in inputs])
+    args, kwargs = _with(steps, order, reduction)
+    cuts = steps.rows(inputs, whole, None if reduction == _NONE else SUMMED)
+    return steps.put(step, steps.task.target, args, shape, dtype, kwargs=kwargs, cuts=cuts)
+
+
+def backward(steps: Steps) -> bool:
+    """The gradient of the summed loss, for the loss's gradient ÷ N: a number, so the rows are passed once."""
+    name = steps.task.target.split(".")[1].removesuffix("_backward")
+    order = f"grad_output {LOSSES[name]}"
+    given = steps.given(order, reduction=_MEAN)
+    tensors = [value for value in steps.task.inputs if value != given["grad_output"]]
+    shape = broadcast([steps.shape(value) for value in tensors])
+    if given["reduction"] == _NONE or 0 in shape or len(tensors) + 1 != len(steps.task.inputs):
+        return False
+    (made,) = steps.task.outputs
+    if given["reduction"] == _SUM:
+        return _same(steps, steps.rows(steps.task.inputs, shape))
+    args, kwargs = _with(steps, order, _SUM)
+    dtype = steps.dtype(given["grad_output"])
+    share = steps.pointwise("share", "aten.div.Scalar", (Ref(given["grad_output"]), math.prod(shape)), dtype)
+    names = (share, *tensors)
+    steps.put(
+        "", steps.task.target, (Ref(share), *args[1:]), steps.shape(made), steps.dtype(made),
+        kwargs=kwargs, cuts=steps.rows(names, shape), make=made,
+    )  # fmt: skip
+    return True
+
+
+def class_loss(steps: Steps) -> bool:
+    """The summed loss of scores of classes ÷ the total weight of the targets."""
+    given = steps.given(_CLASSES, weight=None, reduction=_MEAN, ignore_index=-100)
+    scores, target = given["self"], given["target"]
+    cuts = _class_cuts(steps, scores, target, (SUMMED,))
+    if given["reduction"] == _NONE or cuts is None:
+        return False
+    if given["reduction"] == _SUM:
+        return _same(steps, cuts)
+    (made,) = steps.task.outputs
+    shape, dtype = steps.shape(scores), steps.dtype(made)
+    rows = (shape[0], *shape[2:])
+    if dtype in HALF:
+        args, kwargs = _with(steps, _CLASSES, _NONE)
+        cuts = _class_cuts(steps, scores, target, (None,)) or []
+        elements = steps.put("elements", steps.task.target, args, rows, dtype, kwargs=kwargs, cuts=cuts)
+        total = steps.total(elements, range(len(rows)), "sum")
+    else:
+        args, kwargs = _with(steps, _CLASSES, _SUM)
+        total = steps.put("sum", steps.task.target, args, (), dtype, kwargs=kwargs, cuts=cuts)
+    if steps.shape(target) == shape:
+        steps.divided(total, math.prod(rows), "", made)
+    else:
+        weight = _weight(steps, given, steps.dtype(total))
+        _ratio(steps, total, weight, made)
+    return True
+
+
+def nll_forward(steps: Steps) -> bool:
+    """As `class_loss`, with the total weight as an output, made of the targets alone: the gradient needs it,
+    and would otherwise wait until every part has its loss.
+    """
+    given = steps.given(_CLASSES)
+    scores, target = given["self"], given["target"]
+    cuts = _class_cuts(steps, scores, target, (SUMMED, SUMMED))
+    if given["reduction"] == _NONE or cuts is None:
+        return False
+    made, weight = steps.task.outputs
+    shape, dtype = steps.shape(scores), steps.dtype(made)
+    rows = (shape[0], *shape[2:])
+    acc = wide(dtype)
+    total = _weight(steps, given, acc, weight if steps.dtype(weight) == acc else "")
+    if steps.dtype(weight) != acc:
+        steps.cast(total, steps.dtype(weight), "weight", weight)
+    each = dtype in HALF
+    args, kwargs = _with(steps, _CLASSES, _NONE if each else _SUM)
+    if each:
+        cuts = _class_cuts(steps, scores, target, (None, SUMMED)) or []
+    step = "elements" if each else "sum"
+    last = given["reduction"] == _SUM and not each
+    part = made if last else steps.named(step)
+    unread = f"{steps.task.name}#unread"
+    steps.value(part, rows if each else (), dtype)
+    steps.value(unread, (), dtype)
+    name = steps.task.name if last else part
+    steps.append(name, steps.task.target, args, (part, unread), kwargs=kwargs, cuts=cuts, unpack=True)
+    if last:
+        return True
+    loss = steps.total(part, range(len(rows)), "sum") if each else part
+    if given["reduction"] == _SUM:
+        steps.cast(loss, dtype, "", made)
+    else:
+        _ratio(steps, loss, total, made)
+    return True
+
+
+def nll_backward(steps: Steps) -> bool:
+    """Row by row: the total weight comes with the call."""
+    given = steps.given(f"grad_output {_CLASSES.rsplit(' ', 1)[0]} total_weight")
+    scores, target = given["self"], given["target"]
+    each = given["reduction"] == _NONE
+    cuts = _class_cuts(steps, scores, target, (None,), given["grad_output"] if each else "", own=True)
+    return cuts is not None and _same(steps, cuts)
+
+
+def _class_cuts(
+    steps: Steps,
+    scores: str,
+    target: str,
+    outputs: tuple[int | None, ...],
+    grad: str = "",
+    *,
+    own: bool = False,
+) -> list[Cut] | None:
+    """A cut along each axis but the classes; None where the classes are not on axis 1.
+
+    None among `outputs` stands for the axis itself: as the scores have it when `own`, else the targets.
+    """
+    shape, other = steps.shape(scores), steps.shape(target)
+    if len(shape) < 2 or 0 in shape or other not in (shape, (shape[0], *shape[2:])):
+        return None
+    soft = other == shape
+    cuts = []
+    for axis, size in enumerate(shape):
+        if axis == 1 or size < 2:
+            continue
+        flat = axis - (axis > 1)
+        axes = {scores: axis, target: axis if soft else flat, grad: flat}
+        made = tuple((axis if own else flat) if output is None else output for output in outputs)
+        cuts.append(Cut(tuple(axes.get(name) for name in steps.task.inputs), made))
+    return cuts
+
+
+def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> str:
+    """The weight of all targets but the ignored ones: how many there are, or what their classes weigh."""
+    target, weight, ignored = given["target"], given["weight"], int(given["ignore_index"])
+    kwargs: dict[str, Argument] = {"dtype": typed(dtype)}
+    if weight is None:
+        args: tuple[Argument, ...] = (Ref(target), ignored)
+        counted = steps.pointwise("counted", "aten.ne.Scalar", args, "bool", whole=True)
+    else:
+        out = steps.pointwise("ignored", "aten.eq.Scalar", (Ref(target), ignored), "bool", whole=True)
+        args = (Ref(target), Ref(out), 0)
+        safe = steps.pointwise("safe", "aten.masked_fill.Scalar", args, steps.dtype(target), whole=True)
+        shape, kind = steps.shape(target), steps.dtype(weight)
+        each = steps.put("weights", "aten.take.default", (Ref(weight), Ref(safe)), shape, kind)
+        args = (Ref(each), Ref(out), 0.0)
+        counted = steps.pointwise("counted", "aten.masked_fill.Scalar", args, kind, whole=True)
+    return steps.put("total", "aten.sum.default", (Ref(counted),), (), dtype, kwargs=kwargs, make=make)
+
+
+def _ratio(steps: Steps, total: str, weight: str, made: str) -> None:
+    dtype, wider = steps.dtype(made), steps.dtype(total)
+    args = (Ref(total), Ref(weight))
+    if dtype == wider:
+        steps.pointwise("", "aten.div.Tensor", args, dtype, make=made)
+    else:
+        steps.cast(steps.pointwise("ratio", "aten.div.Tensor", args, wider), dtype, "", made)
+
+
+def _with(steps: Steps, order: str, reduction: int) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+    """The arguments of the call with another reduction."""
+    args, kwargs = steps.task.args, dict(steps.task.kwargs)
+    place = order.split().index("reduction")
+    if place < len(args):
+        return (*args[:place], reduction, *args[place + 1 :]), kwargs
+    return args, kwargs | {"reduction": reduction}
+
+
+def _same(steps: Steps, cuts: list[Cut]) -> bool:
+    """The task as it is, with cuts."""
+    steps.tasks.append(dataclasses.replace(steps.task, cuts=tuple(dict.fromkeys(cuts))))
+    return True

@@ -1,0 +1,340 @@
+"""Cut the batch of a graph into parts, so that devices can share what is otherwise one chain.
+
+A rewrite of graph to graph: each task that lets the rows of the batch pass through independently is replaced
+by one task for each part; a value is rejoined only where something needs it whole, once for all who do. Where
+a task contracts the batch, its parts are added up, from the first to the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from numbers import Real
+from typing import Literal
+
+from ..errors import PlanError
+from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value, replace_refs
+from .batch_axis import Flow, flow
+from .split_profit import LIKE
+
+
+def even(batch: int, parts: int) -> tuple[int, ...]:
+    """Rows of `parts` parts that differ by at most one; fewer parts when there are not enough rows."""
+    return shares(batch, (1.0,) * parts)
+
+
+def shares(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Rows of each part in proportion to the weights; a part that would get no row is dropped."""
+    return tuple(rows for rows in allot(batch, weights) if rows)
+
+
+def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Rows for each weight, in proportion by largest remainders (the first of equals), zeros included.
+
+    Raises PlanError for a batch below 1 and for weights that are negative, infinite or all zero.
+    """
+    if batch < 1:
+        raise PlanError(f"a batch of {batch} rows cannot be shared out; give at least one row")
+    able = all(isinstance(weight, Real) and math.isfinite(weight) and weight >= 0 for weight in weights)
+    if not able or not any(weights):
+        raise PlanError(f"shares {tuple(weights)} must be finite numbers, none negative, and not all zero")
+    total = math.fsum(weights)
+    exact = [batch * weight / total for weight in weights]
+    rows = [math.floor(share) for share in exact]
+    order = sorted(range(len(rows)), key=lambda index: (rows[index] - exact[index], index))
+    for index in order[: batch - sum(rows)]:
+        rows[index] += 1
+    return tuple(rows)
+
+
+def batch_of(graph: Graph) -> int | None:
+    """The number of rows of the batch; None when no input of the forward has an axis.
+
+    Of the sizes of the first two axes of these inputs, the one along which most work can be cut, the first axis
+    and then the most common size before others; the most common first axis when nothing can be cut.
+    """
+    read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
+    given = [name for name in graph.inputs if name in read or not graph.readers[name]]
+    shapes = [graph.value[name].shape for name in given]
+    first = Counter(shape[0] for shape in shapes if shape)
+    second = Counter(shape[1] for shape in shapes if len(shape) > 1)
+    if not first:
+        return None
+    sizes = [size for found in (first, second) for size, _ in found.most_common()]
+    flows = [_best(graph, size) for size in dict.fromkeys(sizes) if size > 1]
+    best = max(flows, key=lambda found: _rating(graph, found), default=None)
+    return best.rows if best is not None and best.cuts else sizes[0]
+
+
+def _best(graph: Graph, rows: int, parts: int = 2) -> Flow:
+    """The flow of the first axis, or that of the second where it cuts more work."""
+    both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
+    found = (flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,)))
+    return max(found, key=lambda flow: _rating(graph, flow))
+
+
+def _rating(graph: Graph, found: Flow) -> tuple[bool, bool, int]:
+    forward = any(graph.task[name].phase == "forward" for name in found.cuts)
+    return forward, bool(found.cuts), found.work
+
+
+def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
+    """The graph with its batch cut into parts of `sizes` rows; the graph itself when nothing is gained.
+
+    A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`. Values cut this way
+    are `y#0`, `y#1`, …; the rejoined or summed value keeps the name `y`. Tasks with effects or without the batch
+    stay.
+
+    Raises PlanError when a size is below 1, when the sizes do not add up to the batch, and when the graph has
+    been split already.
+    """
+    if graph.split:
+        raise PlanError(
+            f"graph {graph.name!r} is split already ({graph.split}); split the graph it came from"
+        )
+    rows = sum(sizes)
+    if not sizes or min(sizes) < 1:
+        raise PlanError(f"split sizes {sizes} must all be positive; leave a device without rows out")
+    if not any(rows in graph.value[name].shape[:2] for name in graph.inputs):
+        raise PlanError(
+            f"split sizes {sizes} add up to {rows} rows, but the batch of graph {graph.name!r} has "
+            f"{batch_of(graph)}"
+        )
+    found = _best(graph, rows, len(sizes))
+    return _Split(graph, found, sizes).run() if len(sizes) > 1 and found.cuts else graph
+
+
+class _Split:
+    """A split graph in the making, in capture order."""
+
+    def __init__(self, graph: Graph, found: Flow, sizes: tuple[int, ...]) -> None:
+        self.graph, self.flow, self.sizes = graph, found, sizes
+        self.stops = tuple(accumulate(sizes))
+        self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
+        self.tasks: list[Task] = []
+        self.parts: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.results = dict.fromkeys((*graph.outputs, *(made for made, _ in graph.updates)))
+        self.phase: Literal["forward", "backward", "update"] = "forward"
+
+    def run(self) -> Graph:
+        later = next((task.name for task in self.graph.tasks if task.phase != "forward"), "")
+        for task in self.graph.tasks:
+            if task.name == later:
+                self.deliver()
+            self.phase = task.phase
+            if task.name in self.flow.cuts:
+                self.cut(task, self.flow.cuts[task.name])
+            else:
+                self.keep(task)
+        self.deliver()
+        return dataclasses.replace(
+            self.graph,
+            values=tuple(self.values.values()),
+            tasks=tuple(self.tasks),
+            split=f"{len(self.sizes)} parts: {' + '.join(map(str, self.sizes))}",
+        )
+
+    def deliver(self) -> None:
+        """Rejoin those results that have been made."""
+        for name in self.results:
+            if name in self.flow.axis and (name, self.flow.axis[name]) in self.parts:
+                producer = self.graph.producer.get(name)
+                self.phase = self.graph.task[producer].phase if producer else "forward"
+                self.whole(name)
+
+    def keep(self, task: Task) -> None:
+        """A task that stays whole, after what rejoins its inputs."""
+        names = {name: self.any(name) if task.target in LIKE else self.whole(name) for name in task.inputs}
+        for name in task.outputs:
+            value = self.graph.value[name]
+            self.values[name] = dataclasses.replace(value, storage=self.storage(value, name, names))
+        args = tuple(replace_refs(argument, names) for argument in task.args)
+        self.tasks.append(dataclasses.replace(task, args=args, after=self.after(task)))
+
+    def cut(self, task: Task, cut: Cut) -> None:
+        """One task for each part."""
+        reads = task.inputs
+        given = [
+            (self.whole(name),) * len(self.sizes) if axis is None else self.split(name, axis)
+            for name, axis in zip(reads, cut.inputs)
+        ]
+        made = [self.names(name, axis) for name, axis in zip(task.outputs, cut.outputs)]
+        self.parts.update(
+            ((name, axis), parts)
+            for name, axis, parts in zip(task.outputs, cut.outputs, made)
+            if axis is not None and axis != SUMMED
+        )
+        for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
+            names = {name: parts[index] for name, parts in zip(reads, given)}
+            for name, axis, parts in zip(task.outputs, cut.outputs, made):
+                storage = self.storage(self.graph.value[name], parts[index], names)
+                self.put(self.graph.value[name], parts[index], axis, size, storage)
+            args = task.args
+            for path in cut.scale:
+                args = _scaled(args, path, size, self.flow.rows)
+            self.tasks.append(
+                dataclasses.replace(
+                    task,
+                    name=f"{task.name}#{index}",
+                    args=tuple(replace_refs(argument, names) for argument in args),
+                    kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
+                    outputs=tuple(parts[index] for parts in made),
+                    after=self.after(task, index),
+                    flops=_share(task.flops, stop, self.flow.rows)
+                    - _share(task.flops, stop - size, self.flow.rows),
+                    cuts=(),
+                    origin=task.origin or task.name,
+                    part=f"rows {stop - size}–{stop - 1}",
+                )
+            )
+        for name, axis, parts in zip(task.outputs, cut.outputs, made):
+            if axis == SUMMED and (self.graph.readers[name] or name in self.results):
+                self.values[name] = dataclasses.replace(self.graph.value[name], storage=name)
+                self.add(name, f"{name}#sum", SUM, (tuple(map(Ref, parts)),), name, free=False)
+
+    def names(self, name: str, axis: int | None) -> tuple[str, ...]:
+        """Names of the parts of a value; of those that each part has for itself the first stands for the whole."""
+        parts = [f"{name}#{index}" for index in range(len(self.sizes))]
+        return (name, *parts[1:]) if axis == OWN else tuple(parts)
+
+    def put(self, value: Value, name: str, axis: int | None, size: int, storage: str) -> None:
+        """Add the part of a value that has `size` rows of the batch on `axis`."""
+        shape, nbytes = value.shape, value.bytes
+        if axis is not None and axis >= 0:
+            shape = (*shape[:axis], shape[axis] // self.flow.rows * size, *shape[axis + 1 :])
+            nbytes = nbytes // self.flow.rows * size
+        self.values[name] = Value(name, shape, value.dtype, nbytes, storage)
+
+    def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
+        """Whose memory an output shares now: that of the input it shared memory with before, or its own."""
+        if value.storage != value.name:
+            for before, now in given.items():
+                if self.graph.value[before].storage == value.storage:
+                    return self.values[now].storage
+        return name
+
+    def any(self, name: str) -> str:
+        """The value, or a part of it where that is what there is."""
+        parts = self.parts.get((name, self.flow.axis.get(name, 0)))
+        return parts[0] if parts and name not in self.values else self.whole(name)
+
+    def whole(self, name: str) -> str:
+        """The value in one piece, rejoined by the first who asks."""
+        if name not in self.values:
+            axis, value = self.flow.axis[name], self.graph.value[name]
+            parts, outer = self.parts[name, axis], self.flow.outer.get(name, 1)
+            if outer == 1:
+                self.values[name] = dataclasses.replace(value, storage=name)
+                self.add(name, f"{name}#join", JOIN, _joined(parts, axis, value.order), name, free=False)
+            else:
+                self.join_blocks(value, axis, outer, parts)
+        return name
+
+    def join_blocks(self, value: Value, axis: int, outer: int, parts: tuple[str, ...]) -> None:
+        """Rejoin rows that lie in `outer` blocks of one axis: apart, joined, and merged again."""
+        joined = f"{value.name}#blocks"
+        for part in parts:
+            shape = _apart(self.values[part].shape, axis, outer)
+            blocks = f"{part}#blocks"
+            self.values[blocks] = dataclasses.replace(self.values[part], name=blocks, shape=shape)
+            self.add(blocks, blocks, _RESHAPE, (Ref(part), shape), value.name, free=True)
+        order = _order_apart(value.order, axis)
+        self.values[joined] = dataclasses.replace(
+            value, name=joined, shape=_apart(value.shape, axis, outer), storage=joined, order=order
+        )
+        args = _joined([f"{part}#blocks" for part in parts], axis + 1, order)
+        self.add(joined, f"{value.name}#join", JOIN, args, value.name, free=False)
+        self.values[value.name] = dataclasses.replace(value, storage=joined)
+        self.add(
+            value.name, f"{value.name}#merge", _RESHAPE, (Ref(joined), value.shape), value.name, free=True
+        )
+
+    def split(self, name: str, axis: int) -> tuple[str, ...]:
+        """The parts of a value along an axis, taken from the whole by the first who asks."""
+        if axis == OWN:
+            return self.parts.get((name, axis)) or (self.whole(name),) * len(self.sizes)
+        if (name, axis) not in self.parts:
+            self.whole(name)
+            value = self.graph.value[name]
+            unit = value.shape[axis] // self.flow.rows
+            label = name if axis == self.flow.axis.get(name) else f"{name}#axis{axis}"
+            names = tuple(f"{label}#{index}" for index in range(len(self.sizes)))
+            for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
+                self.put(value, names[index], axis, size, self.values[name].storage)
+                args = (Ref(name), axis, unit * (stop - size), unit * stop)
+                self.add(names[index], f"{label}#part{index}", PART, args, name, free=True)
+            self.parts[name, axis] = names
+        return self.parts[name, axis]
+
+    def add(
+        self, made: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
+    ) -> None:
+        """Append a task of our own, placed in the user's code where the value it serves is made, in the phase of
+        who asks for it."""
+        producer = self.graph.producer.get(value)
+        where = self.graph.task[producer] if producer else Task("", "")
+        self.tasks.append(
+            Task(
+                task,
+                target,
+                args,
+                outputs=(made,),
+                free=free,
+                module=where.module,
+                source=where.source,
+                phase=self.phase,
+            )
+        )
+
+    def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
+        """The tasks it must follow, by the names their parts have now: a part follows the part it belongs to.
+
+        Tasks in parts neither write nor draw random numbers, so that no part can disturb another.
+        """
+        parts = range(len(self.sizes)) if part is None else (part,)
+        cuts = self.flow.cuts
+        return tuple(
+            name
+            for earlier in task.after
+            for name in ([f"{earlier}#{index}" for index in parts] if earlier in cuts else [earlier])
+        )
+
+
+_RESHAPE = "aten.reshape.default"
+
+
+def _apart(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
+    return (*shape[:axis], outer, shape[axis] // outer, *shape[axis + 1 :])
+
+
+def _order_apart(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """`Value.order` of what has two axes in the place of one."""
+    pairs = ((place, place + 1) if place == axis else (place + (place > axis),) for place in order)
+    return tuple(chain.from_iterable(pairs))
+
+
+def _joined(parts: Sequence[str], axis: int, order: tuple[int, ...]) -> tuple[Argument, ...]:
+    """The arguments of a JOIN."""
+    refs = tuple(map(Ref, parts))
+    return (refs, axis, order) if order else (refs, axis)
+
+
+def _share(amount: int, rows: int, batch: int) -> int:
+    return amount * rows // batch
+
+
+def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch: int) -> tuple[Argument, ...]:
+    """The arguments with the integer at `path` as large for `rows` rows as it was for the batch."""
+    step, *rest = path
+    old = args[step]
+    new: Argument
+    if rest:
+        assert isinstance(old, tuple)
+        new = _scaled(old, tuple(rest), rows, batch)
+    else:
+        assert isinstance(old, int)
+        new = old // batch * rows
+    return (*args[:step], new, *args[step + 1 :])

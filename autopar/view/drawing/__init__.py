@@ -1,0 +1,1 @@
+"""SVG and PNG, fonts and colours."""

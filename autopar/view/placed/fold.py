@@ -1,0 +1,269 @@
+"""Runs as cards: one each while there are few, else equal repeated blocks as one stacked card and short
+runs merged into their module, so that a picture of any plan has a bounded number of boxes.
+
+A card keeps the true times of what it holds: it begins with its first run, ends with its last, and
+`busy` is the sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+from ...ir.display_names import CRITERION, common_module
+from ...ir.plan import Plan
+from ...ir.steps import Placed
+from ..report.names import module_of
+
+BUDGET = 150
+"""The most boxes of one picture, when no more lanes than that are used."""
+_PLAIN = 60
+_EQUAL = 0.25
+_DENSE = 0.75
+
+
+Block = tuple[str, int]
+"""A numbered module: `model.layers.3` is (`model.layers`, 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One of the repeated blocks in a stacked card."""
+
+    name: str
+    start: float
+    end: float
+    busy: float
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A box: the `runs` of one lane between `start` and `end`, at work for `busy` seconds of that.
+
+    `copies` are the repeated blocks when it is a stack; `module` what the runs share; `phase` the part of a
+    training step that most of its work is of.
+    """
+
+    lane: str
+    device: str
+    title: str
+    module: str
+    start: float
+    end: float
+    busy: float
+    runs: tuple[str, ...]
+    copies: tuple[Copy, ...] = ()
+    phase: str = "forward"
+    block: Block | None = None
+
+
+Group: TypeAlias = tuple[Block | None, list[Card]]
+"""Cards that follow one another in one block."""
+
+
+def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
+    """The cards of each lane that computes, in order; at most `budget` of them, or one for each such lane."""
+    lanes: dict[str, list[Card]] = {}
+    for lane, steps in plan.orders.items():
+        cards = [_card(plan, step, lane) for step in steps if isinstance(step, Placed)]
+        if cards:
+            lanes[lane] = cards
+    if sum(map(len, lanes.values())) > min(_PLAIN, budget):
+        short = plan.makespan * 0.01
+        lanes = {lane: _merge(_stack(plan, cards), short, strict=True) for lane, cards in lanes.items()}
+        while sum(map(len, lanes.values())) > budget and short < 2 * plan.makespan:
+            lanes = {lane: _merge(cards, short, strict=False) for lane, cards in lanes.items()}
+            short *= 1.5
+        if sum(map(len, lanes.values())) > budget:
+            lanes = {lane: [_join(cards)] for lane, cards in lanes.items()}
+    return {lane: tuple(cards) for lane, cards in lanes.items()}
+
+
+def _card(plan: Plan, placed: Placed, lane: str) -> Card:
+    tasks = [plan.costed.graph.task[name] for name in plan.costed.run[placed.run].tasks]
+    # A run may reach into the next block: it counts as of the block most of its tasks are in.
+    blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
+    return Card(
+        lane,
+        placed.device,
+        plan.words.run(placed.run),
+        module_of(plan, placed.run),
+        placed.start,
+        placed.end,
+        placed.end - placed.start,
+        (placed.run,),
+        phase=plan.words.phase(placed.run),
+        block=max(blocks, key=lambda block: blocks[block], default=None),
+    )
+
+
+def _join(cards: list[Card]) -> Card:
+    if len(cards) == 1:
+        return cards[0]
+    module = common_module([card.module for card in cards])
+    runs = tuple(run for card in cards for run in card.runs)
+    busy = sum(card.busy for card in cards)
+    work: dict[str, float] = {}
+    for card in cards:
+        work[card.phase] = work.get(card.phase, 0.0) + card.busy
+    phase = max(work, key=lambda each: work[each])
+    first, end = cards[0], max(card.end for card in cards)
+    block = first.block if all(card.block == first.block for card in cards) else None
+    title = _title(cards, module)
+    title = "loss" if title == CRITERION else title
+    title = f"{title}{_marked(cards, phase)}" if title else f"{first.title} … {cards[-1].title}"
+    return Card(
+        first.lane, first.device, title, module, first.start, end, busy, runs, phase=phase, block=block
+    )
+
+
+def _marked(cards: list[Card], phase: str) -> str:
+    """What is said of the phase behind the title of joined cards, as it is behind their own."""
+    if len({card.phase for card in cards}) == 1 and phase in ("reduction", "update"):
+        return ", sums" if phase == "reduction" else ", update"
+    return (
+        f" {phase}" if phase == "backward" or any(card.title.endswith(" forward") for card in cards) else ""
+    )
+
+
+def _title(cards: list[Card], module: str) -> str:
+    """What the blocks of joined cards are called, `layers 3 … 5`, else the module they share."""
+    blocks = [card.block for card in cards]
+    known = [block for block in blocks if block]
+    if len(known) < len(blocks) or len({path for path, _ in known}) != 1 or _block(module):
+        return module
+    path, low, high = known[0][0], min(index for _, index in known), max(index for _, index in known)
+    return f"{path}.{low}" if low == high else f"{path.rpartition('.')[2]} {low} … {high}"
+
+
+def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
+    """Join neighbours that are each shorter than `short` and not further apart; `strict`: only within
+    one block."""
+    done: list[Card] = []
+    group: list[Card] = []
+    for card in cards:
+        joins = (
+            group
+            and max(card.end - card.start, group[0].end - group[0].start) < short
+            and card.start - group[-1].end <= short
+            and not (card.copies or group[0].copies)
+            and (not strict or _kin(group[0], card))
+            and (card.end - group[0].start <= 6 * short or (strict and card.block is not None))
+        )
+        if not joins:
+            if group:
+                done.append(_join(group))
+            group = []
+        group.append(card)
+    return [*done, _join(group)] if group else done
+
+
+def _kin(one: Card, other: Card) -> bool:
+    """Whether two cards lie in one numbered block, or, outside of such, below one module."""
+    if one.phase != other.phase:
+        return False
+    if one.block or other.block:
+        return one.block == other.block
+    return bool(common_module([one.module, other.module]))
+
+
+def _block(module: str) -> Block | None:
+    """The outermost numbered module of a path: `model.layers.3.attn` is in (`model.layers`, 3)."""
+    parts = module.split(".")
+    for position, part in enumerate(parts):
+        if part.isdecimal() and position:
+            return ".".join(parts[:position]), int(part)
+    return None
+
+
+def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
+    """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
+    card."""
+    groups: list[Group] = []
+    for card in cards:
+        block = card.block
+        if groups and block and groups[-1][0] == block and groups[-1][1][0].phase == card.phase:
+            groups[-1][1].append(card)
+        else:
+            groups.append((block, [card]))
+    done: list[Card] = []
+    position = 0
+    while position < len(groups):
+        end = position + 1
+        block = groups[position][0]
+        while block and end < len(groups) and _follows(groups[end - 1], groups[end]):
+            end += 1
+        row = groups[position:end]
+        plain = [card for _, held in row for card in held]
+        dense = sum(card.busy for card in plain) >= _DENSE * (plain[-1].end - plain[0].start)
+        done += _stack_row(plan, row) if block and len(row) >= 3 and dense else plain
+        position = end
+    return done
+
+
+def _follows(one: Group, other: Group) -> bool:
+    """Whether the next block comes after the one before, in the same phase: up in a forward, down in a backward."""
+    if one[0] is None or other[0] is None or one[1][0].phase != other[1][0].phase:
+        return False
+    return one[0][0] == other[0][0] and abs(one[0][1] - other[0][1]) == 1
+
+
+def _stack_row(plan: Plan, row: list[Group]) -> list[Card]:
+    """Equal blocks of a row as stacks; a block unlike the middle one stays open between them."""
+    usual = median(sum(card.busy for card in held) for _, held in row)
+    done: list[Card] = []
+    equal: list[tuple[Block, list[Card]]] = []
+
+    def flush() -> None:
+        if len(equal) >= 3 or (len(equal) == 2 and any(card.copies for card in done)):
+            done.append(_stacked(plan, equal))
+        else:
+            done.extend(card for _, held in equal for card in held)
+        equal.clear()
+
+    for block, held in row:
+        assert block is not None
+        if abs(sum(card.busy for card in held) - usual) <= _EQUAL * usual:
+            equal.append((block, held))
+        else:
+            flush()
+            done += held
+    flush()
+    return done
+
+
+def _stacked(plan: Plan, row: list[tuple[Block, list[Card]]]) -> Card:
+    copies = []
+    for (path, index), held in row:
+        whole = _join(held)
+        copies.append(Copy(f"{path}.{index}", whole.start, whole.end, whole.busy, whole.runs))
+    whole = _join([card for _, held in row for card in held])
+    (path, first), (_, last) = row[0][0], row[-1][0]
+    title = f"{path.rpartition('.')[2]} {first} … {last}{_kind(plan, copies, whole.phase)}"
+    return Card(
+        whole.lane,
+        whole.device,
+        title,
+        path,
+        whole.start,
+        whole.end,
+        whole.busy,
+        whole.runs,
+        tuple(copies),
+        whole.phase,
+    )
+
+
+def _kind(plan: Plan, copies: list[Copy], phase: str) -> str:
+    """What each of the copies is, where they have one run each and it is the same of all; else their phase."""
+    words = {
+        plan.words.run(copy.runs[0]).replace(f"{copy.name}.", "", 1) for copy in copies if len(copy.runs) == 1
+    }
+    if len(words) == 1 and all(len(copy.runs) == 1 for copy in copies):
+        return f": {words.pop()}"
+    return {"reduction": ", sums", "update": ", update"}.get(
+        phase, f" {phase}" if plan.words.training else ""
+    )

@@ -1,0 +1,128 @@
+"""Where a label may go: rectangles and lines that are taken, and whether a rectangle is free of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..drawing import fonts
+from ..drawing.palette import INK
+from ..drawing.svg import Point
+
+_CELL = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rect:
+    """A rectangle from its top left corner, in pixels."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+
+    def meets(self, other: Rect) -> bool:
+        """Whether the two share any area."""
+        return (
+            self.x < other.x + other.w
+            and other.x < self.x + self.w
+            and self.y < other.y + other.h
+            and other.y < self.y + self.h
+        )
+
+    def crosses(self, start: Point, end: Point) -> bool:
+        """Whether a line from `start` to `end` passes through it (Liang and Barsky, 1984)."""
+        low, high = 0.0, 1.0
+        for origin, step, least, most in (
+            (start[0], end[0] - start[0], self.x, self.x + self.w),
+            (start[1], end[1] - start[1], self.y, self.y + self.h),
+        ):
+            if not step:
+                if not least < origin < most:
+                    return False
+                continue
+            near, far = sorted(((least - origin) / step, (most - origin) / step))
+            low, high = max(low, near), min(high, far)
+            if low >= high:
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A line of text whose baseline is at `y`, measured by the fonts' own widths."""
+
+    x: float
+    y: float
+    text: str
+    size: float = 12
+    color: str = INK
+    bold: bool = False
+    anchor: str = "start"
+    halo: bool = False
+    leader: tuple[Point, Point] | None = None
+    """A line from what the label is of, where that is too thin to hold it."""
+
+    @property
+    def rect(self) -> Rect:
+        """What it covers, from the top of its capitals to below its baseline."""
+        w = fonts.width(self.text, self.size, self.bold)
+        x = self.x - (w if self.anchor == "end" else w / 2 if self.anchor == "middle" else 0)
+        return Rect(x, self.y - self.size * 0.8, w, self.size)
+
+
+class Room:
+    """What is taken so far, in a grid of cells so that a question costs what is near and not all there is."""
+
+    def __init__(self) -> None:
+        self._rects: dict[tuple[int, int], list[Rect]] = defaultdict(list)
+        self._lines: dict[tuple[int, int], list[tuple[Point, Point]]] = defaultdict(list)
+        self._under: dict[tuple[int, int], list[tuple[Point, Point]]] = defaultdict(list)
+
+    def take(self, rect: Rect) -> None:
+        """Mark a rectangle as taken."""
+        for cell in _cells(rect):
+            self._rects[cell].append(rect)
+
+    def take_line(self, start: Point, end: Point, *, under: bool = False) -> None:
+        """Mark a line as taken; one that is `under` the boxes is not seen in them."""
+        x, y = min(start[0], end[0]), min(start[1], end[1])
+        lines = self._under if under else self._lines
+        for cell in _cells(Rect(x, y, abs(end[0] - start[0]), abs(end[1] - start[1]))):
+            lines[cell].append((start, end))
+
+    def free(self, rect: Rect) -> bool:
+        """Whether nothing taken meets it."""
+        return not any(
+            any(rect.meets(other) for other in self._rects.get(cell, ()))
+            or any(rect.crosses(*line) for held in (self._lines, self._under) for line in held.get(cell, ()))
+            for cell in _cells(rect)
+        )
+
+    def unlined(self, rect: Rect, pad: float = 0.0) -> bool:
+        """Whether no line over the boxes passes through it, or comes nearer to it than `pad` pixels."""
+        grown = Rect(rect.x - pad, rect.y - pad, rect.w + 2 * pad, rect.h + 2 * pad)
+        return not any(grown.crosses(*line) for cell in _cells(grown) for line in self._lines.get(cell, ()))
+
+    def open(self, start: Point, end: Point) -> bool:
+        """Whether a line from `start` to `end` touches no rectangle that is taken."""
+        x, y = min(start[0], end[0]), min(start[1], end[1])
+        cells = _cells(Rect(x, y, abs(end[0] - start[0]), abs(end[1] - start[1])))
+        return not any(rect.crosses(start, end) for cell in cells for rect in self._rects.get(cell, ()))
+
+    def place(self, labels: list[Label], *, pad: float = 1.5) -> bool:
+        """Take the room of all `labels` when every one is free; else take none and say so."""
+        rects = [label.rect for label in labels]
+        grown = [Rect(r.x - pad, r.y - pad, r.w + 2 * pad, r.h + 2 * pad) for r in rects]
+        if not all(map(self.free, grown)):
+            return False
+        for rect in rects:
+            self.take(rect)
+        return True
+
+
+def _cells(rect: Rect) -> Iterator[tuple[int, int]]:
+    for column in range(int(rect.x // _CELL), int((rect.x + rect.w) // _CELL) + 1):
+        for row in range(int(rect.y // _CELL), int((rect.y + rect.h) // _CELL) + 1):
+            yield column, row

@@ -1,0 +1,114 @@
+"""The plan as a chart for a terminal: lanes are columns, time runs down."""
+
+from __future__ import annotations
+
+from ...ir.plan import Plan
+from ...ir.steps import Placed, Transfer
+from ...text.tables import percent, seconds, size
+from .facts import busy_shares
+
+_WIDE = 100
+_AXIS = 10
+
+
+def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
+    """A swim-lane chart of at most `wide` columns and about `rows` lines; `┃` marks the critical path.
+
+    A line stands for one slice of time. A box shows the run that fills most of the slice, with `+2` when
+    it hides more; transfers are listed at the line in which they begin.
+    """
+    machine = plan.costed.machine
+    title = f"{plan.costed.graph.name} by {plan.policy}" + (f"  [{machine.label}]" if machine.label else "")
+    gap = f"lower bound {seconds(plan.lower_bound)} (gap {percent(plan.gap)})" if plan.lower_bound else ""
+    lines = [
+        title,
+        " · ".join(filter(None, (f"predicted {seconds(plan.makespan)}", gap, f"moved {size(plan.moved)}"))),
+    ]
+    lanes = [lane for lane, steps in plan.orders.items() if any(isinstance(step, Placed) for step in steps)]
+    if not lanes or not plan.makespan:
+        return "\n".join([*lines, "nothing takes time in this plan"]) + "\n"
+    found = plan.critical
+    hot = {id(found.steps[index]) for index in found.path}
+    notes_wide = 34 if plan.transfers and len(lanes) <= 4 else 0
+    column = max(8, min(30, (wide - _AXIS - notes_wide) // len(lanes) - 1))
+    shares = busy_shares(plan.timeline())
+    rows = max(8, min(rows, 3 * len(plan.placed) + 4))
+    tick = plan.makespan / rows
+    grid = [_column(plan, lane, rows, tick, column, hot) for lane in lanes]
+    moves = _moves(plan, rows, tick, hot, wide - _AXIS - len(lanes) * (column + 1) - 1)
+    lines += [
+        "",
+        " " * _AXIS
+        + " ".join(f"{lane} {percent(shares.get(lane, 0.0))}".ljust(column) for lane in lanes).rstrip(),
+    ]
+    for row in range(rows):
+        when = seconds(row * tick) if row % 4 == 0 else ""
+        cells = " ".join(cells[row] for cells in grid)
+        lines.append(f"{when:>{_AXIS - 1}} {cells} {moves[row]}".rstrip())
+    lines.append(f"{seconds(plan.makespan):>{_AXIS - 1}} " + " ".join("═" * column for _ in lanes))
+    lines.append(
+        "┃ critical path  ╎ idle  ⇢ transfer: value, from → to, bytes · time  +n more in that slice of time"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[int]) -> list[str]:
+    here = [step for step in plan.orders[lane] if isinstance(step, Placed)]
+    most: list[tuple[float, int] | None] = [None] * rows
+    count = [0] * rows
+    for index, step in enumerate(here):
+        first = min(rows - 1, int(step.start / tick))
+        count[first] += 1
+        last = min(rows - 1, max(first, int(step.end / tick - 1e-9)))
+        for row in range(first, last + 1):
+            share = min(step.end, (row + 1) * tick) - max(step.start, row * tick)
+            had = most[row]
+            if share > 0.05 * tick and (had is None or share > had[0]):
+                most[row] = (share, index)
+    cells, before = [], -1
+    for row in range(rows):
+        slot = most[row]
+        if slot is None:
+            cells.append("╎".ljust(wide))
+            before = -1
+            continue
+        index = slot[1]
+        edge = "┃" if id(here[index]) in hot else "│"
+        if index == before:
+            cells.append(edge + "░" * (wide - 1))
+            continue
+        before = index
+        more = f" +{count[row] - 1}" if count[row] > 1 else ""
+        after = f"{more} {seconds(here[index].end - here[index].start)}"
+        room = wide - 2 - len(after)
+        name = plan.words.run(here[index].run)
+        if len(name) > room:
+            after = more
+            room = wide - 2 - len(after)
+        cells.append(f"{edge} {_clip(name, room).ljust(room)}{after}")
+    return cells
+
+
+def _moves(plan: Plan, rows: int, tick: float, hot: set[int], room: int) -> list[str]:
+    slots: list[list[Transfer]] = [[] for _ in range(rows)]
+    for transfer in plan.transfers:
+        slots[min(rows - 1, int(transfer.start / tick))].append(transfer)
+    lines = []
+    for slot in slots:
+        if not slot:
+            lines.append("")
+            continue
+        first = max(slot, key=lambda transfer: transfer.end - transfer.start)
+        mark = "┃⇢" if any(id(transfer) in hot for transfer in slot) else "⇢"
+        total = sum(transfer.bytes for transfer in slot)
+        more = f" ×{len(slot)}" if len(slot) > 1 else ""
+        tail = f" {first.src} → {first.dst}{more} {size(total)} · {seconds(first.end - first.start)}"
+        if len(tail) + 8 > room:
+            tail = f" {first.src}→{first.dst}{more} {size(total)}"
+        name = _clip(plan.words.value(first.value), max(0, room - len(mark) - 1 - len(tail)))
+        lines.append(_clip(f"{mark} {name}{tail}", room))
+    return lines
+
+
+def _clip(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…" if room > 0 else ""

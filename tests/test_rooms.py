@@ -1,0 +1,58 @@
+"""The house: rooms without torch load none, arrows point down (import-linter's contracts), files are short."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autopar
+
+PACKAGE = Path(autopar.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+PURE = ("errors", "text", "system", "ir", "transform", "planner", "lowering", "view")
+"""Rooms that never load torch."""
+
+
+def dotted(path: Path) -> str:
+    """The name a module is imported by."""
+    return ".".join(("autopar", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def loads_torch(names: list[str]) -> str:
+    """The first of some modules, imported one after the other, with which torch is there; "" where none is."""
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules: sys.exit(print(name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def pure() -> list[str]:
+    """Every module of the rooms without torch."""
+    rooms = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
+    return [dotted(path) for path, room in rooms.items() if room in PURE]
+
+
+def test_torch_is_not_loaded() -> None:
+    assert len(pure()) > 100 and not loads_torch(pure())
+
+
+def test_the_guard_against_torch_can_fail() -> None:
+    assert loads_torch([*pure()[:3], "autopar.pipeline.compare"]) == "autopar.pipeline.compare"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_contracts_are_kept() -> None:
+    linter = pytest.importorskip("importlinter.cli", reason="import-linter is in the extra [dev]")
+    root = PACKAGE.parent
+    assert linter.lint_imports(config_filename=str(root / "pyproject.toml"), no_cache=True) == 0
