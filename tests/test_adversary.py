@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import adversary
 import pytest
 import torch
 from mutants import with_steps
@@ -12,7 +13,6 @@ from autopar.ir.graph import Ref, Task
 from autopar.ir.program import Copy, Free, Program, Record
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.runtime import adversary
 
 
 def test_same_seed_same_run() -> None:

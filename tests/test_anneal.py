@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
+from benchmarks.instances import planted
 from graphs import chain, machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench.instances import planted
 from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import KEPT, Race
 from autopar.planner.formats import read

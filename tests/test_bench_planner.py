@@ -6,8 +6,7 @@ import math
 import random
 
 import pytest
-
-from autopar.bench.planner import (
+from benchmarks import (
     PARTS,
     adversary,
     families,
@@ -20,9 +19,10 @@ from autopar.bench.planner import (
     small,
     stg,
 )
-from autopar.bench.planner.judging import Asked, Goal, by_direction, by_policy, percentile, planned, unwired
-from autopar.bench.planner.related import Instance
-from autopar.bench.planner.varied import varied
+from benchmarks.judging import Asked, Goal, by_direction, by_policy, percentile, planned, unwired
+from benchmarks.related import Instance
+from benchmarks.varied import varied
+
 from autopar.errors import PlanError
 from autopar.planner import POLICIES
 from autopar.planner.formats import read
@@ -202,7 +202,7 @@ def test_parts_are_found_by_name(capsys):
     found = run(["stg"])
     assert list(found) == ["stg"]
     assert "--graphs FOLDER" in capsys.readouterr().out
-    assert all(importlib.util.find_spec(name, "autopar.bench.planner") for name in PARTS.values())
+    assert all(importlib.util.find_spec(name, "benchmarks") for name in PARTS.values())
 
 
 def test_saga_is_asked_and_judged():
@@ -222,7 +222,7 @@ def test_saga_is_asked_and_judged():
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(PlanError, match=r"--part sgt is not known; give one of small"):
+    with pytest.raises(PlanError, match=r"there is no part sgt; give one of small"):
         run(["sgt"])
 
 

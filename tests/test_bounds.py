@@ -4,10 +4,10 @@ import random
 
 import graphs
 import pytest
+from benchmarks.instances import planted, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench.instances import planted, small
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.critical_path import ways

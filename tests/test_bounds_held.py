@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
+from benchmarks.instances import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from taskfiles import randomly
 from tiny import tiny
 
-from autopar.bench.instances import small
 from autopar.errors import BoundWarning, PlanError
 from autopar.ir.plan import FORMAT, Plan
 from autopar.ir.serialize import encode

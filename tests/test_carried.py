@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import adversary
 import pytest
 from feasible import problems
 from graphs import MS, costed, machine
@@ -28,7 +29,6 @@ from autopar.lowering.lower import lower
 from autopar.planner import POLICIES, place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.model.problem import Problem
-from autopar.runtime import adversary
 
 
 def priced(rng: random.Random, made: Graph, memory: dict[str, int] | None = None) -> CostedGraph:

@@ -6,6 +6,7 @@ import sys
 import weakref
 from typing import ClassVar
 
+import adversary
 import pytest
 import torch
 from capturing import joint
@@ -20,7 +21,6 @@ from autopar.ops import resolve as bind
 from autopar.ops.composites.vjp import Tape, vjp
 from autopar.pipeline.options import Options
 from autopar.pipeline.stages import plan_captured
-from autopar.runtime import adversary
 
 aten = torch.ops.aten
 HEADS = [r(2, 4, 6, 8).float() for _ in range(3)]

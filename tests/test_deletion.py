@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import adversary
 import pytest
 from mutants import mutants, with_steps
 from naive import machine, plan
@@ -24,7 +25,6 @@ from autopar.ir.plan import Plan
 from autopar.ir.program import Program, Record, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.runtime import adversary
 
 SEEDS = 100
 PLANS = {f"{index} {plan.costed.graph.name}": plan for index, plan in enumerate(every())}

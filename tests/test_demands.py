@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import adversary
 import pytest
 from naive import machine, plan, value
 from randoms import random_places
@@ -15,7 +16,6 @@ from autopar.ir.graph import Graph
 from autopar.ir.program import Buffer, Compute, Lane, Program, Record, Step, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.runtime import adversary
 
 
 def refusal(program: Program, made: Graph) -> str:

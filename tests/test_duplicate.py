@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks import instances
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly
 
-from autopar.bench import instances
 from autopar.ir.costed import repeatable
 from autopar.planner import place
 from autopar.planner.candidates import Race

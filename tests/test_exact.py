@@ -6,11 +6,11 @@ from itertools import chain, pairwise
 
 import graphs
 import pytest
+from benchmarks.instances import planted, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bounds import random_schedule
 
-from autopar.bench.instances import planted, small
 from autopar.errors import PlanError
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.critical_path import ways

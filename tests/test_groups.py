@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import adversary
 import networkx
 import pytest
 import torch
@@ -28,7 +29,6 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.pipeline.batch_split import split_graph
 from autopar.planner import place
-from autopar.runtime import adversary
 from autopar.runtime.flat_transfer import joined, pieces
 from autopar.training.optimizers import formulas, kernels, updated
 from autopar.transform.gradient_buckets import FEW

@@ -4,12 +4,12 @@ import random
 from itertools import pairwise
 
 import pytest
+from benchmarks.judging import without_solver
+from benchmarks.stg import listed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopar
-from autopar.bench.planner.judging import without_solver
-from autopar.bench.planner.stg import listed
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read

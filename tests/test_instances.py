@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks.instances import SHAPES, planted, small
 
-from autopar.bench.instances import SHAPES, planted, small
 from autopar.planner.formats import read
 from autopar.planner.model.problem import Problem
 
@@ -48,13 +48,15 @@ def test_a_planted_graph_fills_its_devices():
 
 
 def test_every_process_makes_the_same():
-    code = "from autopar.bench.instances import *; print(small(7), planted(7, 30, 3, 1.0, memory=True, groups=4))"
+    code = (
+        "from benchmarks.instances import *; print(small(7), planted(7, 30, 3, 1.0, memory=True, groups=4))"
+    )
     texts = {
         subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
             check=True,
-            env=os.environ | {"PYTHONHASHSEED": seed},
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
         ).stdout
         for seed in ("0", "1")
     }

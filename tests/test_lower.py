@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import adversary
 import pytest
 from fake_devices import run_fake
 from hypothesis import given as drawn
@@ -25,7 +26,6 @@ from autopar.ir.program import Compute, Copy, Free, Program, Record, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.planner import place
-from autopar.runtime import adversary
 
 PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}
 

@@ -7,12 +7,12 @@ import time
 from dataclasses import replace
 
 import pytest
+from benchmarks.instances import planted, small
+from benchmarks.varied import varied
 from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench.instances import planted, small
-from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
 from autopar.planner.formats import read
 from autopar.planner.model.problem import Problem

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.captured import price, tangle
 from feasible import problems
 from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
 
-from autopar.bench.planner.captured import price, tangle
 from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.ir.plan import Plan
 from autopar.ir.steps import Placed

@@ -3,8 +3,8 @@
 import math
 
 import pytest
+from benchmarks import instances
 
-from autopar.bench import instances
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import read

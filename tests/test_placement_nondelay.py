@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from benchmarks import instances
+from benchmarks.judging import by_direction, planned, unwired
 
-from autopar.bench import instances
-from autopar.bench.planner.judging import by_direction, planned, unwired
 from autopar.planner.formats import read
 from autopar.planner.formats.replay import replay
 from autopar.planner.lists.heft import heft

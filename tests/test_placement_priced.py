@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from benchmarks import instances
+from benchmarks.judging import by_direction, unwired
+from benchmarks.varied import varied
 
-from autopar.bench import instances
-from autopar.bench.planner.judging import by_direction, unwired
-from autopar.bench.planner.varied import varied
 from autopar.errors import PlanError
 from autopar.planner.bounds import lower_bound, worth
 from autopar.planner.formats import read

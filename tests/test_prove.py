@@ -4,9 +4,9 @@ import importlib
 import math
 
 import pytest
+from benchmarks.instances import small
 from graphs import chain, machine, random_dag
 
-from autopar.bench.instances import small
 from autopar.planner import place, prove
 from autopar.planner import portfolio as search
 from autopar.planner.candidates import Race

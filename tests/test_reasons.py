@@ -7,13 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from benchmarks import instances, scale
+from benchmarks.judging import by_direction
 from graphs import MS, fork_join, machine
 from taskfiles import link, randomly, small
 
 import autopar
-from autopar.bench import instances
-from autopar.bench.planner import scale
-from autopar.bench.planner.judging import by_direction
 from autopar.planner import portfolio as search
 from autopar.planner.duplication.originals import once
 from autopar.planner.explain import what_if as change

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks import instances
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly
 from test_duplicate import alone, fan, shown, wanted
 
-from autopar.bench import instances
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import Race

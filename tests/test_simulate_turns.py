@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.varied import varied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench.planner.varied import varied
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.ranking import cost_to_go, mean_first

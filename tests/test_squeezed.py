@@ -5,10 +5,10 @@ import random
 import time
 
 import pytest
+from benchmarks.judging import without_solver
 from taskfiles import randomly
 from test_bounds import random_schedule
 
-from autopar.bench.planner.judging import without_solver
 from autopar.errors import MemoryCapError
 from autopar.planner import portfolio as search
 from autopar.planner.candidates import Race

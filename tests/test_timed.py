@@ -4,11 +4,11 @@ import math
 import random
 
 import pytest
+from benchmarks.instances import planted, small
 from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench.instances import planted, small
 from autopar.planner.formats import read
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play

@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from benchmarks.feasible import varied
+from benchmarks.instances import small
 
-from autopar.bench.instances import small
-from autopar.bench.planner.feasible import varied
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.bounds.load import load

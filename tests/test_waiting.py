@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
+from benchmarks import instances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.bench import instances
 from autopar.planner.candidates import KEPT, Entry, Race
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from ..errors import AutoparError
 
-SUITES = ("overhead", "first_call", "overlap", "planner", "training", "optimizers", "gpu")
+SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the suites asked for, print a table of each, and save everything as JSON when `--json` says where.
 
-    All but the planner's need torch: AutoparError where it is not installed.
+    They need torch: AutoparError where it is not installed.
     """
     parser = argparse.ArgumentParser(prog="python -m autopar bench", description=__doc__)
     parser.add_argument(
@@ -29,29 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=0, help="rounds of each contestant (default: the suite's own)"
     )
-    planner = parser.add_argument_group("the planner suite")
-    planner.add_argument("--part", action="append", help="which (repeat for several; default all)")
-    planner.add_argument("--graphs", type=Path, metavar="FOLDER", help="graphs from the literature")
-    planner.add_argument(
-        "--seeds", type=int, default=0, help="instances of each part (default: a reduced number)"
-    )
     chosen = parser.parse_args(argv)
     suites = chosen.suite or ["overhead"]
-    lacking = [suite for suite in suites if suite != "planner" and not find_spec("torch")]
-    if lacking:
-        raise AutoparError(
-            f"torch is not installed, and the suite {lacking[0]} measures it; install torch, or ask for --suite planner"
-        )
+    if not find_spec("torch"):
+        raise AutoparError(f"torch is not installed, and the suite {suites[0]} measures it; install torch")
     results: dict[str, object] = {"machine": machine()}
     print(machine())
     for suite in suites:
         module = importlib.import_module(f".{suite}", __name__)
         print(f"\n{suite}: {str(module.__doc__).splitlines()[0]}")
-        results[suite] = (
-            module.run(chosen.part or (), chosen.graphs, chosen.seeds)
-            if suite == "planner"
-            else module.run(chosen.rounds)
-        )
+        results[suite] = module.run(chosen.rounds)
         if chosen.json:
             chosen.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0

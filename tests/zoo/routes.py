@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import adversary
 import torch
 
 import autopar
@@ -20,7 +21,6 @@ from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.pipeline import stages
-from autopar.runtime import adversary
 from autopar.runtime.interpreter import interpret
 from autopar.training import dropin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import PlanError
-from ...planner.scheduling import schedule
-from ...text.tables import table
-from .. import instances
+from autopar.errors import PlanError
+from autopar.planner.scheduling import schedule
+from autopar.text.tables import table
+
+from . import instances
 from .judging import Asked, Data, Goal, by_direction, judged, verdict
 
 SIZES = (2_000, 10_000, 100_000)
@@ -24,7 +26,7 @@ DEVICES = 8
 WIDE = 40
 """Chains of the chains."""
 
-WORKER = "import sys; from autopar.bench.planner.scale import worker; worker(*sys.argv[1:])"
+WORKER = "import sys; from {package}.scale import worker; worker(*sys.argv[1:])"
 
 
 def run(asked: Asked) -> Data:
@@ -53,7 +55,11 @@ def run(asked: Asked) -> Data:
 def _measured(shape: str, tasks: int) -> Data:
     """What a fresh process finds, so that its peak memory is that of this graph alone."""
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, shape, str(tasks)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WORKER.format(package=__package__), shape, str(tasks)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     if done.returncode:
         raise PlanError(f"planning {shape} {tasks} failed: {done.stderr.strip().splitlines()[-1:]}")

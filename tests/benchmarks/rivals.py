@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from ...planner.formats.verify import infeasibilities
+from autopar.planner.formats.verify import infeasibilities
+
 from .judging import Judged
 from .related import Instance
 

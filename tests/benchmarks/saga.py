@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from ...text.tables import table
+from autopar.text.tables import table
+
 from . import rivals
 from .families import FAMILIES, STREAMS, made
 from .judging import Asked, Data, Goal, planned, verdict, worst

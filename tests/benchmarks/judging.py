@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ...ir.costed import CostedGraph
-from ...ir.plan import Plan
-from ...planner import place
-from ...planner.formats import described, read
-from ...planner.formats.verify import infeasibilities
-from ...planner.scheduling import schedule
+from autopar.ir.costed import CostedGraph
+from autopar.ir.plan import Plan
+from autopar.planner import place
+from autopar.planner.formats import described, read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.scheduling import schedule
 
 Data = dict[str, Any]
 

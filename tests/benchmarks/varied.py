@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ..instances import SHAPES
+from .instances import SHAPES
 from .judging import Data
 
 NAMES = ("t{}", "{}", "task.{}", "tâche {}", "a task of a name that is rather long, number {}")

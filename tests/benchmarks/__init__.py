@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import PlanError
+from autopar.errors import PlanError
+
 from .judging import Asked
 
 PARTS = {
@@ -23,7 +24,7 @@ PARTS = {
     "adversary": ".adversary",
     "robust": ".robust",
     "feasible": ".feasible",
-    "msr": "..msr",
+    "msr": ".msr",
 }
 """The module of each part."""
 
@@ -37,7 +38,7 @@ def run(parts: Sequence[str] = (), graphs: Path | None = None, seeds: int = 0) -
     """
     for part in parts:
         if part not in PARTS:
-            raise PlanError(f"--part {part} is not known; give one of {', '.join(PARTS)}")
+            raise PlanError(f"there is no part {part}; give one of {', '.join(PARTS)}")
     found: dict[str, Any] = {}
     for part in parts or PARTS:
         if importlib.util.find_spec(PARTS[part], __name__) is None:

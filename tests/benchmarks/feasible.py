@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-from ...errors import BoundWarning, MemoryCapError, PlanError
-from ...planner import OBJECTIVES
-from ...planner.formats import described
-from ...planner.formats.replay import replay
-from ...planner.formats.verify import infeasibilities
-from ...planner.scheduling import schedule
-from ...text.tables import table
+from autopar.errors import BoundWarning, MemoryCapError, PlanError
+from autopar.planner import OBJECTIVES
+from autopar.planner.formats import described
+from autopar.planner.formats.replay import replay
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.scheduling import schedule
+from autopar.text.tables import table
+
 from .judging import Asked, Data, Goal, verdict, without_solver
 from .varied import lacks_links, varied
 
@@ -32,7 +33,7 @@ MORE = 8
 """Every so manieth graph is planned for the other objectives too."""
 KEPT = 1.02
 """Times what it promised that a plan may take where wires serve first come, first served."""
-WORKER = "import sys; from autopar.bench.planner.feasible import worker; worker(*map(int, sys.argv[1:]))"
+WORKER = "import sys; from {package}.feasible import worker; worker(*map(int, sys.argv[1:]))"
 BAD = {
     "infeasible": "plans that cannot be carried out",
     "above a cap": "plans above a cap",
@@ -113,10 +114,10 @@ def worker(share: int, seeds: int) -> None:
 def _shares(seeds: int) -> Iterator[dict[str, tuple[str, str, str]]]:
     working = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(share), str(seeds)],
+            [sys.executable, "-c", WORKER.format(package=__package__), str(share), str(seeds)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONHASHSEED": str(share + 1)},
+            env={**os.environ, "PYTHONHASHSEED": str(share + 1), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for share in range(PROCESSES)
     ]

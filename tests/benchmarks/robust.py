@@ -6,9 +6,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from ...planner.formats.replay import replay
-from ...text.tables import table
-from .. import instances
+from autopar.planner.formats.replay import replay
+from autopar.text.tables import table
+
+from . import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, percentile, planned, verdict, worst
 
 REDUCED = 8

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...planner.formats.replay import replay
-from ...text.tables import table
-from .. import instances
+from autopar.planner.formats.replay import replay
+from autopar.text.tables import table
+
+from . import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, planned, unwired, verdict, worst
 
 REDUCED = 6

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ..errors import AutoparError
-from ..ir.graph import Graph, Task
-from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
-from ..ops import resolve as bind
+from autopar.errors import AutoparError
+from autopar.ir.graph import Graph, Task
+from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
+from autopar.ops import resolve as bind
 
 
 class Violation(AutoparError):

@@ -6,12 +6,13 @@ import random
 import time
 from typing import Any
 
-from ...costs.roofline import cost
-from ...ir.costed import CostedGraph
-from ...ir.graph import Graph, Ref, Task, Value
-from ...ir.machine import Machine
-from ...planner import place
-from ...text.tables import table
+from autopar.costs.roofline import cost
+from autopar.ir.costed import CostedGraph
+from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.machine import Machine
+from autopar.planner import place
+from autopar.text.tables import table
+
 from .judging import Asked
 
 

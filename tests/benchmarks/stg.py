@@ -7,9 +7,10 @@ import heapq
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...errors import PlanError
-from ...planner.formats import plain
-from ...text.tables import table
+from autopar.errors import PlanError
+from autopar.planner.formats import plain
+from autopar.text.tables import table
+
 from .judging import Asked, Data, Goal, median, planned, verdict, worst
 
 REDUCED = 60

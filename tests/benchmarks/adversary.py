@@ -14,10 +14,11 @@ from itertools import repeat
 from multiprocessing import get_context
 from typing import Any
 
-from ...errors import PlanError
-from ...planner import POLICIES, place
-from ...planner.formats import read
-from ...text.tables import table
+from autopar.errors import PlanError
+from autopar.planner import POLICIES, place
+from autopar.planner.formats import read
+from autopar.text.tables import table
+
 from . import rivals
 from .judging import Asked, Data, Goal, by_policy, planned, verdict
 from .related import Instance

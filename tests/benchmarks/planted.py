@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...planner.formats import read
-from ...text.tables import table
-from .. import instances
+from autopar.planner.formats import read
+from autopar.text.tables import table
+
+from . import instances
 from .judging import Asked, Data, Goal, by_policy, planned, verdict, worst
 
 RATIOS = (0.1, 1.0, 5.0)

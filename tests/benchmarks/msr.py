@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import PlanError
-from ..ir.plan import Plan
-from ..planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
-from ..planner.scheduling import schedule
-from ..planner.strict_model import named, strict_latency, strict_load
-from ..text.tables import table
-from .planner.judging import Asked
+from autopar.errors import PlanError
+from autopar.ir.plan import Plan
+from autopar.planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
+from autopar.planner.scheduling import schedule
+from autopar.planner.strict_model import named, strict_latency, strict_load
+from autopar.text.tables import table
+
+from .judging import Asked
 
 LATENCY = {
     "bert24_inference": (100.218, "proven"),

@@ -7,15 +7,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...planner import place
-from ...planner.exact import exact
-from ...planner.exact.result import EFFORT
-from ...planner.formats import read
-from ...planner.model.orders import kept
-from ...planner.model.problem import Problem
-from ...planner.search.anneal import STEPS
-from ...text.tables import table
-from .. import instances
+from autopar.planner import place
+from autopar.planner.exact import exact
+from autopar.planner.exact.result import EFFORT
+from autopar.planner.formats import read
+from autopar.planner.model.orders import kept
+from autopar.planner.model.problem import Problem
+from autopar.planner.search.anneal import STEPS
+from autopar.text.tables import table
+
+from . import instances
 from .judging import Asked, Data, Goal, Judged, by_policy, median, planned, verdict, without_solver, worst
 
 REDUCED = 12
