@@ -16,7 +16,7 @@ from autopar.costs import calibrate as probe
 from autopar.costs import detect
 from autopar.errors import RunError
 from autopar.runtime import flat_transfer as flat
-from autopar.runtime.worker import accelerator
+from autopar.runtime.lanes import accelerator
 
 SECOND = f"{KIND}:1"
 

@@ -4,13 +4,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from autopar.runtime.worker.emulated_clock import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
 from naive import machine, plan, value
 from samples import R, graph, op
 
 from autopar.ir.costed import TaskCost
 from autopar.ir.steps import Placed
-from autopar.runtime.worker import emulated_clock as emulated
+from autopar.runtime.lanes import emulated_clock as emulated
+from autopar.runtime.lanes.emulated_clock import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
 
 
 class Hands:

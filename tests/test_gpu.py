@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.pipeline import compare as equal
-from autopar.runtime.worker import accelerator
+from autopar.runtime.lanes import accelerator
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import removals
 import torch
-from autopar.runtime.worker.accelerator import AcceleratorLane
 from rig import KIND, LIMIT, error, in_turn, machine, synchronize
 from torch import nn
 
@@ -18,8 +17,9 @@ from autopar.errors import AutoparError
 from autopar.ir.program import Free, Record, Wait
 from autopar.runtime import flat_transfer as flat
 from autopar.runtime import replicas as memory
-from autopar.runtime.worker import accelerator
-from autopar.runtime.worker import host as hosts
+from autopar.runtime.lanes import accelerator
+from autopar.runtime.lanes import host as hosts
+from autopar.runtime.lanes.accelerator import AcceleratorLane
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,7 +24,7 @@ from autopar.lowering.lower import lower
 from autopar.runtime import Executor
 from autopar.runtime import replicas as memory
 from autopar.runtime.bind_program import Assembly
-from autopar.runtime.worker import accelerator
+from autopar.runtime.lanes import accelerator
 
 
 class Notes:

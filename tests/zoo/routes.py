@@ -17,6 +17,7 @@ from autopar.capture import Captured
 from autopar.engine.backend import Backend
 from autopar.engine.compiled import Compiled
 from autopar.ir.device import Device, Link
+from autopar.ir.graph import LOCAL
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
@@ -128,12 +129,13 @@ def routes(devices: tuple[str, ...] = NAMES) -> dict[str, Route]:
 @dataclass(frozen=True)
 class Found:
     """What was captured of a model: graphs, the tasks of those that are placed, how many run as written, and why these
-    do, or calls of which there is no graph."""
+    do, or calls of which there is no graph; `drawn` where devices draw random numbers of their own."""
 
     graphs: int
     tasks: int
     written: int
     reasons: tuple[str, ...]
+    drawn: bool = False
 
     @staticmethod
     def of(backend: Backend) -> Found:
@@ -141,7 +143,8 @@ class Found:
         counts = [len(next(iter(s.programs.values())).captured.graph.tasks) for s in placed if s.programs]
         written = [served.written for served in backend.served if served.written]
         reasons = (*written, *backend.unplaced)
-        return Found(len(backend.served), sum(counts), len(written), reasons)
+        drawn = any(task.random == LOCAL for plan in backend.plans() for task in plan.costed.graph.tasks)
+        return Found(len(backend.served), sum(counts), len(written), reasons, drawn)
 
     def __str__(self) -> str:
         if not self.graphs:
