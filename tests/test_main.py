@@ -90,7 +90,10 @@ def test_the_gpu_suite_says_in_one_line_that_there_is_none(monkeypatch, capsys):
 
 
 def test_the_planner_is_measured_without_torch(monkeypatch, capsys):
-    code = "import sys; sys.modules['torch'] = None; from tests.benchmarks.__main__ import main; sys.exit(main(['stg']))"
+    code = (
+        "import sys; sys.modules['torch'] = None; "
+        "from tests.benchmarks.__main__ import main; sys.exit(main(['stg']))"
+    )
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr

@@ -1,15 +1,13 @@
 """The dnn-partitioning paper's model: what the search weighs is what the definition says, and it finds the best."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
+from benchmarks.strict_model import named, strict_latency, strict_load
+from benchmarks.strict_model.plan import OBJECTIVES, strict_plan, strict_throughput
 from partitionings import data, graph, placements
-from taskfiles import small
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner.formats import described as written
@@ -18,8 +16,6 @@ from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.partition.calls import Calls, Reach, blocks, ones
 from autopar.planner.partition.contiguous import contiguous
 from autopar.planner.scheduling import schedule
-from autopar.planner.strict_model import named, strict_latency, strict_load
-from autopar.planner.strict_model.plan import strict_plan, strict_throughput
 
 
 def allowed(check, graph, at):
@@ -85,7 +81,7 @@ def test_a_plan_is_what_the_definition_makes_of_its_placement(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_strict_plan_can_be_carried_out_on_a_freer_machine(seed):
     raw = data(random.Random(300 + seed), nodes=14, cores=14, tight=True)
-    plan = schedule(raw, model="strict-msr")
+    plan = strict_plan(partitioning(raw))
     assert infeasibilities(described(partitioning(raw)), json.loads(json.dumps(written(plan)))) == []
 
 
@@ -131,49 +127,29 @@ def test_what_cannot_be_placed():
     cyclic["edges"] = [{"sourceId": a, "destId": b, "cost": 1} for a, b in ((0, 1), (1, 0))]
     for objective in ("latency", "throughput"):
         with pytest.raises(PlanError, match="waits for itself"):
-            schedule(cyclic, objective=objective, model="strict-msr")
+            OBJECTIVES[objective](partitioning(cyclic))
     full = data(random.Random(0), cores=0)
     for node in full["nodes"]:
         node |= {"size": 10, "supportedOnFpga": 1}
     full["maxSizePerFPGA"] = 9
     with pytest.raises(MemoryCapError, match="maxSizePerFPGA"):
-        schedule(full, objective="throughput")
+        strict_throughput(partitioning(full))
     full["nodes"][0]["supportedOnFpga"] = 0
     with pytest.raises(PlanError, match="cannot run on an accelerator"):
-        schedule(full, objective="throughput")
+        strict_throughput(partitioning(full))
     with pytest.raises(PlanError, match="at least one device"):
-        schedule({**full, "maxFPGAs": 0}, objective="throughput")
-    alone = schedule({**data(random.Random(1)), "maxFPGAs": 0}, model="strict-msr")
+        strict_throughput(partitioning({**full, "maxFPGAs": 0}))
+    alone = strict_plan(partitioning({**data(random.Random(1)), "maxFPGAs": 0}))
     assert {step.device for step in alone.placed} == {"cpu"}
 
 
-def test_models_go_with_their_graphs():
-    with pytest.raises(PlanError, match="dnn-partitioning"):
-        schedule(small(), model="strict-msr")
-    with pytest.raises(PlanError, match="as it is"):
-        schedule(data(random.Random(0)), model="strict-msr", memory={"cpu": "1GiB"})
-    with pytest.raises(PlanError, match="not known"):
-        schedule(small(), model="loose")
+def test_a_freer_machine_has_no_longer_period():
     raw = data(random.Random(3), nodes=12)
-    strict, free = (schedule(raw, objective="throughput", model=model) for model in (None, "machine"))
+    strict, free = strict_throughput(partitioning(raw)), schedule(raw, objective="throughput")
     assert strict.policy == "strict-msr" != free.policy
     assert free.lower_bound <= strict.period + 1e-12
 
 
-def test_nothing_depends_on_how_strings_are_hashed(tmp_path):
-    path = tmp_path / "graph.json"
-    path.write_text(json.dumps(data(random.Random(9), nodes=20)))
-    found = set()
-    for seed in ("0", "1"):
-        for objective in ("latency", "throughput"):
-            out = tmp_path / f"{objective}.json"
-            call = [sys.executable, "-m", "autopar", "plan", "--graph", str(path), "--out", str(out),
-                    "--objective", objective, "--model", "strict-msr"]  # fmt: skip
-            subprocess.run(call, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
-            found.add(out.read_text())
-    assert len(found) == 2
-
-
 def test_a_search_without_time_says_so():
-    plan = schedule(data(random.Random(4), nodes=12), model="strict-msr", budget_s=1e-9)
+    plan = strict_plan(partitioning(data(random.Random(4), nodes=12)), budget_s=1e-9)
     assert plan.stopped == "time"

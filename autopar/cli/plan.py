@@ -55,16 +55,11 @@ def run(argv: Sequence[str]) -> int:
     graph.add_argument("--objective", help="latency (the default) or throughput")
     graph.add_argument("--budget-s", type=float, metavar="S", help="a ceiling in seconds on the search")
     graph.add_argument("--processors", type=int, metavar="P", help="how many an .stg file is planned for")
-    graph.add_argument(
-        "--model", help="machine (the default for latency), or strict-msr: the dnn-partitioning paper's own"
-    )
     chosen = parser.parse_args(argv)
     if chosen.graph is None and chosen.machine is None:
         parser.error("a model needs --machine, for example --machine cpu,cuda:0")
     for word in (
-        ("objective", "budget_s", "processors", "model")
-        if chosen.graph is None
-        else ("machine", "policy", "split")
+        ("objective", "budget_s", "processors") if chosen.graph is None else ("machine", "policy", "split")
     ):
         if getattr(chosen, word) is not None:
             kind = "a task graph" if chosen.graph is None else "a model"
@@ -97,7 +92,6 @@ def _graph(chosen: argparse.Namespace) -> int:
         chosen.processors,
         objective=chosen.objective or "latency",
         budget_s=chosen.budget_s,
-        model=chosen.model,
     )
     took = time.perf_counter() - began
     often = "" if plan.period is None else f", a call every {seconds(plan.period)}"

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from .costed import CostedGraph
 from .steps import Placed, Step, Transfer
 
 Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
-STRICT = "strict-msr"
-"""The policy of plans whose accelerators work in calls (`placement.strict`)."""
 _RANK = {"data": 3, "order": 2, "wire": 1, "lane": 0}
 
 
@@ -89,10 +86,9 @@ class Critical:
         return [self.steps[index] for index in self.path]
 
 
-def critical(costed: CostedGraph, steps: tuple[Step, ...], *, in_calls: bool = False) -> Critical:
-    """The waits, critical path and slack of the steps of a plan, by start; `in_calls` where accelerators work in
-    calls."""
-    waits = tuple(_waits_of_calls(costed, steps) if in_calls else _waits(costed, steps))
+def critical(costed: CostedGraph, steps: tuple[Step, ...]) -> Critical:
+    """The waits, critical path and slack of the steps of a plan, by start."""
+    waits = tuple(_waits(costed, steps))
     last = tuple(_binding(steps, found) for found in waits)
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
 
@@ -137,37 +133,6 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...
         names.pop(index, None)
         found.append(tuple(Wait(number, kind) for number, kind in names.items()))
     return found
-
-
-def _waits_of_calls(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
-    """The same where an accelerator fetches, computes and sends in one call, begins it when all that it reads is
-    there, and gives nothing before its end."""
-    host = costed.machine.host
-    device = {step.run: step.device for step in steps if isinstance(step, Placed)}
-    calls: dict[str, list[int]] = {}
-    alone: dict[str, int] = {}
-    for index, step in enumerate(steps):
-        part = step.device if isinstance(step, Placed) else step.dst if step.src == host else step.src
-        if part != host:
-            calls.setdefault(part, []).append(index)
-        elif isinstance(step, Placed):
-            alone[step.run] = index
-
-    def given(value: str) -> int | None:
-        run = costed.producer.get(value, "")
-        return alone[run] if run in alone else calls[device[run]][-1] if run in device else None
-
-    found: list[dict[int, Kind]] = [{} for _ in steps]
-    for own in calls.values():
-        inside = {step.run for step in map(steps.__getitem__, own) if isinstance(step, Placed)}
-        for run in inside:
-            outside = (value for value in costed.run[run].reads if costed.producer.get(value) not in inside)
-            found[own[0]].update((at, "data") for at in map(given, outside) if at is not None)
-        for before, after in pairwise(own):
-            found[after][before] = "order"
-    for run, index in alone.items():
-        found[index].update((at, "data") for at in map(given, costed.run[run].reads) if at is not None)
-    return [tuple(Wait(number, kind) for number, kind in sorted(names.items())) for names in found]
 
 
 def _binding(steps: tuple[Step, ...], waits: tuple[Wait, ...]) -> Wait | None:

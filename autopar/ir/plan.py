@@ -15,7 +15,7 @@ from ..system import jsonfile
 from ..text.tables import percent, seconds, size, table
 from . import pictures
 from .costed import CostedGraph
-from .critical_path import STRICT, Critical, critical
+from .critical_path import Critical, critical
 from .device_map import device_map
 from .display_names import Words
 from .plan_check import check
@@ -191,7 +191,7 @@ class Plan:
     @cached_property
     def critical(self) -> Critical:
         """What each step waited for, the critical path, and the slack of the rest."""
-        return critical(self.costed, self.steps, in_calls=self.policy == STRICT and self.period is None)
+        return critical(self.costed, self.steps)
 
     def timeline(self) -> Timeline:
         """The prediction as a timeline, which knows its critical path."""

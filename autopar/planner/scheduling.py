@@ -12,11 +12,7 @@ from ..ir.plan import Plan
 from ..system.garbage import uncollected
 from ..text.tables import meant, parse_bytes
 from . import OBJECTIVES
-from . import strict_model as strict
-from .formats import Source, partitioned, read
-
-MODELS = ("machine", "strict-msr")
-"""What a plan may be held to."""
+from .formats import Source, read
 
 
 def schedule(
@@ -27,7 +23,6 @@ def schedule(
     memory: Mapping[str, int | float | str] | None = None,
     pins: Mapping[str, str] | None = None,
     budget_s: float | None = None,
-    model: str | None = None,
 ) -> Plan:
     """The best plan found for a task graph: which device and lane runs each task, and when each value moves.
 
@@ -36,11 +31,6 @@ def schedule(
     brings; for a `.stg` file it may be the number of processors. `objective` is `latency`, the shortest time from
     the first start to the last end, or `throughput`, the shortest period of calls that follow each other.
     `memory` caps devices (bytes, or as in "6GiB"), `pins` are {id of a task, or a glob of ids: device}.
-
-    `model` is `machine`, whose devices compute while they move data, or `strict-msr`, the stricter one of the
-    dnn-partitioning paper (see `placement.strict`), for graphs of that set alone. By default these are planned for
-    throughput as their set defines it, where they bring their machine and nothing is capped or pinned, and all else
-    for the machine.
 
     The search counts its budget in steps, so that equal input gives an equal plan; `budget_s` is a ceiling in
     seconds that cuts it short, which the plan then says: `stopped` is `time`. Raises PlanError with one sentence
@@ -53,26 +43,10 @@ def schedule(
         raise PlanError(
             f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or leave it out"
         )
-    if model not in (None, *MODELS):
-        raise PlanError(f"model={model!r} is not known; give one of {', '.join(MODELS)}")
     for word, given, such in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
         if given is not None and not isinstance(given, Mapping):
             raise PlanError(f"{word}={given!r} is no mapping; give {such}")
     with uncollected():
-        asked = {"machine": machine, "memory": memory, "pins": pins}
-        changed = [word for word, value in asked.items() if value]
-        if model == "strict-msr" or (model is None and objective == "throughput" and not changed):
-            name, found = partitioned(graph)
-            if found and not changed:
-                return strict.OBJECTIVES[objective](found, name, budget_s)
-            if model == "strict-msr" and found:
-                raise PlanError(
-                    f"model='strict-msr' takes a graph as it is; leave {' and '.join(changed)} out"
-                )
-            if model == "strict-msr":
-                raise PlanError(
-                    f"model='strict-msr' is for graphs of the dnn-partitioning set; {name} is none"
-                )
         costed = read(graph, machine)
         if memory:
             caps = {device: parse_bytes(cap) for device, cap in memory.items()}

@@ -13,10 +13,10 @@ from autopar.errors import PlanError
 from autopar.ir.plan import Plan
 from autopar.planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
 from autopar.planner.scheduling import schedule
-from autopar.planner.strict_model import named, strict_latency, strict_load
 from autopar.text.tables import table
 
 from .judging import Asked
+from .strict_model import named, strict_latency, strict_load
 
 LATENCY = {
     "bert24_inference": (100.218, "proven"),

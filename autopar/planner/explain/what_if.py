@@ -28,7 +28,6 @@ from ..search.anneal import POLICY as SEARCHED
 from ..search.anneal import anneal, polish
 from ..search.descent import improve
 from ..search.transfer_order import hold_back
-from ..strict_model.reasons import StrictReasons, StrictShares
 from ..throughput import balance, bound
 from ..throughput.loads import Standing
 from ..throughput.objective import loads_of
@@ -65,11 +64,7 @@ def changes(plan: Plan) -> tuple[Change, ...]:
     predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
     """
     reached = plan.makespan if plan.period is None else plan.period
-    found: Iterator[Change]
-    if isinstance(plan.reasons, (StrictReasons, StrictShares)):
-        found = (Change(what, then) for what, then in plan.reasons.changes())
-    else:
-        found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
+    found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
     helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
     return tuple(sorted(helping, key=lambda change: change.seconds))
 

@@ -17,8 +17,9 @@ def parts(problem: Problem, work: int, until: float = math.inf) -> Iterator[list
     """The device of each run in the best placement found for each of `ROOMS`; none without accelerators, or
     where a run can go to none of these devices.
 
-    The model is that of the dnn-partitioning paper (see `strict`), of which many placements are weighed in the time
-    of one simulation: the host is the device with most memory, the accelerators are as many others as are alike.
+    The model is that of the dnn-partitioning paper (Tarnawski et al., NeurIPS 2020), of which many placements are
+    weighed in the time of one simulation: the host is the device with most memory, the accelerators are as many
+    others as are alike.
     What a run keeps has to fit, and time is seconds of the host and of an accelerator. `work` is about the nodes and
     edges looked at for each, and `until` a time of `time.monotonic`.
     """

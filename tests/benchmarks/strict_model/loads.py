@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from ..formats.dnn_partitioning import Partitioning
-from ..model.toposort import late
-from ..partition.graph import outputs
-from ..throughput import Hop, Loads, Value
+from autopar.planner.formats.dnn_partitioning import Partitioning
+from autopar.planner.model.toposort import late
+from autopar.planner.partition.graph import outputs
+from autopar.planner.throughput import Hop, Loads, Value
 
 
 def strict_loads(graph: Partitioning) -> Loads:

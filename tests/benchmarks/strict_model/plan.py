@@ -8,24 +8,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...errors import MemoryCapError, PlanError
-from ...ir.costed import CostedGraph
-from ...ir.critical_path import STRICT
-from ...ir.plan import Plan
-from ...ir.steps import Placed, Transfer
-from ...ir.timeline import Memory
-from ..formats.dnn_partitioning import Partitioning, described
-from ..formats.graph_file import costed
-from ..model.simulator import Schedule
-from ..model.timing import simulate
-from ..model.topological import topological
-from ..partition.calls import Calls
-from ..partition.graph import order, outputs
-from ..partition.search import search
-from ..throughput import balance, bound
-from ..throughput.loads import Standing
+from autopar.errors import MemoryCapError, PlanError
+from autopar.ir.costed import CostedGraph
+from autopar.ir.plan import Plan
+from autopar.ir.steps import Placed, Transfer
+from autopar.ir.timeline import Memory
+from autopar.planner.formats.dnn_partitioning import Partitioning, described
+from autopar.planner.formats.graph_file import costed
+from autopar.planner.model.simulator import Schedule
+from autopar.planner.model.timing import simulate
+from autopar.planner.model.topological import topological
+from autopar.planner.partition.calls import Calls
+from autopar.planner.partition.graph import order, outputs
+from autopar.planner.partition.search import search
+from autopar.planner.throughput import balance, bound
+from autopar.planner.throughput.loads import Standing
+
 from .loads import strict_loads
 from .reasons import StrictReasons, StrictShares
+
+STRICT = "strict-msr"
+"""The policy of plans under this model."""
 
 
 def strict_plan(graph: Partitioning, name: str = "graph", budget_s: float | None = None) -> Plan:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...errors import PlanError
-from ..formats.dnn_partitioning import Partitioning
+from autopar.errors import PlanError
+from autopar.planner.formats.dnn_partitioning import Partitioning
 
 
 def strict_latency(graph: Partitioning, at: Sequence[int]) -> float:

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...ir.plan import Reason
-from ...text.tables import seconds
-from ..formats.dnn_partitioning import Partitioning
-from ..model.lazy_sequence import Lazily
-from ..partition.calls import Calls
-from ..partition.search import resplit
-from ..throughput import balance, bound
-from ..throughput.loads import Standing
-from ..throughput.reasons import Shares, listed
+from autopar.ir.plan import Reason
+from autopar.planner.formats.dnn_partitioning import Partitioning
+from autopar.planner.model.lazy_sequence import Lazily
+from autopar.planner.partition.calls import Calls
+from autopar.planner.partition.search import resplit
+from autopar.planner.throughput import balance, bound
+from autopar.planner.throughput.loads import Standing
+from autopar.planner.throughput.reasons import Shares, listed
+from autopar.text.tables import seconds
+
 from .loads import strict_loads
 
 NEGLIGIBLE = 1e-9
