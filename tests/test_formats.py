@@ -305,7 +305,6 @@ def test_memory_and_pins_are_taken_from_the_call():
      ({"budget_s": 0}, "budget_s=0 leaves no time"), ({"budget_s": NAN}, "budget_s=nan leaves no time"),
      ({"budget_s": "5"}, "budget_s='5'"), ({"memory": ["gpu"]}, r"memory=\['gpu'\] is no mapping"),
      ({"pins": "a"}, "pins='a' is no mapping"), ({"pins": {7: "cpu"}}, "names no task of 'graph'"),
-     ({"model": ["machine"]}, "is not known")],
     ids=str,
 )  # fmt: skip
 def test_words_of_the_call_that_mean_nothing_get_a_sentence(given, says):
