@@ -304,7 +304,7 @@ def test_memory_and_pins_are_taken_from_the_call():
     [({"objective": "speed"}, "objective='speed' is not known"), ({"objective": ["latency"]}, "is not known"),
      ({"budget_s": 0}, "budget_s=0 leaves no time"), ({"budget_s": NAN}, "budget_s=nan leaves no time"),
      ({"budget_s": "5"}, "budget_s='5'"), ({"memory": ["gpu"]}, r"memory=\['gpu'\] is no mapping"),
-     ({"pins": "a"}, "pins='a' is no mapping"), ({"pins": {7: "cpu"}}, "names no task of 'graph'"),
+     ({"pins": "a"}, "pins='a' is no mapping"), ({"pins": {7: "cpu"}}, "names no task of 'graph'")],
     ids=str,
 )  # fmt: skip
 def test_words_of_the_call_that_mean_nothing_get_a_sentence(given, says):
