@@ -1,7 +1,7 @@
 """Round robin over a CPU and two strict accelerators, in a process of its own: the stand-in changes `torch.accelerator`
 for all that runs beside it.
 
-    cd tests && python -m zoo.strict_route NAME …     # prints {name: verdict} as JSON; all of the zoo without names
+    cd tests && PYTHONPATH=helpers:.. python -m zoo.strict_route NAME …     # prints {name: verdict} as JSON; all of the zoo without names
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def shown(entry: Entry) -> tuple[str, str]:
 def verdicts(names: Iterable[str]) -> dict[str, str]:
     """The results of these entries run whole by another process. Raises RuntimeError with its output if it fails."""
     tests = Path(__file__).parents[1]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tests), str(tests.parent)]))
+    environment = dict(
+        os.environ, PYTHONPATH=os.pathsep.join(map(str, (tests, tests / "helpers", tests.parent)))
+    )
     command = [sys.executable, "-m", "zoo.strict_route", *names]
     ran = subprocess.run(command, env=environment, cwd=tests, capture_output=True, text=True)
     if ran.returncode:

@@ -1,6 +1,6 @@
 """All of `rig_cases` on the strict accelerator, for each delay and seed, as a table; fails if one is wrong.
 
-python tests/rig_table.py --delays 300 2000 --seeds 1 2 --models mlp lstm
+PYTHONPATH=tests python tests/helpers/rig_table.py --delays 300 2000 --seeds 1 2 --models mlp lstm
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import nn
 
 import autopar
 
-TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def snippet(name):

@@ -16,7 +16,7 @@ from autopar.errors import RunError
 from autopar.ir.graph import Const, Ref
 from autopar.runtime.executor import Executor
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PLACES = [
     ("cpu/0", "cpu/0", "cpu/0"),
     ("cpu/0", "cpu/1", "cpu/0"),

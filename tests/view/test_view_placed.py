@@ -261,7 +261,7 @@ def test_pictures_are_the_same_bytes_under_any_hash_seed(tmp_path):
     )
     seen = set()
     for seed in ("1", "2"):
-        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+        path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])])
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
         call = [sys.executable, "-c", code, str(tmp_path / seed)]
         done = subprocess.run(call, env=env, capture_output=True, text=True, check=True)

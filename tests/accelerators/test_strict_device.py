@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import rig
@@ -57,7 +58,7 @@ print("alive", flush=True)
 {access}
 print("unharmed")
 """
-    tests = __file__.rpartition("/")[0]
+    tests = str(Path(__file__).parents[1])
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n" + code],
         capture_output=True, text=True, timeout=300,

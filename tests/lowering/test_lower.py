@@ -142,7 +142,7 @@ print(program)
 
 
 def test_same_text_under_any_hash_seed_and_without_torch() -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])])
     texts = {
         subprocess.run(
             [sys.executable, "-c", HASHED],

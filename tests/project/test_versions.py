@@ -11,7 +11,7 @@ import torch
 
 from autopar.system import versions
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(
     line.lower().split("==")

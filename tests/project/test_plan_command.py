@@ -82,7 +82,7 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_planned(tmp
 
 
 def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
-    text = (Path(__file__).parent.parent / "docs" / "graphs.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()
     graph = re.findall(r"```json\n(.*?)```", text, re.S)[0]
     (tmp_path / "graph.json").write_text(graph)
     monkeypatch.chdir(tmp_path)

@@ -8,12 +8,12 @@ import sys
 import textwrap
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def python(code: str) -> str:
     """What a script that may use the cases prints; it must end by itself."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": path},

@@ -94,7 +94,7 @@ def test_the_planner_is_measured_without_torch(monkeypatch, capsys):
         "import sys; sys.modules['torch'] = None; "
         "from tests.benchmarks.__main__ import main; sys.exit(main(['stg']))"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     assert "no torch" in done.stdout

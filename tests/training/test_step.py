@@ -287,7 +287,7 @@ def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
         path,
     )
     expected = [pair.step(x, y).item().hex() for x, y in data[6:]]
-    code = RESUME.format(tests=str(Path(__file__).parent), path=str(path))
+    code = RESUME.format(tests=str(Path(__file__).parents[1] / "helpers"), path=str(path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(expected)
