@@ -1,7 +1,9 @@
 """Round robin over a CPU and two strict accelerators, in a process of its own: the stand-in changes `torch.accelerator`
 for all that runs beside it.
 
-    cd tests && PYTHONPATH=helpers:.. python -m zoo.strict_route NAME …     # prints {name: verdict} as JSON; all of the zoo without names
+    cd tests && PYTHONPATH=helpers:.. python -m zoo.strict_route NAME …
+
+prints {name: verdict} as JSON, of all of the zoo without names.
 """
 
 from __future__ import annotations
