@@ -35,7 +35,7 @@ class Const:
     text: str
 
 
-Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple | None
+Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple["Argument", ...] | None
 """What a task is called with; a tuple holds arguments in turn."""
 
 JOIN = "autopar.join"

@@ -96,7 +96,8 @@ class Network:
     def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
         if self.even:
             trip = latency[0, 1] + nbytes * s_per_byte[0, 1]
-            return np.minimum(times, (times.min(axis=1) + trip)[:, None])
+            made: Floats = np.minimum(times, (times.min(axis=1) + trip)[:, None])
+            return made
         found = times.copy()
         for e in range(self.devices):
             np.minimum(found, times[:, e, None] + (latency[e] + nbytes[:, None] * s_per_byte[e]), out=found)

@@ -59,9 +59,9 @@ def energy(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
 
 def _some(times: Floats, count: int) -> Floats:
     """At most `count` of some times, in order, each once."""
-    found = np.sort(times[np.isfinite(times)])
+    found: Floats = np.sort(times[np.isfinite(times)])
     # As `np.unique`, which loads masked arrays first.
     found = found[np.append(True, np.diff(found) > 0)]
     if len(found) > count:
-        found = found[np.linspace(0, len(found) - 1, count).round().astype(np.int64)]
+        found = np.asarray(found[np.linspace(0, len(found) - 1, count).round().astype(np.int64)])
     return found

@@ -8,7 +8,7 @@ import time
 from ...ir.costed import repeatable
 from ..candidates import SHORTER, Entry, Race
 from ..model.problem import Problem
-from ..search import compiled as native
+from ..native.build import built
 from ..search.anneal import CHAINS, COMPILED, TOGETHER
 from ..search.chain import COPIES, RUINS
 from ..search.duplicates import MOST
@@ -56,7 +56,7 @@ def _promising(problem: Problem) -> bool:
 
 def _found(problem: Problem, start: Entry, bound: float, until: float) -> list[Entry]:
     """Plans that chains come to from one."""
-    network, compiled = Network(problem), native.built() is not None
+    network, compiled = Network(problem), built() is not None
     effort = Effort(
         steps=min(STEPS, EACH * network.runs) * (TOGETHER if compiled else 1),
         chains=COMPILED if compiled else CHAINS,

@@ -126,4 +126,5 @@ def _followed(takes: Floats, tail: Floats) -> Floats:
     """The least time from the start of the jobs of each row, on one machine, to the end of what follows them."""
     order = np.argsort(-tail, axis=1)
     tail, takes = np.take_along_axis(tail, order, 1), np.take_along_axis(takes, order, 1)
-    return np.where(takes > 0, np.cumsum(takes, axis=1) + tail, 0.0).max(axis=1)
+    made: Floats = np.where(takes > 0, np.cumsum(takes, axis=1) + tail, 0.0).max(axis=1)
+    return made

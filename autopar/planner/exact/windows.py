@@ -104,7 +104,7 @@ class _Windows:
         none = np.where(np.isfinite(ways.seconds), 0.0, np.inf)
         least = (ways.head if forward else ways.tail)[r, d] + ways.seconds[r, d]
         if units.floor(least) > limit:
-            return least
+            return float(least)
         around = Ways(ways.head if forward else none, none if forward else ways.tail, ways.seconds, least)
         offered: list[Sequence[int]] = [()] * problem.runs
         for q in part:
@@ -121,7 +121,7 @@ class _Windows:
         self.left -= own.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
             return units.seconds(limit + 1)
-        return max(least, units.seconds(round(own.best_objective_bound)))
+        return float(max(least, units.seconds(round(own.best_objective_bound))))
 
 
 def _related(near: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:

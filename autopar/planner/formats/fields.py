@@ -128,7 +128,8 @@ def number(value: Any, unit: str, what: str, *of: Any) -> float:
         raise PlanError(
             f"{what.format(*of)} is {short(value)}; {LARGEST:g} is the most there may be ({unit})"
         )
-    return value
+    found: float = value
+    return found
 
 
 def known(name: Any, names: Mapping[str, int], kind: str, what: str, *of: Any) -> int:

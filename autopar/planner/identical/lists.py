@@ -32,7 +32,10 @@ class Way:
             return found
         own = np.array(self.seconds)
         unit = float(all(seconds.is_integer() for seconds in self.seconds))
-        return (own + crowded(self.after, own, own / self.lanes, np.array(found) - own, unit)).tolist()
+        made: list[float] = (
+            own + crowded(self.after, own, own / self.lanes, np.array(found) - own, unit)
+        ).tolist()
+        return made
 
     def listed(self, keys: Sequence[float]) -> list[float]:
         """When each run ends if, whenever a lane is free, of all that could start the run with the least key does."""

@@ -83,7 +83,8 @@ def cost_to_go(problem: Problem) -> list[list[float]]:
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """
     tail = tails(problem)
-    return np.where(np.isfinite(tail), tail, 0.0).tolist()
+    made: list[list[float]] = np.where(np.isfinite(tail), tail, 0.0).tolist()
+    return made
 
 
 def _shares(problem: Problem, run: int, allowed: Sequence[int]) -> list[float]:

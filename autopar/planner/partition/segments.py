@@ -48,7 +48,8 @@ def crossing(length: int, values: Iterable[tuple[int, Sequence[int], float]]) ->
     if corners:
         at = np.array(list(corners), dtype=np.int64)
         found[at[:, 0], at[:, 1]] = list(corners.values())
-    return np.maximum(found.cumsum(axis=0).cumsum(axis=1)[: length + 1, : length + 1], 0.0)
+    held: Floats = np.maximum(found.cumsum(axis=0).cumsum(axis=1)[: length + 1, : length + 1], 0.0)
+    return held
 
 
 def spread(amounts: Floats) -> Floats:

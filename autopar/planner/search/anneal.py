@@ -13,7 +13,7 @@ from ..lists.ranking import mean_first, urgent_first
 from ..lists.weighted_lists import WEIGHTS, polished
 from ..model.problem import Problem
 from ..model.simulator import Play, Schedule
-from . import compiled as native
+from ..native.build import built
 from .chain import KEEP, RUINS
 from .evaluate import Timed
 from .network import Network
@@ -126,7 +126,7 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    several, compiled = steps / network.runs >= ROOM, native.built() is not None
+    several, compiled = steps / network.runs >= ROOM, built() is not None
     if compiled:
         steps *= TOGETHER if several else FASTER
     each = steps / network.runs

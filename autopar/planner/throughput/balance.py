@@ -200,7 +200,8 @@ def _anneal(
         total = 0.0
         for load in stand.load:
             total += min(load / scale, STEEPEST) ** POWER
-        return total ** (1 / POWER) + 10 * stand.over / room + 10 * stand.lost
+        made: float = total ** (1 / POWER) + 10 * stand.over / room + 10 * stand.lost
+        return made
 
     current = height()
     best: list[int] | None = None

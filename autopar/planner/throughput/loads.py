@@ -108,7 +108,8 @@ class Loads:
     @cached_property
     def area(self) -> Floats:
         """Seconds of each group on each device over its lanes."""
-        return np.array(self.seconds).reshape(self.groups, self.devices) / np.array(self.lanes)
+        made: Floats = np.array(self.seconds).reshape(self.groups, self.devices) / np.array(self.lanes)
+        return made
 
 
 class Standing:
