@@ -112,11 +112,15 @@ class _Check:
             if len(own) != count:
                 self.wrong(f"{what} has seconds for {len(own)} devices, and there are {count}")
             self._numbers(what, own)
+        there = {*graph.inputs, *graph.state, *(value for run in costed.runs for value in run.makes)}
         for run in costed.runs:
             what = f"run {run.name!r}"
             if not run.tasks:
                 self.wrong(f"{what} has no task")
             self._known([*run.reads, *run.makes], graph.value, what, "value")
+            lacking = next((value for value in run.reads if value not in there), None)
+            if lacking is not None:
+                self.wrong(f"{what} reads {lacking!r}, which no run makes")
             self._known(run.after, self.names, what, "run")
             self._known([d for d, _, _ in run.modes], range(count), what, "position of a device")
             self._numbers(what, [run.dispatch_s, run.workspace_bytes, *(s for _, _, s in run.modes)])

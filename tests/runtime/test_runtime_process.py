@@ -27,7 +27,7 @@ def test_an_interrupt_drains_and_leaves_no_thread():
         """
         import os, signal, threading, time, torch
         from runtime_cases import Case
-        from autopar.graph import Ref
+        from autopar.ir.graph import Ref
 
         # A shell's background job is started with the signal ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
