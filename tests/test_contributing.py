@@ -61,3 +61,37 @@ def test_the_code_shown_runs(
         importlib.import_module(module)
     finally:
         sys.modules.pop(module, None)
+
+
+def pages() -> dict[str, list[str]]:
+    """The files that the pages of the rooms name in the first column of their tables, by page."""
+    row = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
+    return {
+        page.stem: [
+            name if page.stem == "ground" else f"{page.stem}/{name}" for name in row.findall(page.read_text())
+        ]
+        for page in (ROOT / "docs" / "rooms").glob("*.md")
+    }
+
+
+def test_every_file_has_its_line_on_the_page_of_its_room() -> None:
+    named = [name for names in pages().values() for name in names]
+    assert len(named) == len(set(named))
+    paths = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".c", ".h")]
+    files = {path.relative_to(PACKAGE).as_posix().removesuffix(".py") for path in paths}
+    packages = {file.removesuffix("__init__") for file in files if file.endswith("/__init__")}
+    grounded = {"__init__", "errors"}
+    assert not {file for file in files if not file.endswith("/__init__")} - set(named) - grounded
+    assert not set(named) - files - packages
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    links = [
+        (page, link)
+        for page in documents
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        if "://" not in link
+    ]
+    assert len(links) > 20
+    assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
