@@ -1,4 +1,4 @@
-"""Captured graphs: from traced nodes to tasks and values, their costs, cuts, effects and places in the source."""
+"""Model → graph: what Dynamo captured of a call as tasks and values, with FLOPs, cuts, effects and source lines."""
 
 from .captured import Captured
 from .refusals import Untraceable, fails_alone

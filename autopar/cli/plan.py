@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import AutoparError
 from ..ir.plan import Plan
+from ..ir.timeline import Timeline
 from ..text.tables import percent, seconds
 
 CHIPS = ("cpu", "cuda", "xpu", "emulated")
@@ -70,11 +71,11 @@ def run(argv: Sequence[str]) -> int:
 
 def _check_names(chosen: argparse.Namespace) -> None:
     """Refuse files that could not be written before anything is planned."""
-    from ..view.save import PLAN_KINDS, TIMELINE_KINDS, kind_of
+    from ..view.save import kind_of, suffixes
 
     for word, what, known in (
-        ("out", "a plan", (".json", *PLAN_KINDS)),
-        ("timeline", "a timeline", TIMELINE_KINDS),
+        ("out", "a plan", (".json", *suffixes(Plan))),
+        ("timeline", "a timeline", suffixes(Timeline)),
     ):
         for name in getattr(chosen, word):
             kind_of(Path(name), known, what)

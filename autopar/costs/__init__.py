@@ -1,1 +1,1 @@
-"""Graph × machine → costed graph: what each task takes on each device, what runs as one, and what machine this is."""
+"""Graph × machine → costed graph: seconds of each task on each device, clusters of tasks, the machine at hand."""

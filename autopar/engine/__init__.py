@@ -1,1 +1,1 @@
-"""`autopar.compile` and its kin: compiled models and the graphs that torch.compile hands over."""
+"""What users hold: `compile`, `plan`, `train_step`, and the graphs that torch.compile hands over."""

@@ -1,4 +1,4 @@
-"""Who runs what, where and when: `place` a costed graph, `replan` an edited plan."""
+"""Costed graph → plan: `place` a costed graph, `replan` an edited plan."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""From a program to outputs: lanes, hand-offs, generated code. `Executor` is loaded at first use."""
+"""Program → outputs and timeline: lanes, events, generated code. `Executor` is loaded at first use."""
 
 from __future__ import annotations
 

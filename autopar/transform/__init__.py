@@ -1,1 +1,1 @@
-"""Graph → graph: the batch cut, its rows followed, sums and buckets, phases, views."""
+"""Graph → graph: the batch split, sums and buckets, forward and backward divided, views."""

@@ -1,4 +1,4 @@
-"""Plans and timelines as pictures, traces and text. Reads every noun, is read by none."""
+"""Plans and timelines → pictures, traces and text. Reads every noun, is read by none."""
 
 from ..ir.machine import Machine
 from ..ir.pictures import register

@@ -1,16 +1,43 @@
-"""`draw` and `save_timeline`: which picture a file gets, by its suffix."""
+"""Files of plans and timelines: a registry of writers by suffix, and `draw` and `save_timeline`, which go by it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
+from .dot import dot_text
+from .drawing.png import png_bytes
+from .pages.html import placed_page, timeline_page
+from .placed import placed_svg
+from .report.text import text_chart
+from .timeline import timeline_svg
+from .trace import trace_bytes
 
-PLAN_KINDS = (".html", ".svg", ".png", ".dot", ".txt")
-TIMELINE_KINDS = (".json", ".json.gz", ".svg", ".html", ".png")
+Writer: TypeAlias = Callable[..., str | bytes]
+"""The contents of a file: `writer(plan, measured)`, where `measured` is a timeline or None, or `writer(timeline)`."""
+W = TypeVar("W", bound=Writer)
+
+_WRITERS: dict[type, dict[str, Writer]] = {Plan: {}, Timeline: {}}
+
+
+def writer(suffix: str, noun: type[Plan] | type[Timeline]) -> Callable[[W], W]:
+    """Register the decorated `Writer` for files of plans or of timelines that end in `suffix`, such as `.svg`."""
+
+    def register(function: W) -> W:
+        _WRITERS[noun][suffix] = function
+        return function
+
+    return register
+
+
+def suffixes(noun: type[Plan] | type[Timeline]) -> tuple[str, ...]:
+    """The suffixes of files that plans or timelines can be written to."""
+    return tuple(_WRITERS[noun])
 
 
 def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = None) -> None:
@@ -20,23 +47,8 @@ def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = N
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
     target = Path(path)
-    kind = kind_of(target, PLAN_KINDS, "a plan")
-    if kind == ".dot":
-        from .dot import dot_text
-
-        target.write_text(dot_text(plan), encoding="utf-8")
-    elif kind == ".txt":
-        from .report.text import text_chart
-
-        target.write_text(text_chart(plan), encoding="utf-8")
-    elif kind == ".html":
-        from .pages.html import placed_page
-
-        target.write_text(placed_page(plan, timeline), encoding="utf-8")
-    else:
-        from .placed import placed_svg
-
-        _picture(target, kind, placed_svg(plan, timeline))
+    kind = kind_of(target, suffixes(Plan), "a plan")
+    _write(target, _WRITERS[Plan][kind](plan, timeline))
 
 
 def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
@@ -46,28 +58,8 @@ def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
     target = Path(path)
-    kind = kind_of(target, TIMELINE_KINDS, "a timeline")
-    if kind.startswith(".json"):
-        from .trace import trace_bytes
-
-        target.write_bytes(trace_bytes(timeline, compress=kind == ".json.gz"))
-    elif kind == ".html":
-        from .pages.html import timeline_page
-
-        target.write_text(timeline_page(timeline), encoding="utf-8")
-    else:
-        from .timeline import timeline_svg
-
-        _picture(target, kind, timeline_svg(timeline))
-
-
-def _picture(target: Path, kind: str, svg: str) -> None:
-    if kind == ".png":
-        from .drawing.png import png_bytes
-
-        target.write_bytes(png_bytes(svg))
-    else:
-        target.write_text(svg, encoding="utf-8")
+    kind = kind_of(target, suffixes(Timeline), "a timeline")
+    _write(target, _WRITERS[Timeline][kind](timeline))
 
 
 def kind_of(target: Path, known: tuple[str, ...], what: str) -> str:
@@ -77,3 +69,48 @@ def kind_of(target: Path, known: tuple[str, ...], what: str) -> str:
         if name.endswith(kind):
             return kind
     raise AutoparError(f"cannot write {what} to {str(target)!r}: the name must end in {', '.join(known)}")
+
+
+def _write(target: Path, contents: str | bytes) -> None:
+    if isinstance(contents, str):
+        target.write_text(contents, encoding="utf-8")
+    else:
+        target.write_bytes(contents)
+
+
+writer(".html", Plan)(placed_page)
+writer(".svg", Plan)(placed_svg)
+
+
+@writer(".png", Plan)
+def _placed_png(plan: Plan, measured: Timeline | None) -> bytes:
+    return png_bytes(placed_svg(plan, measured))
+
+
+@writer(".dot", Plan)
+def _dot(plan: Plan, measured: Timeline | None) -> str:
+    return dot_text(plan)
+
+
+@writer(".txt", Plan)
+def _text(plan: Plan, measured: Timeline | None) -> str:
+    return text_chart(plan)
+
+
+@writer(".json", Timeline)
+def _trace(timeline: Timeline) -> bytes:
+    return trace_bytes(timeline, compress=False)
+
+
+@writer(".json.gz", Timeline)
+def _packed_trace(timeline: Timeline) -> bytes:
+    return trace_bytes(timeline, compress=True)
+
+
+writer(".svg", Timeline)(timeline_svg)
+writer(".html", Timeline)(timeline_page)
+
+
+@writer(".png", Timeline)
+def _timeline_png(timeline: Timeline) -> bytes:
+    return png_bytes(timeline_svg(timeline))

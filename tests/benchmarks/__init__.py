@@ -1,4 +1,4 @@
-"""The planner: a part for each thing that must be shown, rivals in the same process, every plan judged by `verify`."""
+"""The planner's benchmarks: a part for each claim, rivals in the same process, every plan judged by `verify`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tasks that are computed on several devices."""
+"""Task duplication: computing a cluster again on another device in place of a transfer."""

@@ -1,1 +1,1 @@
-"""Why a plan is as it is, and what would change it."""
+"""What-if analysis: the one change of hardware or cap that would shorten a plan most."""

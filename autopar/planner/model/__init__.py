@@ -1,1 +1,1 @@
-"""The instance of a problem, its simulator, and what schedules are made of."""
+"""The instance, its simulator, and the parts that schedules are made of."""

@@ -1,1 +1,1 @@
-"""Why runs are where they are, worked out when asked for."""
+"""Reasons for the place of each cluster of a plan, worked out when asked for."""

@@ -1,4 +1,4 @@
-"""Who runs what when calls follow each other without a pause: the placement of the smallest load, and its bound."""
+"""Pipelined calls: the placement of the smallest period, and a lower bound on the period."""
 
 from .balance import balance
 from .bound import bound

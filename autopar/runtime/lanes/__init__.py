@@ -1,1 +1,1 @@
-"""What executes the steps of one lane."""
+"""Backends of lanes: CPU threads, accelerator streams, the declared clock."""
