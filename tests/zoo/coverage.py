@@ -36,7 +36,8 @@ caches, which are compared too.
 - round robin: a CPU and two emulated accelerators, each task on the next device: the nastiest placement
 - adversarial: the same program, its steps in seeded adversarial order, memory poisoned and reused at once
 - batch in two: round robin with the batch cut into two parts, where it can be
-- strict accelerator: round robin over a CPU and two stand-ins for GPUs as asynchronous as those are (docs/strict.md)
+- strict accelerator: round robin over a CPU and two stand-ins for GPUs as asynchronous as those are (docs/strict.md);
+  what accelerators draw by themselves is held against another run of the same seed
 """
 
 
