@@ -1,1 +1,61 @@
-"""The local search in C: sources, and the shared library made of them."""
+"""The local search in C: sources, and the shared library that setup.py makes of them when autopar is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from hashlib import sha256
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+log = logging.getLogger("autopar")
+
+
+def _loaded(here: Path) -> tuple[ctypes.CDLL | None, str]:
+    """The library in a folder and where it is, or None and what is wrong; in one line."""
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := here / f"_search{suffix}").exists()), None)
+    if path is None:
+        return None, "was not built when autopar was installed"
+    try:
+        library = ctypes.CDLL(str(path))
+        built_from = ctypes.c_char_p.in_dll(library, "autopar_built_from").value
+    except (OSError, ValueError) as error:
+        return None, f"does not load ({error})"
+    sources = sorted(here.glob("*.[ch]"))
+    found = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    if sources and built_from != found.encode():
+        return None, f"was built from other sources than are there now ({path})"
+    return library, str(path)
+
+
+def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
+    """How plans are searched for, and what to type where that is not the best way; in one line."""
+    if library:
+        return f"plans are searched for by {about}"
+    root = here.parents[2]
+    clone = (root / "setup.py").exists()
+    again = f"-e {root}" if clone else "--force-reinstall --no-deps --no-cache-dir autopar"
+    return (
+        f"plans come from list schedules and may be longer than need be, for the native search {about}; "
+        f"install a C compiler if there is none (apt install gcc), then type: pip install {again}"
+    )
+
+
+LIBRARY, _ABOUT = _loaded(HERE)
+"""The search; None where it was not built or does not load."""
+TOLD = _said(LIBRARY, _ABOUT, HERE)
+
+
+def searches() -> bool:
+    """Whether there is a native search; where there is none, one line of the log says what to do."""
+    if LIBRARY is None:
+        _warn()
+    return LIBRARY is not None
+
+
+@functools.cache
+def _warn() -> None:
+    log.warning(TOLD)
