@@ -12,11 +12,11 @@ pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parents[1]
 PLAN = """
-import autopar
 from autopar.bench.instances import small
-from autopar.planner import native
+from autopar.planner import native, place
+from autopar.planner.formats import read
 for seed in (14, 16):
-    autopar.schedule(small(seed, tasks=8), budget_s=2)
+    place(read(small(seed, tasks=8)))
 print(native.LIBRARY is not None)
 """
 
