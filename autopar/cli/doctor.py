@@ -11,7 +11,7 @@ import torch
 from ..costs.detect import accelerators, detect
 from ..ir.hardware.buses import BUSES
 from ..ir.hardware.chips import CHIPS
-from ..planner.native.build import told
+from ..planner import native
 from ..system import cache, versions
 from ..text.tables import size, table
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
     print(f"{versions.SUPPORTED} are supported{wrong}")
     print(f"measurements are kept in {cache.folder()}")
-    print(told())
+    print(native.TOLD)
     print()
     print(detect(names))
     if len(found) > 1:

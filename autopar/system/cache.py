@@ -21,7 +21,7 @@ FORMAT = "autopar measurements 1"
 
 
 def folder() -> Path:
-    """Where measurements and what is compiled are kept; `AUTOPAR_CACHE` names another folder."""
+    """Where measurements are kept; `AUTOPAR_CACHE` names another folder."""
     return Path(os.environ.get("AUTOPAR_CACHE") or platformdirs.user_cache_dir("autopar"))
 
 

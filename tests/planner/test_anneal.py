@@ -8,6 +8,7 @@ from benchmarks.instances import planted
 from graphs import chain, machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import needs_native
 
 from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import KEPT, Race
@@ -15,10 +16,12 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
-from autopar.planner.search import compiled as native
-from autopar.planner.search.anneal import CHAINS, COMPILED, FIRST, ROOM, STEPS, anneal, polish
+from autopar.planner.search import population
+from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
 from autopar.planner.search.chain import Chain
 from autopar.planner.search.population import QUARTER, STAGES
+
+pytestmark = needs_native
 
 
 def problem(seed: int, tasks: int = 20, ccr: float = 1.0) -> Problem:
@@ -59,26 +62,15 @@ def test_more_steps_are_never_worse():
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
 
 
-@pytest.fixture(params=["compiled", "Python"])
-def kind(request, monkeypatch):
-    """The class of the chains that `anneal` begins."""
-    if request.param == "Python":
-        monkeypatch.setattr(native, "built", lambda: None)
-        return Chain
-    if native.built() is None:
-        pytest.skip("no C compiler is here")
-    return native.Chain
-
-
 @pytest.mark.parametrize("roomy", [True, False])
-def test_several_chains_begin_where_there_is_time(kind, roomy):
+def test_several_chains_begin_where_there_is_time(roomy):
     """From different placements; a quarter of them goes on each time, others begin from the shortest that these have
     found, and all that is found is kept."""
     made = problem(5, tasks=10, ccr=3.0)
     asked: dict[int, int] = {}
     placements, starts = set(), []
     found = []
-    begin, cool = kind.__init__, kind.cool
+    begin, cool = Chain.__init__, Chain.cool
 
     def begun(self, of, start, *more):
         starts.append(start.makespan)
@@ -91,11 +83,11 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
         found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autopar.planner.search.population.AGREED", COMPILED + 1)
-        patch.setattr(kind, "__init__", begun)
-        patch.setattr(kind, "cool", cooled)
+        patch.setattr(population, "AGREED", CHAINS + 1)
+        patch.setattr(Chain, "__init__", begun)
+        patch.setattr(Chain, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
-    count = 1 if not roomy else CHAINS if kind is Chain else COMPILED
+    count = CHAINS if roomy else 1
     assert sum(asked.values()) == sum(_chains(count))
     going_on = max(1, count // QUARTER)
     assert len(asked) == count + sum(number - going_on for number in _chains(count)[1:])
@@ -106,7 +98,6 @@ def test_several_chains_begin_where_there_is_time(kind, roomy):
     assert (len(placements) > 1) == (count > 1)
 
 
-@pytest.mark.skipif(native.built() is None, reason="no C compiler is here")
 @pytest.mark.parametrize("near", [0.0, 1.0])
 def test_cores_change_no_schedule(near, monkeypatch):
     """Also where a chain comes to a bound and those behind it are then not begun, or were, or were even before it."""
@@ -114,21 +105,20 @@ def test_cores_change_no_schedule(near, monkeypatch):
     bound = near * Play(made, anneal(made, 0.0)[0]).makespan
     found = []
     for cores in (1, 2, 7):
-        monkeypatch.setattr(native, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(population, "cores", lambda cores=cores: cores)
         found.append(anneal(made, bound))
-    monkeypatch.setattr(native, "side_by_side", lambda call, items: [call(item) for item in reversed(items)])
+    monkeypatch.setattr(population, "_side_by_side", lambda call, numbers: [*map(call, reversed(numbers))])
     assert found[0] == found[1] == found[2] == anneal(made, bound)
 
 
-@pytest.mark.skipif(native.built() is None, reason="no C compiler is here")
-@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (COMPILED + 1, len(STAGES))])
+@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(STAGES))])
 def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     called = []
-    cool = native.Chain.cool
-    monkeypatch.setattr("autopar.planner.search.population.AGREED", agreed)
-    monkeypatch.setattr(native.Chain, "cool", lambda *args: called.append(args) or cool(*args))
+    cool = Chain.cool
+    monkeypatch.setattr(population, "AGREED", agreed)
+    monkeypatch.setattr(Chain, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(problem(5, tasks=10, ccr=3.0), 0.0)
-    assert len(called) == sum(_chains(COMPILED)[:stages])
+    assert len(called) == sum(_chains(CHAINS)[:stages])
 
 
 def _chains(count):
@@ -136,7 +126,6 @@ def _chains(count):
     return [max(1, count // among) for _, among in STAGES]
 
 
-@pytest.mark.skipif(native.built() is None, reason="no C compiler is here")
 def test_what_is_too_large_is_polished():
     made = Problem(read(planted(2, 1_600, 4, 1.0)[0]))
     bound = lower_bound(made)
@@ -156,14 +145,14 @@ def test_nothing_to_search():
     assert anneal(problem(1), 0.0, steps=FIRST) == []
 
 
-def test_it_ends_at_the_bound(kind, monkeypatch):
+def test_it_ends_at_the_bound(monkeypatch):
     """A chain on equal devices is at its bound at once: nothing is changed."""
     made = Problem(chain(12, replace(machine(2), queued=False), nbytes=1))
 
     def cooled(*_):
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(kind, "cool", cooled)
+    monkeypatch.setattr(Chain, "cool", cooled)
     assert anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
     with pytest.raises(AssertionError, match="it went on"):
         anneal(made, 0.0)

@@ -1,10 +1,15 @@
-"""The compiled search takes the same steps as that in Python, to the bit, and is done without where it must be."""
+"""Every list that the native search returns is one that can be carried out, as long as the search says; and plans come
+about without it, where it was not built."""
 
+import ctypes
+import logging
 import math
+import os
 import random
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benchmarks.instances import planted, small
@@ -12,97 +17,91 @@ from benchmarks.varied import varied
 from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import carried_out, exact, needs_native, timed_again, uncapped, verified
+from test_packed import race_of, short
 
 from autopar.errors import PlanError
-from autopar.planner.formats import read
+from autopar.planner import native, place
+from autopar.planner.candidates import Race
+from autopar.planner.duplication import search as repeated
+from autopar.planner.duplication.greedy import duplicate
+from autopar.planner.formats import described, read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.lists.heft import heft
 from autopar.planner.model.problem import Problem
-from autopar.planner.native.build import _found, built, told
 from autopar.planner.search import anneal as search
-from autopar.planner.search import chain
-from autopar.planner.search import compiled as native
-from autopar.planner.search.evaluate import Timed
+from autopar.planner.search.chain import COPIES, KEEP, RUINS, Chain
+from autopar.planner.search.evaluate import Listed, Timed
+from autopar.planner.search.multilevel import coarse
 from autopar.planner.search.network import Network
+from autopar.planner.search.packed import pack
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+ALWAYS = 10**6
+"""How often a change is made beside which all others are rare."""
 
 
-@pytest.fixture
-def without(monkeypatch, tmp_path):
-    """A function that makes `built` look again, with a cache of its own."""
-    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
-    _found.cache_clear()
-    yield tmp_path
-    _found.cache_clear()
-
-
-def cooled(begin, start: Timed, draw: random.Random, steps: float, until: float = math.inf, copies: int = 0):
-    """A chain that has cooled twice, the second time from where the first ended."""
-    made = begin(start, 0.0, draw, chain.RUINS, copies)
-    for heats in HEATS:
-        made.cool(steps, heats, until)
-    return made
-
-
-def shown(kept, runs: int):
-    """A list, but for what stands for no run."""
-    device = [d for r, d in enumerate(kept.device) if r != runs]
-    return device, [*kept.keys], kept.eager, kept.makespan, [*kept.of]
-
-
-def the_same(problem: Problem, seed: int, steps: float, copies: int = 0) -> bool:
-    """Whether some way leads to a schedule to begin from, and copies are made if there may be any; fails where both
-    searches do not find the same."""
-    network = Network(problem)
-    draw = random.Random(seed)
+def begun(problem: Problem, seed: int, ruins: int = RUINS, copies: int = 0) -> Chain | None:
+    """A chain from random devices, None where no way leads to a schedule so."""
+    network, draw = Network(problem), random.Random(seed)
     device = [draw.choice(own) for own in problem.allowed]
     for group in problem.members:
         for r in group:
             device[r] = device[group[0]]
     start = Timed(network, device, [*range(problem.runs)], eager=seed % 2 == 0)
     if start.makespan == math.inf:
-        return False
-    slow, fast = random.Random(seed), random.Random(seed)
-    own = cooled(lambda *more: chain.Chain(network, *more), start, slow, steps, copies=copies)
-    compiled = cooled(native.chains(network), start, fast, steps, copies=copies)
-    runs = problem.runs
-    assert [shown(t, runs) for t in own.best] == [shown(t, runs) for t in compiled.best]
-    assert own.spent == compiled.spent
-    assert slow.getstate() == fast.getstate()
-    assert own.beside.now.makespan == compiled.now.makespan
-    assert own.beside.device[:runs] == compiled.now.device[:runs]
-    return not copies or any(kept.of for kept in own.best)
+        return None
+    return Chain(network, start, 0.0, random.Random(seed), ruins, copies)
 
 
-@needs_compiler
-def test_it_is_compiled_here(without):
-    assert built()
-    (made,) = without.iterdir()
-    assert told() == f"plans are searched for in C, by {made}"
+def cooled(problem: Problem, seed: int, steps: float, copies: int = 0) -> list[Timed]:
+    """What a chain finds that cools twice, the second time from where the first ended, each timed again."""
+    chain = begun(problem, seed, copies=copies)
+    for heats in HEATS if chain else ():
+        chain.cool(steps, heats, math.inf)
+    found = [timed_again(chain.network, kept) for kept in chain.best] if chain else []
+    lengths = [timed.makespan for timed in found]
+    assert lengths == sorted(lengths) and len(lengths) <= KEEP
+    return found
 
 
-@needs_compiler
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+def test_it_was_built_here():
+    assert native.LIBRARY, native.TOLD
+    assert native.TOLD.startswith("plans are searched for by ")
+
+
+@needs_native
 @given(st.integers(0, 10**6), st.integers(2, 40), st.sampled_from([0.1, 1.0, 5.0]))
 @settings(max_examples=30, deadline=None)
-def test_the_same_steps_as_in_python(seed, tasks, ccr):
+def test_lists_are_as_long_as_the_simulator_says(seed, tasks, ccr):
     """Of devices with several lanes, wires of their own, one or none, and copy queues or none."""
     on = machine(1 + seed % 3, cpu_lanes=1 + seed % 2, wire=("own", "one", None)[seed % 3], peer=seed % 4 > 0)
-    on = replace(on, queued=seed % 5 > 0)
-    assert the_same(Problem(random_dag(seed, tasks, ccr=ccr, on=on)), seed, 200 * tasks)
+    problem = Problem(random_dag(seed, tasks, ccr=ccr, on=replace(on, queued=seed % 5 > 0)))
+    for timed in cooled(problem, seed, 200 * tasks):
+        carried_out(timed)
 
 
-@needs_compiler
-def test_the_same_steps_on_graph_files_of_every_kind():
+def plannable(graph):
+    """The problem of a graph, None where lists are of no use."""
+    try:
+        problem = Problem(read(graph))
+    except PlanError:
+        return None
+    return problem if problem.runs > 1 and len(problem.devices) > 1 and not problem.modes else None
+
+
+@needs_native
+def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     """With groups, pins, deliveries, values there are from the start, ways through a third device, missing links."""
     seen = dict.fromkeys(("groups", "deliveries", "given", "ways", "lanes"), 0)
     for seed in range(120):
-        try:
-            problem = Problem(read(varied(seed)))
-        except PlanError:
-            continue
-        if problem.runs < 2 or len(problem.devices) < 2 or problem.modes:
-            continue
-        if the_same(problem, seed, 100 * problem.runs):
+        graph = uncapped(varied(seed))
+        problem = plannable(graph)
+        found = cooled(problem, seed, 100 * problem.runs) if problem else []
+        for timed in found[:2]:
+            verified(graph, carried_out(timed))
+        if found:
             seen["groups"] += bool(problem.members)
             seen["deliveries"] += any(problem.deliver)
             seen["given"] += -1 in problem.maker
@@ -111,95 +110,182 @@ def test_the_same_steps_on_graph_files_of_every_kind():
     assert min(seen.values()) > 5, seen
 
 
-@needs_compiler
-def test_the_same_steps_with_copies():
+@needs_native
+def test_lists_with_copies_can_be_carried_out():
     """On graphs of large values, and on graph files of every kind, without wires too."""
-    copied = 0
+    copied = held = 0
     for seed in range(60):
-        graph = small(seed, tasks=12 + seed % 9, ratio=3.0) if seed % 2 else varied(seed)
+        graph = uncapped(small(seed, tasks=12 + seed % 9, ratio=3.0) if seed % 2 else varied(seed))
         for link in graph["links"] if seed % 5 == 0 else ():
             link["wire"] = None
-        try:
-            problem = Problem(read(graph))
-        except PlanError:
-            continue
-        if problem.runs > 1 and len(problem.devices) > 1 and not problem.modes:
-            copied += the_same(problem, seed, 60 * problem.runs, copies=chain.COPIES)
-    assert copied > 15
+        problem = plannable(graph)
+        found = cooled(problem, seed, 60 * problem.runs, copies=COPIES) if problem else []
+        for timed in found[:2]:
+            verified(graph, carried_out(timed))
+        copied += any(timed.of for timed in found)
+        held += any(timed.of and exact(timed) for timed in found)
+    assert copied > 15 and held > 10
 
 
-@needs_compiler
+@needs_native
+@pytest.mark.parametrize("ruins", [0, ALWAYS])
+@pytest.mark.parametrize("graph", [planted(1, 40, 4, 1.0)[0], small(16, tasks=30), small(10, tasks=30)])
+def test_every_single_change_is_a_list(graph, ruins):
+    problem = Problem(read(graph))
+    chain = begun(problem, 1, ruins=ruins)
+    kept = {tuple(chain.now.keys)}
+    for _ in range(60):
+        # So hot that hardly any is turned down; one step is one change.
+        chain.cool(1, (1.0, 1.0), math.inf)
+        carried_out(timed_again(chain.network, chain.now))
+        kept.add((*chain.now.device, *chain.now.keys))
+    assert len(kept) > 10
+
+
+@needs_native
+@given(st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_at_most_half_of_the_runs_are_placed_anew_at_once(seed):
+    on = machine(2, cpu_lanes=1 + seed % 2, wire=("own", "one", None)[seed % 3])
+    chain = begun(Problem(random_dag(seed, 16, ccr=3.0, on=on)), seed, ruins=ALWAYS)
+    was = chain.now.device
+    for _ in range(8):
+        chain.cool(1, (1.0, 1.0), math.inf)
+        now = chain.now.device
+        assert sum(a != b for a, b in zip(was, now)) <= 16 / 2 + 1
+        was = now
+
+
+@needs_native
+def test_random_devices_are_mended():
+    """Of schedules that nobody chose, placing runs anew makes shorter ones soon."""
+    shorter = 0
+    for seed in range(20):
+        chain = begun(Problem(random_dag(seed, 16, ccr=3.0, on=machine(2))), seed, ruins=ALWAYS)
+        start = chain.makespan
+        chain.cool(200, (1e-3, 1e-3), math.inf)
+        shorter += chain.makespan < 0.9 * start
+    assert shorter >= 15
+
+
+@needs_native
+def test_the_same_draws_give_the_same_lists():
+    problem = Problem(read(small(3, tasks=20)))
+    one, same, other = (cooled(problem, seed, 4_000, copies=COPIES) for seed in (2, 2, 4))
+    assert [shown(timed) for timed in one] == [shown(timed) for timed in same]
+    assert [shown(timed) for timed in one] != [shown(timed) for timed in other]
+
+
+def shown(timed: Listed):
+    """What makes a list."""
+    return [*timed.device], [*timed.keys], timed.eager, [*timed.of], timed.makespan
+
+
+@needs_native
 def test_it_ends_when_time_is_up():
-    problem = Problem(read(planted(0, 60, 4, 1.0)[0]))
-    network = Network(problem)
-    start = Timed(network, [own[0] for own in problem.allowed], [*range(problem.runs)])
-    began = time.monotonic()
-    made = cooled(native.chains(network), start, random.Random(0), 1e9, began + 0.2)
-    assert 0 <= made.spent < 1e9
-    assert made.best[0].makespan < start.makespan
+    chain = begun(Problem(read(planted(0, 60, 4, 1.0)[0])), 0)
+    start, began = chain.makespan, time.monotonic()
+    chain.cool(1e9, (0.1, 0.003), began + 0.2)
+    assert 0 < chain.spent < 1e9
+    assert chain.makespan < start
 
 
-@needs_compiler
+@needs_native
+def test_it_ends_at_its_bound():
+    problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
+    start = begun(problem, 0)
+    chain = Chain(start.network, start.now, start.makespan, random.Random(0), RUINS)
+    chain.cool(1e9, (0.1, 0.003), math.inf)
+    assert chain.spent == 0 and shown(chain.now) == shown(start.now)
+
+
+@needs_native
 def test_without_memory_a_chain_stays_as_it_is(monkeypatch, caplog):
     class Full:
         def autopar_cool(self, *_):
             return -1
 
-    problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
-    network = Network(problem)
-    start = Timed(network, [0] * problem.runs, [*range(problem.runs)])
-    begin = native.chains(network)
-    monkeypatch.setattr(native, "built", Full)
-    made = cooled(begin, start, random.Random(0), 100)
-    assert [kept.makespan for kept in made.best] == [start.makespan]
+    chain = begun(Problem(read(planted(0, 20, 2, 1.0)[0])), 0)
+    start = chain.makespan
+    monkeypatch.setattr(native, "LIBRARY", Full())
+    chain.cool(100, (0.1, 0.003), math.inf)
+    assert [kept.makespan for kept in chain.best] == [start]
     assert "no memory to search for a plan of 20 runs on 2 devices" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("compiler", "words"),
-    [
-        ("no-such-compiler", "no C compiler 'no-such-compiler' is found; install one"),
-        ("false", "false"),
-        ('cc "', "no C compiler 'cc \"' is found"),
-        pytest.param("cc --no-such-flag", "no-such-flag", marks=needs_compiler),
-    ],
-)
-def test_without_a_compiler_the_search_is_in_python(without, monkeypatch, caplog, compiler, words):
-    monkeypatch.setenv("CC", compiler)
-    assert built() is None
-    assert told().startswith("plans are searched for in Python, in fewer steps: ")
-    assert words in told() and "CC" in told()
-    assert told() in caplog.text and "\n" not in told()
-    problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
-    assert native.chains(Network(problem)) is None
-    assert search.anneal(problem, 0.0, steps=4 * search.FIRST * problem.runs)
-    assert not [*without.iterdir()], "nothing half made is left"
+@pytest.fixture
+def without(monkeypatch):
+    """No native search, and nothing said of it so far."""
+    monkeypatch.setattr(native, "LIBRARY", None)
+    monkeypatch.setattr(native, "TOLD", native._said(None, "is not there", native.HERE))
+    native._warn.cache_clear()
+    yield
+    native._warn.cache_clear()
 
 
-@needs_compiler
-def test_what_does_not_load_is_done_without(without, monkeypatch, caplog):
-    assert built()
-    (made,) = without.iterdir()
-    other = without / "other"
-    other.mkdir()
-    (other / made.name).write_bytes(b"not a library")
-    monkeypatch.setenv("AUTOPAR_CACHE", str(other))
-    _found.cache_clear()
-    assert built() is None
-    assert "AUTOPAR_CACHE another folder" in told()
-    assert told() in caplog.text
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize("graph", [small(3, tasks=12), small(5, tasks=12), planted(0, 510, 4, 1.0)[0]])
+def test_without_it_plans_can_be_carried_out(graph):
+    plan = place(read(graph), copies=len(graph["tasks"]) > 60)
+    assert infeasibilities(graph, described(plan)) == []
+    assert not any(candidate.policy == search.POLICY for candidate in plan.candidates)
+    alone = [seconds for _, seconds in plan.singles if seconds is not None]
+    assert plan.makespan <= min(alone, default=math.inf) * (1 + 1e-9)
 
 
-@needs_compiler
-def test_a_folder_that_cannot_be_written(without, monkeypatch, caplog):
-    (without / "file").write_text("")
-    monkeypatch.setenv("AUTOPAR_CACHE", str(without / "file" / "below"))
-    assert built() is None
-    assert "AUTOPAR_CACHE another folder" in told()
-    assert told() in caplog.text
+@pytest.mark.usefixtures("without")
+def test_without_it_one_line_says_what_to_do(caplog):
+    caplog.set_level(logging.WARNING, "autopar")
+    for seed in (14, 16):
+        place(read(small(seed, tasks=12)))
+    assert [record.getMessage() for record in caplog.records].count(native.TOLD) == 1
 
 
-@needs_compiler
-def test_blanks_name_no_compiler(without, monkeypatch):
-    monkeypatch.setenv("CC", " ")
-    assert built()
+@pytest.mark.usefixtures("without")
+def test_without_it_only_lists_are_made():
+    problem = Problem(read(small(14, tasks=16)))
+    assert search.anneal(problem, 0.0) == []
+    assert coarse(Problem(read(planted(2, 200, 4, 1.0)[0])), 0.0, 1.0, 10**6, math.inf) == []
+    race = race_of(short(2))
+    before = race.best().makespan
+    pack(race, 0.0, 20_000)
+    assert race.best().makespan <= before and all(not entry.over for entry in race.entries[2:])
+    entry = Race(problem).enter(heft(problem))
+    found = repeated.repeated(race, entry, 0.0, math.inf)
+    assert found.makespan == duplicate(entry, 0.0).makespan
+
+
+@needs_native
+def test_what_does_not_load_is_said(tmp_path):
+    (made,) = (Path(native.__file__).parent).glob("_search.*")
+    assert native._loaded(tmp_path) == (None, "was not built when autopar was installed")
+    here = tmp_path / made.name
+    here.write_bytes(b"not a library")
+    library, about = native._loaded(tmp_path)
+    assert library is None and about.startswith("does not load (")
+    shutil.copy(made, here)
+    library, about = native._loaded(tmp_path)
+    assert isinstance(library, ctypes.CDLL) and about == str(here)
+
+
+@needs_native
+def test_in_a_clone_it_is_as_new_as_its_sources(tmp_path):
+    folder = tmp_path / "autopar" / "planner" / "native"
+    folder.mkdir(parents=True)
+    (made,) = (Path(native.__file__).parent).glob("_search.*")
+    here = Path(shutil.copy(made, folder))
+    source = folder / "chain.c"
+    source.write_text("/* changed since */")
+    os.utime(source, (here.stat().st_mtime + 1,) * 2)
+    assert native._loaded(folder)[0] is not None
+    (tmp_path / "pyproject.toml").write_text("")
+    assert native._loaded(folder) == (None, f"was built before its sources were changed ({here})")
+
+
+def test_what_to_type_is_said(tmp_path):
+    folder = tmp_path / "autopar" / "planner" / "native"
+    said = native._said(None, "was not built", folder)
+    assert "the native search was not built;" in said and said.endswith("--no-cache-dir autopar")
+    (tmp_path / "pyproject.toml").write_text("")
+    assert native._said(None, "was not built", folder).endswith(f"type: pip install -e {tmp_path}")
+    assert "\n" not in said and "apt install gcc" in said

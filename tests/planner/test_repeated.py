@@ -9,6 +9,7 @@ import pytest
 from benchmarks import instances
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import needs_native
 from taskfiles import link, randomly
 from test_duplicate import alone, fan, shown, wanted
 
@@ -49,6 +50,7 @@ def test_chains_make_a_plan_shorter_or_leave_it(seed):
     assert repeated.repeated(race, entry, bound, ENDLESS).makespan == found.makespan
 
 
+@needs_native
 def test_where_runs_are_and_what_is_copied_are_found_together(monkeypatch):
     """Copies in the plan that was found without any are worth less on most graphs where they are worth something."""
     shorter = 0
@@ -61,12 +63,6 @@ def test_where_runs_are_and_what_is_copied_are_found_together(monkeypatch):
         assert together <= apart
         shorter += together < 0.99 * apart
     assert shorter >= 3
-
-
-def test_copies_are_searched_for_without_a_compiler(monkeypatch):
-    monkeypatch.setattr("autopar.planner.search.compiled.built", lambda: None)
-    race, entry = started(instances.small(14, tasks=16))
-    assert repeated.repeated(race, entry, 0.0, ENDLESS).makespan < 0.99 * duplicate(entry, 0.0).makespan
 
 
 def test_nothing_more_is_tried_at_the_bound_or_after_the_time(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 import autopar
 from autopar.__main__ import main
+from autopar.planner import native
 
 
 def run(*words, **more):
@@ -63,7 +64,7 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
 def test_doctor_says_what_there_is():
     done = run("doctor")
     assert done.returncode == 0, done.stderr
-    for words in ("cpu", "h100-sxm", "plans are searched for in"):
+    for words in ("cpu", "h100-sxm", native.TOLD):
         assert words in done.stdout
 
 

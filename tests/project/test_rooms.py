@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from house import figures
 
 import autopar
 
@@ -50,6 +51,10 @@ def test_the_guard_against_torch_can_fail() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
+
+
+def test_the_top_fits_a_glance() -> None:
+    assert figures()["rooms and files at the top"] <= 18
 
 
 def test_contracts_are_kept() -> None:

@@ -8,18 +8,17 @@ import time
 from ...ir.costed import repeatable
 from ..candidates import SHORTER, Entry, Race
 from ..model.problem import Problem
-from ..native.build import built
-from ..search.anneal import CHAINS, COMPILED, TOGETHER
+from ..native import searches
+from ..search.anneal import CHAINS, TOGETHER
 from ..search.chain import COPIES, RUINS
-from ..search.duplicates import MOST
 from ..search.evaluate import Timed
-from ..search.network import Network
+from ..search.network import MOST, Network
 from ..search.population import Effort, winners
 from .greedy import duplicate, repeats
 from .prune import Place, Places, places, scheduled
 
 EACH, STEPS = 4_500, 225_000
-"""Steps of the search for each run, and in all at most; as many times more of compiled chains as `anneal` has."""
+"""Steps of the search for each run, and in all at most; chains take `TOGETHER` times as many (`anneal`)."""
 HOT = 0.07
 """Share by which a plan may become longer at first."""
 TRIED = 3
@@ -28,11 +27,11 @@ TRIED = 3
 
 def repeated(race: Race, start: Entry, bound: float, until: float) -> Entry:
     """A plan, or a shorter one with runs computed again, searched for as far as there is time for it. What is returned
-    has a `Problem` of its own where runs are."""
+    has a `Problem` of its own where runs are. Without the native search only the plan as it is gets copies."""
     if _ended(start, bound, until):
         return start
     best = duplicate(start, bound)
-    if not repeats(start) or not _promising(race.problem) or _ended(best, bound, until):
+    if not repeats(start) or not _promising(race.problem) or _ended(best, bound, until) or not searches():
         return best
     return min([best, *_found(race.problem, best, bound, until)], key=lambda entry: entry.makespan)
 
@@ -56,10 +55,10 @@ def _promising(problem: Problem) -> bool:
 
 def _found(problem: Problem, start: Entry, bound: float, until: float) -> list[Entry]:
     """Plans that chains come to from one."""
-    network, compiled = Network(problem), built() is not None
+    network = Network(problem)
     effort = Effort(
-        steps=min(STEPS, EACH * network.runs) * (TOGETHER if compiled else 1),
-        chains=COMPILED if compiled else CHAINS,
+        steps=min(STEPS, EACH * network.runs) * TOGETHER,
+        chains=CHAINS,
         hot=HOT,
         ruins=RUINS,
         copies=COPIES,
@@ -90,11 +89,11 @@ def listed(network: Network, entry: Entry) -> Timed:
 
 def placed(timed: Timed) -> Places:
     """Where and when a list has its runs and copies."""
-    problem, served = timed.network.problem, timed.served
+    problem, runs = timed.network.problem, timed.network.runs
     found = {}
-    for i in served.numbers:
+    for i, r in (*enumerate(range(runs)), *enumerate(timed.of, runs + 1)):
         d = timed.device[i]
         lanes = (problem.lane_names[d][timed.lane[i]],)
-        place = Place(timed.start[i], timed.end[i], lanes, copy=i > timed.network.runs)
-        found[problem.names[served.run[i]], problem.devices[d]] = place
+        place = Place(timed.start[i], timed.end[i], lanes, copy=i > runs)
+        found[problem.names[r], problem.devices[d]] = place
     return found

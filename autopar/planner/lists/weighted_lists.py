@@ -16,7 +16,7 @@ from ..candidates import SHORTER
 from ..model.problem import Problem
 from ..model.simulator import Schedule
 from ..model.transfers import Steps
-from ..native.build import built
+from ..native import searches
 from .greedy import last_first, priced
 from .heft import heft, list_schedule, placed
 from .nondelay import crowded, free, nondelay
@@ -47,7 +47,7 @@ FILLED = 2.0
 MANY = 20_000
 """Runs from which on only the first of each are tried."""
 POLISHED = 10_000
-"""Runs up to which what is found is polished: compiled chains go on from it (`anneal.polish`)."""
+"""Runs up to which what is found is polished: chains go on from it (`anneal.polish`)."""
 DEVICES = 16
 """Devices looked at for each run in all variants together."""
 APART = 40
@@ -67,9 +67,9 @@ def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
 
 
 def polished(problem: Problem) -> bool:
-    """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or nothing
-    can be compiled."""
-    return problem.runs <= POLISHED and not problem.tight and not problem.modes and built() is not None
+    """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or there is
+    no native search."""
+    return problem.runs <= POLISHED and not problem.tight and not problem.modes and searches()
 
 
 def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:

@@ -1,1 +1,63 @@
-"""The local search in C: sources, and the shared library made of them."""
+"""The local search in C: sources, and the shared library made of them when autopar is installed (pyproject.toml)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+log = logging.getLogger("autopar")
+
+
+def _loaded(here: Path) -> tuple[ctypes.CDLL | None, str]:
+    """The library in a folder and where it is, or None and what is wrong; in one line."""
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := here / f"_search{suffix}").exists()), None)
+    if path is None:
+        return None, "was not built when autopar was installed"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return None, f"does not load ({error})"
+    built = path.stat().st_mtime
+    # In a clone sources come and go; an installation writes all files at once.
+    if _in_clone(here) and any(source.stat().st_mtime > built for source in here.glob("*.[ch]")):
+        return None, f"was built before its sources were changed ({path})"
+    return library, str(path)
+
+
+def _in_clone(here: Path) -> bool:
+    return (here.parents[2] / "pyproject.toml").exists()
+
+
+def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
+    """How plans are searched for, and what to type where that is not the best way; in one line."""
+    if library:
+        return f"plans are searched for by {about}"
+    again = (
+        f"-e {here.parents[2]}" if _in_clone(here) else "--force-reinstall --no-deps --no-cache-dir autopar"
+    )
+    return (
+        f"plans come from list schedules and may be longer than need be, for the native search {about}; "
+        f"install a C compiler if there is none (apt install gcc), then type: pip install {again}"
+    )
+
+
+LIBRARY, _ABOUT = _loaded(HERE)
+"""The search; None where it was not built or does not load."""
+TOLD = _said(LIBRARY, _ABOUT, HERE)
+
+
+def searches() -> bool:
+    """Whether there is a native search; where there is none, one line of the log says what to do."""
+    if LIBRARY is None:
+        _warn()
+    return LIBRARY is not None
+
+
+@functools.cache
+def _warn() -> None:
+    log.warning(TOLD)

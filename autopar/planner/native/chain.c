@@ -1,4 +1,5 @@
-/* chain.Chain.cool: simulated annealing of one schedule. */
+/* Simulated annealing of one list, each step timed as wires serve it: Kirkpatrick, Gelatt and Vecchi, "Optimization by
+   simulated annealing", Science 220, 1983. */
 
 #include "network.h"
 
@@ -6,23 +7,31 @@
 #include <string.h>
 #include <time.h>
 
-/* A list: what times it again. `device` and `keys` are [R + 1 + most], `of` is [most]. */
-typedef struct {
-    int *device, eager, copies, *of;
-    double *keys, makespan;
-} Kept;
+#define PUBLIC __attribute__((visibility("default")))
 
-/* The state of a chain, before and after. `best` has room for `keep`, the shortest first. */
+/* How often one run is moved to another device, or on its own, two change places, or many are moved together, in
+   proportion; and, of each chain, how often runs are placed anew and copied. */
+enum { MOVES = 4, SHIFTS = 2, EXCHANGES = 3, GROUPS = 2, FEW = MOVES + SHIFTS + EXCHANGES };
+enum {
+    TRIED = 6,    /* runs for each of which one change is estimated, of which the best is timed */
+    ESTIMATE = 5, /* steps that an estimate takes */
+    LOOKS = 16,   /* changes after which the heat is taken anew and the clock is looked at */
+};
+/* Weight of when the other devices end: of schedules that end together, as many do where runs are alike, the one that
+   leaves more room is nearer to a shorter one. */
+#define EARLY 0.03
+
+
+/* The state of a chain, before and after. `best` has room for `keep`, the shortest first; `spent` are steps. */
 typedef struct {
-    Kept now, *best;
-    int count, keep;
+    List now, *best;
+    int count, keep, ruins, copies;
     double bound, spent;
 } Chain;
 
 typedef struct {
     Chain *chain;
     const Network *net;
-    const Ways *ways;
     Beside beside;
     Bench bench;
     Anew anew;
@@ -49,7 +58,7 @@ static void *take(char *block, size_t *taken, size_t bytes)
 static size_t lay_out(Search *search, const Network *net, char *block)
 {
     size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
-    size_t most_copies = search->ways->most, all = runs + 1 + most_copies;
+    size_t most_copies = net->most_copies, all = runs + 1 + most_copies;
     size_t lanes = net->lane_at[devices], wires = net->wires + 1, most_read = 0;
     for (size_t r = 0; r < runs; r++)
         if (COUNT(net->reads, r) > (int)most_read)
@@ -110,7 +119,7 @@ static double early(const Search *search, const Timed *timed)
         sum += last[d];
         longest = most(longest, last[d]);
     }
-    return search->ways->early * (sum - longest) / (devices > 2 ? devices - 1 : 1);
+    return EARLY * (sum - longest) / (devices > 2 ? devices - 1 : 1);
 }
 
 /* Time what `next` has become. */
@@ -133,23 +142,22 @@ static void timing(Search *search, double limit, int eager)
     still(&search->beside, next, search->after);
     sort(search, search->beside.order, next->keys, search->beside.now->copies, next->copies);
     play(net, next, &search->bench, search->order, limit, search->after);
-    search->chain->spent += search->ways->estimate + next->endings;
+    search->chain->spent += ESTIMATE + next->endings;
 }
 
 /* One or two runs elsewhere: of several such changes the one that is estimated best, give or take the heat. */
 static int few(Search *search, double limit, double heat)
 {
-    const Ways *ways = search->ways;
     Beside *beside = &search->beside;
-    int tried = 1 + search->net->runs / ways->tried, all = ways->moves + ways->shifts + ways->exchanges;
+    int tried = 1 + search->net->runs / TRIED;
     double lowest = INFINITY;
     Change change, chosen = {.count = 0};
-    search->chain->spent += ways->estimate * tried;
+    search->chain->spent += ESTIMATE * tried;
     while (tried--) {
-        int way = below(beside->draw, all), run = a_run(beside), found;
-        if (way < ways->moves)
+        int way = below(beside->draw, FEW), run = a_run(beside), found;
+        if (way < MOVES)
             found = moved(beside, run, limit, &change);
-        else if (way < ways->moves + ways->shifts)
+        else if (way < MOVES + SHIFTS)
             found = shifted(beside, run, limit, &change);
         else
             found = exchanged(beside, run, limit, &change);
@@ -172,7 +180,7 @@ static int few(Search *search, double limit, double heat)
 
 static void keep(Chain *chain, const Timed *timed, size_t all)
 {
-    Kept last = chain->best[chain->keep - 1];
+    List last = chain->best[chain->keep - 1];
     memmove(chain->best + 1, chain->best, (chain->keep - 1) * sizeof last);
     memcpy(last.device, timed->device, all * sizeof *last.device);
     memcpy(last.keys, timed->keys, all * sizeof *last.keys);
@@ -205,36 +213,34 @@ static void begin(const Network *net, Timed *next, const Timed *now, const doubl
 static void go_on(Search *search, double steps, double hot, double cold, double end)
 {
     const Network *net = search->net;
-    const Ways *ways = search->ways;
     Chain *chain = search->chain;
     Beside *beside = &search->beside;
     Draw *draw = beside->draw;
-    int ordinary = ways->moves + ways->shifts + ways->exchanges;
     double room = early(search, beside->now), share = hot;
     chain->spent = 0.0;
     for (int turn = 0; chain->spent < steps && chain->best[0].makespan > chain->bound; turn++) {
-        if (turn % ways->looks == 0) {
+        if (turn % LOOKS == 0) {
             if (monotonic() > end)
                 break;
             share = hot * pow(cold / hot, chain->spent / steps);
         }
         double heat = share * chain->best[0].makespan;
         double limit = beside->now->makespan - heat * log(1 - drawn(draw));
-        double kind = drawn(draw) * (ordinary + ways->groups + ways->ruins + ways->copies);
+        double kind = drawn(draw) * (FEW + GROUPS + chain->ruins + chain->copies);
         Timed *next = search->next;
         int found, places = 0;
         begin(net, next, beside->now, beside->keys);
-        if (kind < ordinary) {
+        if (kind < FEW) {
             found = few(search, limit, heat);
         } else {
             int run;
-            if (kind < ordinary + ways->groups) {
-                chain->spent += ways->estimate;
+            if (kind < FEW + GROUPS) {
+                chain->spent += ESTIMATE;
                 int closely = drawn(draw) < 0.5;
                 run = a_run(beside);
                 found = closely ? gathered(beside, run, next->device) : stretched(beside, run, next->device);
-            } else if (kind >= ordinary + ways->groups + ways->ruins) {
-                chain->spent += ways->estimate;
+            } else if (kind >= FEW + GROUPS + chain->ruins) {
+                chain->spent += ESTIMATE;
                 found = recopied(beside, next);
             } else {
                 run = a_run(beside);
@@ -258,38 +264,69 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
     }
 }
 
-/* Go on for about so many steps, from one heat to another. 0, or -1 where there is no memory for it. */
-__attribute__((visibility("default"))) int autopar_cool(
-    const Network *net, const Ways *ways, Chain *chain, Draw *draw, double steps, double hot, double cold, double s)
+/* Room for a search from a list, which is timed; NULL where there is no memory for it. */
+static char *begun(Search *search, const Network *net, const List *list, double limit)
 {
-    Search search = {.chain = chain, .net = net, .ways = ways};
-    double end = monotonic() + s;
-    size_t bytes = lay_out(&search, net, NULL);
+    size_t bytes = lay_out(search, net, NULL), all = net->runs + 1 + list->copies;
     char *block = calloc(1, bytes);
     if (!block)
+        return NULL;
+    lay_out(search, net, block);
+    Timed *now = search->timed;
+    now->copies = list->copies;
+    now->eager = list->eager;
+    copy(all, now->device, now->keys, list->device, list->keys);
+    memcpy(now->of, list->of, now->copies * sizeof *now->of);
+    look_up(net, now);
+    /* What reads from a run need not wait for it where there are copies of it. */
+    for (int r = 0; !now->copies && r < net->runs; r++)
+        search->after[r] = net->to_go[r * net->devices + now->device[r]];
+    sort(search, NULL, now->keys, 0, now->copies);
+    play(net, now, &search->bench, search->order, limit, search->after);
+    return block;
+}
+
+/* Time a list, which is given up where it must become longer than `limit`: its makespan, and, by number, when each starts
+   and ends and on which lane; `endings` have ended by then. 0, or -1 where there is no memory for it. */
+PUBLIC int autopar_time(
+    const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
+{
+    Search search = {.net = net};
+    size_t all = net->runs + 1 + list->copies;
+    char *block = begun(&search, net, list, limit);
+    if (!block)
         return -1;
-    lay_out(&search, net, block);
-    Timed *now = search.timed;
+    const Timed *timed = search.timed;
+    memcpy(start, timed->start, all * sizeof *start);
+    memcpy(end, timed->end, all * sizeof *end);
+    memcpy(lane, timed->lane, all * sizeof *lane);
+    *endings = timed->endings;
+    list->makespan = timed->makespan;
+    free(block);
+    return 0;
+}
+
+/* Go on for about so many steps, from one heat to another, each a share of the shortest makespan, for `s` seconds at
+   most. 0, or -1 where there is no memory for it. */
+PUBLIC int autopar_cool(const Network *net, Chain *chain, Draw *draw, double steps, double hot, double cold, double s)
+{
+    Search search = {.chain = chain, .net = net};
+    double end = monotonic() + s;
+    char *block = begun(&search, net, &chain->now, INFINITY);
+    if (!block)
+        return -1;
     search.next = search.timed + 1;
     search.beside.net = net;
-    search.beside.ways = ways;
     search.beside.draw = draw;
-    now->copies = chain->now.copies;
-    copy(net->runs + 1 + now->copies, now->device, now->keys, chain->now.device, chain->now.keys);
-    memcpy(now->of, chain->now.of, now->copies * sizeof *now->of);
-    look_up(net, now);
-    now->eager = chain->now.eager;
-    memset(search.after, 0, (net->runs + 1 + now->copies) * sizeof *search.after);
-    sort(&search, NULL, now->keys, 0, now->copies);
-    play(net, now, &search.bench, search.order, INFINITY, search.after);
-    stand(&search.beside, now, &search.bench, search.order);
+    stand(&search.beside, search.timed, &search.bench, search.order);
     go_on(&search, steps, hot, cold, end);
-    now = search.beside.now;
-    copy(net->runs + 1 + now->copies, chain->now.device, chain->now.keys, now->device, now->keys);
-    memcpy(chain->now.of, now->of, now->copies * sizeof *now->of);
-    chain->now.copies = now->copies;
-    chain->now.eager = now->eager;
-    chain->now.makespan = now->makespan;
+    const Timed *now = search.beside.now;
+    List *own = &chain->now;
+    copy(net->runs + 1 + now->copies, own->device, own->keys, now->device, now->keys);
+    memcpy(own->of, now->of, now->copies * sizeof *own->of);
+    own->copies = now->copies;
+    own->eager = now->eager;
+    own->makespan = now->makespan;
     free(block);
     return 0;
 }

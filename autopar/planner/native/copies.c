@@ -1,8 +1,15 @@
-/* copies: runs of a list that are computed on several devices. */
+/* Runs of a list that are computed on several devices, and changes of these copies. */
 
 #include "network.h"
 
 #include <string.h>
+
+/* How often, of changes of copies where there are any, one is left out, or changes places with its run. */
+#define FEWER 0.25
+#define SWAPPED 0.25
+#define ELSEWHERE 0.5 /* how often what copies are made for goes to another device with them */
+#define ONWARD 0.5    /* how often the next copy is made for the last */
+#define ENOUGH 0.2    /* how often there is none */
 
 void look_up(const Network *net, Timed *timed)
 {
@@ -84,11 +91,10 @@ static void change_places(const Network *net, Timed *timed, int i)
 int recopied(Beside *beside, Timed *next)
 {
     const Network *net = beside->net;
-    const Ways *ways = beside->ways;
     double what = drawn(beside->draw);
-    if (next->copies && what < ways->fewer + ways->swapped) {
+    if (next->copies && what < FEWER + SWAPPED) {
         int i = below(beside->draw, next->copies);
-        if (what < ways->fewer)
+        if (what < FEWER)
             leave_out(net, next, i);
         else
             change_places(net, next, i);
@@ -96,12 +102,12 @@ int recopied(Beside *beside, Timed *next)
     }
     int run = a_run(beside), device = next->device[run], first = next->copies, moved = 0;
     double high = beside->keys[run];
-    if (drawn(beside->draw) < ways->elsewhere) {
+    if (drawn(beside->draw) < ELSEWHERE) {
         int d = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
         moved = d != device;
         next->device[run] = device = d;
     }
-    while (next->copies < ways->most) {
+    while (next->copies < net->most_copies) {
         int maker = awaited(beside, next, run, device);
         if (maker < 0)
             break;
@@ -117,11 +123,11 @@ int recopied(Beside *beside, Timed *next)
             low = high - 1.0;
         next->keys[copy] = inside(beside, low, high);
         look_up(net, next);
-        if (drawn(beside->draw) < ways->onward) {
+        if (drawn(beside->draw) < ONWARD) {
             run = maker;
             high = next->keys[copy];
         }
-        if (drawn(beside->draw) < ways->enough)
+        if (drawn(beside->draw) < ENOUGH)
             break;
     }
     return moved || next->copies > first;

@@ -1,6 +1,17 @@
-/* neighbours.Neighbourhood: what may be changed in a schedule. */
+/* What may be changed in a schedule: runs of its critical paths to other places, runs that change places, and many runs to
+   another device at once.
+
+   A run goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
+   functions for the flexible job shop problem", Journal of Scheduling 3(1), 2000), with transfers. */
 
 #include "network.h"
+
+#define CRITICAL 0.9 /* how often a run of a critical path is taken */
+#define BESIDE 0.5   /* how often the device of a run beside it is tried */
+enum {
+    CLOSE = 2,     /* places from the best at most to that of a run to change places with */
+    GATHERED = 12, /* runs that are moved together at most */
+};
 
 /* Seconds, where not known as yet. */
 static const double *reached(Beside *beside, int run, int device)
@@ -153,7 +164,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
 
 int a_run(Beside *beside)
 {
-    if (drawn(beside->draw) < beside->ways->critical)
+    if (drawn(beside->draw) < CRITICAL)
         return beside->critical[below(beside->draw, beside->criticals)];
     return below(beside->draw, beside->net->runs);
 }
@@ -164,7 +175,7 @@ int moved(Beside *beside, int run, double limit, Change *change)
     const int *device = beside->now->device;
     int near = COUNT(net->near, run);
     int d = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
-    if (near && drawn(beside->draw) < beside->ways->beside)
+    if (near && drawn(beside->draw) < BESIDE)
         d = device[net->near.of[net->near.at[run] + below(beside->draw, near)]];
     if (d == device[run] || !is_allowed(net, run, d))
         return 0;
@@ -250,13 +261,13 @@ static double instead(Beside *beside, int run, int other, int d)
 int exchanged(Beside *beside, int run, double limit, Change *change)
 {
     const Network *net = beside->net;
-    int d = beside->now->device[run], close = beside->ways->close;
+    int d = beside->now->device[run];
     int e = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
     int from = beside->queue_at[e], count = beside->queue_at[e + 1] - from;
     if (d == e || !count)
         return 0;
     int at = right_of(beside->queue_ends + from, count, reached(beside, run, e)[0]);
-    at += below(beside->draw, 2 * close + 1) - close;
+    at += below(beside->draw, 2 * CLOSE + 1) - CLOSE;
     at = at < 0 ? 0 : at < count ? at : count - 1;
     int other = beside->queue[from + at];
     if (other >= net->runs)
@@ -278,7 +289,7 @@ int gathered(Beside *beside, int run, int *device)
 {
     const Network *net = beside->net;
     int source = beside->now->device[run], target = below(beside->draw, net->devices);
-    int most_of = beside->ways->gathered < net->runs / 3 ? beside->ways->gathered : net->runs / 3;
+    int most_of = GATHERED < net->runs / 3 ? GATHERED : net->runs / 3;
     int size = 2 + below(beside->draw, (most_of > 2 ? most_of : 2) - 1), count = 1, edges = 1;
     int *edge = beside->edge, *found = beside->found;
     char *mark = beside->mark;

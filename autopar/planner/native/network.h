@@ -1,5 +1,5 @@
-/* The search's data, as network.py, timed.py and neighbours.py describe it. Arrays of several dimensions are flat, the
-   last index running fastest. */
+/* The data of the search. Arrays of several dimensions are flat, the last index running fastest; times are seconds, inf
+   where there is no way. search/network.py fills in what comes from Python. */
 
 #ifndef AUTOPAR_NETWORK_H
 #define AUTOPAR_NETWORK_H
@@ -7,9 +7,8 @@
 #include <math.h>
 #include <stdint.h>
 
-#define NEAR 1e-9 /* timed.NEAR */
+#define NEAR 1e-9 /* share of the makespan below which a delay counts as none */
 #define NOT_THERE -1.0
-#define TASTES 4   /* as many as rebuilding.AHEAD and STAY have */
 
 /* Those of i are of[at[i]] to of[at[i + 1] - 1]. */
 typedef struct {
@@ -31,9 +30,13 @@ static inline double least(double a, double b)
     return b < a ? b : a;
 }
 
-/* R runs on D devices with W wires and copy queues and V values; `makes` and `later` have those of R too. */
+/* R runs on D devices with W wires and copy queues and V values; W stands for no wire and for no queue. `makes` has the
+   values of each run and, for R, of what is there before the call; `later` those that wait for a run without reading
+   from it, `sooner` those that it so waits for, and `waits` how many values and runs that is in all. `near` are all runs
+   beside one. `to_go` are the seconds from the end of a run on a device to the end of the graph, at best. `members` are
+   runs that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most. */
 typedef struct {
-    int runs, devices, wires, values, groups;
+    int runs, devices, wires, values, groups, most_copies;
     const int *lane_at;             /* [D + 1] */
     const double *seconds, *to_go;  /* [R][D] */
     const double *bytes;            /* [V] */
@@ -45,6 +48,12 @@ typedef struct {
     const int *waits, *maker, *home, *repeatable; /* [R], [V], [V], [R] */
 } Network;
 
+/* What times a list again: `device` and `keys` are [R + 1 + most_copies], `of` is [most_copies]. */
+typedef struct {
+    int *device, eager, copies, *of;
+    double *keys, makespan;
+} List;
+
 /* Seconds that a value takes from one device to another, with wires that nobody else takes. */
 static inline double travel(const Network *net, int value, int source, int target)
 {
@@ -52,20 +61,22 @@ static inline double travel(const Network *net, int value, int source, int targe
     return net->latency[way] + net->bytes[value] * net->s_per_byte[way];
 }
 
-/* What a search may change, and how often: the constants of chain.py, neighbours.py and rebuilding.py. */
-typedef struct {
-    int moves, shifts, exchanges, groups, ruins, tried, estimate, looks, close, gathered, copies, most;
-    double early, critical, beside, part, fewer, swapped, elsewhere, onward, enough;
-    double ahead[TASTES], stay[TASTES];
-} Ways;
-
+/* A transfer of a value that a run makes (R: none), its seconds, when it is there, and what follows that. */
 typedef struct {
     int run, value, source, stop, wire, queue;
     double takes, came, tail;
 } Sent;
 
-/* Numbers up to R - 1 are runs, R stands for what no run makes, and those of `copies` follow, number R + 1 + i being of
-   run `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. */
+/* A list with its times: each device starts its runs in the order of their `keys`, as early as it can, also where it has
+   several lanes; or, if `eager`, whatever it can start, the least key first. `ready` is when all that a run waits for is
+   there; `ended` has the `endings` runs by end, `sent` the transfers in the order in which they were asked for. `tail` are
+   the seconds from the end of a run to the end of all along what waits for it here, `wanted` the same without what is
+   behind it on its lane. `makespan` is inf where no way leads, runs wait for each other, or the list was given up.
+
+   Numbers up to R - 1 are runs, R stands for what no run makes, and those of `copies` follow, number R + 1 + i being of
+   run `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. A copy
+   serves what reads from its run on its device, other copies too, and the run itself whatever has no copy where it is: so
+   a result is never moved to where it is computed. */
 typedef struct {
     int copies, *of, *copy_at;
     char *copied;
@@ -108,7 +119,7 @@ typedef struct {
 
 #define WORDS 624
 
-/* Mersenne Twister, as Python's random.Random. */
+/* Mersenne Twister, with the state of Python's random.Random. */
 typedef struct {
     uint32_t word[WORDS];
     uint32_t next;
@@ -138,14 +149,19 @@ static inline int below(Draw *draw, int count)
     return (int)(drawn(draw) * count);
 }
 
+/* Time a list; `order` has its runs and copies by their keys, unless it is eager. Second hops of a way are asked for with
+   the first. It is given up where a run ends less than `after[r]` seconds before `limit`. O(V log V + E). */
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after);
+/* Set `tail` and `wanted` of runs and `tail` of transfers. O(V + E). */
 void tails(const Network *net, Timed *timed, Bench *bench);
+/* When all that a run reads could be on a device, and the seconds that would still be wanted after its end there, with
+   all else as it is and wires that nobody else takes; after `tails`. */
 void reach(const Network *net, const Timed *now, int run, int device, double *ready, double *after);
 
-/* The schedule at hand and its neighbours. */
+/* The schedule at hand and its neighbours. `keys` are the places of runs and copies in the order of their starts; the
+   queues have those of each device so, with their ends and, below 0, the seconds from their starts to the end of all. */
 typedef struct {
     const Network *net;
-    const Ways *ways;
     Draw *draw;
     Timed *now;
     double *keys;
@@ -163,17 +179,28 @@ typedef struct {
     double key[2], length;
 } Change;
 
+/* Let a schedule be the one at hand. */
 void stand(Beside *beside, Timed *now, Bench *bench, const int *order);
+/* A run to be moved, mostly one that nothing can delay without a longer makespan. */
 int a_run(Beside *beside);
+/* A key between two. */
 double inside(Beside *beside, double low, double high);
+/* These three estimate a change of one or two runs from when the rest begins and how long it takes after them; 0 where
+   the estimate is above `limit` or nothing changes. `moved`: to another device, where it delays the end least. */
 int moved(Beside *beside, int run, double limit, Change *change);
+/* Elsewhere in the order of its device, 0 too where nothing is gained: too many orders are as good as that at hand. */
 int shifted(Beside *beside, int run, double limit, Change *change);
+/* A run and one of another device in each other's place. */
 int exchanged(Beside *beside, int run, double limit, Change *change);
+/* These change many devices at once, 0 if none; `gathered`: a run and some that are joined to it there, together. */
 int gathered(Beside *beside, int run, int *device);
+/* All of a stretch of the order that is on the device of a run, or all of it, and perhaps that one's the other way. */
 int stretched(Beside *beside, int run, int *device);
+/* Seconds that follow each run of a changed list: as long as now behind all that is changed, at best elsewhere. */
 void still(const Beside *beside, const Timed *next, double *after);
 
-/* Room for runs to be placed anew in. */
+/* Room for runs to be placed anew in: the schedule at hand up to the first that is taken out, and what is put behind it,
+   each with its transfers when it is put: an estimate, for wires serve who asks first. */
 typedef struct {
     double *end, *lane_free, *busy, *there; /* there: [V][D] */
     char *known;                            /* [V], whether it has been looked up where a value is */
@@ -181,9 +208,15 @@ typedef struct {
     Sent *sent;                             /* as many as any run reads */
 } Anew;
 
+/* Set `copied` and `copy_at`. */
 void look_up(const Network *net, Timed *timed);
+/* Leave out copies that nobody reads, and those on the devices of their runs. */
 void tidy(const Network *net, Timed *timed);
+/* Leave a copy out, have it change places with its run, or have what a run waits for, and perhaps what that waits for,
+   computed on its device too, which may be a new one; whether anything is changed. */
 int recopied(Beside *beside, Timed *next);
+/* Place some runs around one anew, in the order at hand: each goes where it ends soonest, with what then follows on the
+   devices of those that stay, give or take `heat` seconds. 0 if nothing changes; `places` are how many were tried. */
 int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *places);
 
 #endif

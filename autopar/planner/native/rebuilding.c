@@ -1,13 +1,22 @@
-/* rebuilding.rebuilt: some runs taken out of a schedule and placed anew. */
+/* Some runs taken out of a schedule and placed anew, one after the other: ruin and recreate.
+
+   Schrimpf, Schneider, Stamm-Wilbrandt and Dueck, "Record breaking optimization results using the ruin and recreate
+   principle", Journal of Computational Physics 159, 2000. */
 
 #include "network.h"
 
 #include <string.h>
 
+#define PART 0.5 /* share of the runs that are taken out at most */
+#define TASTES 4
+/* Weights, in where a run goes, of what is still to come and of the seconds spent on transfers. */
+static const double AHEAD[TASTES] = {0.0, 0.5, 1.0, 1.0}, STAY[TASTES] = {0.0, 0.0, 0.1, 0.5};
+
+/* Mark runs around one: a stretch of the order, or some that are joined to it. */
 static void set_free(Beside *beside, char *free, int run)
 {
     const Network *net = beside->net;
-    double size = 2 * pow(most(1.0, beside->ways->part * net->runs / 2), drawn(beside->draw));
+    double size = 2 * pow(most(1.0, PART * net->runs / 2), drawn(beside->draw));
     memset(free, 0, net->runs);
     free[run] = 1;
     if (drawn(beside->draw) < 0.5) {
@@ -33,6 +42,7 @@ static void set_free(Beside *beside, char *free, int run)
     }
 }
 
+/* When a value is where, and remember it. */
 static const double *held(const Beside *beside, Anew *anew, const int *device, double since, int value)
 {
     const Network *net = beside->net;
@@ -97,6 +107,7 @@ static int first_lane(const Network *net, const Anew *anew, int d)
     return first;
 }
 
+/* Place a run, with the transfers that it needs. */
 static void put(const Beside *beside, Anew *anew, int *device, double since, int run, int d)
 {
     double copying, ready = ready_on(beside, anew, device, since, run, d, 1, &copying);
@@ -107,6 +118,7 @@ static void put(const Beside *beside, Anew *anew, int *device, double since, int
     EACH(v, beside->net->makes, run) anew->known[*v] = 0;
 }
 
+/* Seconds from the end of a run on a device to the end of all, as far as what reads from it stays. */
 static double what_follows(const Beside *beside, const char *free, int run, int d)
 {
     const Network *net = beside->net;
@@ -150,7 +162,7 @@ int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *
             anew->busy[sent->queue] = most(anew->busy[sent->queue], sent->came);
         }
     }
-    double ahead = beside->ways->ahead[below(beside->draw, TASTES)], stay = beside->ways->stay[below(beside->draw, TASTES)];
+    double ahead = AHEAD[below(beside->draw, TASTES)], stay = STAY[below(beside->draw, TASTES)];
     for (int i = first; i < runs + now->copies; i++) {
         int r = beside->order[i], best = -1;
         if (r >= runs)

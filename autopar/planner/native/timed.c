@@ -1,4 +1,4 @@
-/* timed.Timed: one list of runs as wires serve it. */
+/* One list of runs as wires serve it that nobody holds back. */
 
 #include "network.h"
 

@@ -13,7 +13,7 @@ from ..lists.ranking import mean_first, urgent_first
 from ..lists.weighted_lists import WEIGHTS, polished
 from ..model.problem import Problem
 from ..model.simulator import Play, Schedule
-from ..native.build import built
+from ..native import searches
 from .chain import KEEP, RUINS
 from .evaluate import Timed
 from .network import Network
@@ -29,8 +29,8 @@ LEAST = 450_000
 SQUARE = 700
 """The same for each pair of runs of a tiny graph."""
 FASTER, TOGETHER = 20, 24
-"""Times as many steps taken where chains are compiled (`native`): by one, which is still in half the time, and by
-several, which go on side by side."""
+"""Times as many steps taken by chains, which place a run in less time than lists do: by one, and by several, which go
+on side by side."""
 LARGE = 1_500
 """Runs from which on a graph is too large for this; the steps shrink towards it."""
 POLISH = 25_000
@@ -46,25 +46,25 @@ GAIN = 0.4
 SLOW = 5_000
 """Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
 ROOM = 7_000
-"""Steps for each run from which on there is room for placing runs anew, and, as many times more of compiled ones, for
-more than one chain."""
-CHAINS, COMPILED = 4, 16
+"""Steps of chains for each run from which on there is room for placing runs anew, and steps of lists from which on
+there is room for more than one chain."""
+CHAINS = 16
 """Chains that begin there."""
 
 
 def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed, the `CHAINS` (`COMPILED`) best where there are steps for it. About
-    `steps` runs are placed, or `FASTER` (`TOGETHER`) times as many by compiled code, fewer of a small graph and of a
-    large one, or until `until` of the monotonic clock. Devices, queues and wires are in the model; memory caps, the
-    host's dispatch and orders of copies other than first come, first served, are not: `simulate` has the last word.
-    Nothing for a graph so large that the first lists would be half of the steps, nor for one with runs that may take
-    several lanes. Deterministic, where there is a compiler and where there is none.
+    The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `FASTER`
+    (`TOGETHER`) times `steps` runs are placed, fewer of a small graph and of a large one, or until `until` of the
+    monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of copies
+    other than first come, first served, are not: `simulate` has the last word. Nothing for a graph so large that the
+    first lists would be half of the steps, nor for one with runs that may take several lanes, nor without the native
+    search. Deterministic.
     """
     runs = problem.runs
     steps = int(min(steps, max(min(LEAST, SQUARE * runs * runs), EACH * runs)) * max(0.0, 1 - runs / LARGE))
-    if _settled(problem) or steps < 2 * FIRST * runs:
+    if _settled(problem) or steps < 2 * FIRST * runs or not searches():
         return []
     network = Network(problem)
     starts = _first(network)
@@ -92,8 +92,8 @@ def refine(
 
 
 def polish(problem: Problem, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
-    """What compiled chains make of a schedule that has been played, where `anneal` has too few steps for a graph;
-    nothing where they cannot go on from it (`polished`), or after `until`."""
+    """What chains make of a schedule that has been played, where `anneal` has too few steps for a graph; nothing where
+    they cannot go on from it (`polished`), or after `until`."""
     if _settled(problem) or not polished(problem) or time.monotonic() > until:
         return []
     return refine(problem, bound, play.device, play.start[: problem.runs], min(steps, POLISH), until, keep=1)
@@ -126,13 +126,12 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    several, compiled = steps / network.runs >= ROOM, built() is not None
-    if compiled:
-        steps *= TOGETHER if several else FASTER
+    several = steps / network.runs >= ROOM
+    steps *= TOGETHER if several else FASTER
     each = steps / network.runs
     effort = Effort(
         steps=steps,
-        chains=(COMPILED if compiled else CHAINS) if several else 1,
+        chains=CHAINS if several else 1,
         hot=min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2,
         ruins=RUINS if each >= ROOM else 0,
     )

@@ -1,160 +1,103 @@
-"""One chain of simulated annealing over lists, each step timed as wires serve it; `native` has the same compiled."""
+"""One chain of simulated annealing over lists, which goes on in C: `native/chain.c`."""
 
 from __future__ import annotations
 
-import math
+import ctypes
+import logging
 import random
 import time
-from itertools import count
 
-from .duplicates import recopied, tidy
-from .evaluate import Timed
-from .moves import Neighbourhood
+from .. import native
+from .evaluate import List, Listed, room
 from .network import Network
-from .ruin_recreate import rebuilt
 
-EARLY = 0.03
-"""Weight of when the other devices end: of schedules that end together, as many do where runs are alike, the one that
-leaves more room is nearer to a shorter one."""
-MOVES, SHIFTS, EXCHANGES, GROUPS, RUINS = 4, 2, 3, 2, 2
-"""How often one run is moved to another device, or on its own, two change places, many are moved together, or, where
-there is room, placed anew, in proportion."""
+RUINS = 2
+"""How often runs are placed anew, in proportion to the changes that any chain makes (`native/chain.c`)."""
 COPIES = 3
 """How often, as well, copies of runs are made or left out, where there may be any."""
-TRIED = 6
-"""Runs for each of which one change is estimated, of which the best is timed."""
-ESTIMATE = 5
-"""Steps that an estimate takes."""
 KEEP = 6
 """Schedules returned."""
-LOOKS = 16
-"""Changes after which the heat is taken anew and the clock is looked at."""
 CLOSE = 1e-6
 """Share above the lower bound at which the search ends."""
+WORDS = 624
+"""Of the state of the generator."""
+
+log = logging.getLogger("autopar")
+
+
+class State(ctypes.Structure):
+    """`Chain` of `native/chain.c`."""
+
+    _fields_ = [
+        ("now", List),
+        ("best", ctypes.POINTER(List)),
+        *((name, ctypes.c_int) for name in ("count", "keep", "ruins", "copies")),
+        ("bound", ctypes.c_double),
+        ("spent", ctypes.c_double),
+    ]
+
+
+class Draw(ctypes.Structure):
+    """That of `native/network.h`."""
+
+    _fields_ = [("state", ctypes.c_uint32 * (WORDS + 1))]
 
 
 class Chain:
-    """One schedule that is changed again and again; `best` are the shortest there were, the shortest first."""
+    """One list that is changed again and again, runs placed anew and copied as often as `ruins` and `copies` say, until
+    it comes to `bound` seconds. It takes over the state of `draw`."""
 
     def __init__(
         self,
         network: Network,
-        start: Timed,
+        start: Listed,
         bound: float,
         draw: random.Random,
         ruins: int,
         copies: int = 0,
     ) -> None:
-        self.network, self.bound, self.draw, self.ruins, self.copies = network, bound, draw, ruins, copies
-        self.beside = Neighbourhood(network, draw, start)
-        self.best = [start]
-        self.spent = 0.0
+        self.network, self.bound = network, bound
+        self._best = (List * KEEP)(*(room(network) for _ in range(KEEP)))
+        self._best[0].fill(start)
+        self._state = State(
+            room(network), self._best, 1, KEEP, ruins, copies, bound=bound * (1 + CLOSE), spent=0.0
+        )
+        self._state.now.fill(start)
+        self._draw = Draw((ctypes.c_uint32 * (WORDS + 1))(*draw.getstate()[1]))
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
-        """Go on for about so many steps, from one heat to another, each a share of the shortest makespan."""
-        draw, runs = self.draw, self.network.runs
-        hot, cold = heats
-        few = MOVES + SHIFTS + EXCHANGES
-        early = _early(self.beside.now)
-        self.spent = 0.0
-        for turn in count():
-            if self.spent >= steps or self.best[0].makespan <= self.bound * (1 + CLOSE):
-                break
-            if turn % LOOKS == 0:
-                if time.monotonic() > until:
-                    break
-                share = hot * (cold / hot) ** (self.spent / steps)
-            heat = share * self.best[0].makespan
-            limit = self.beside.now.makespan - heat * math.log(1 - draw.random())
-            kind = draw.random() * (few + GROUPS + self.ruins + self.copies)
-            if kind < few:
-                timed = self._few(limit, heat)
-            elif kind < few + GROUPS:
-                timed = self._many(limit)
-            else:
-                anew = kind < few + GROUPS + self.ruins
-                timed = self._anew(limit, heat) if anew else self._recopied(limit)
-            if timed and timed.makespan <= limit:
-                now = _early(timed)
-                if timed.makespan + now > limit + early and timed.makespan >= self.best[0].makespan:
-                    continue
-                early = now
-                self.beside.stand(timed)
-                self.spent += runs / 2
-                if timed.makespan < self.best[0].makespan:
-                    self.best.insert(0, timed)
-                    del self.best[KEEP:]
+        """Go on for about so many steps, from one heat to another, each a share of the shortest makespan, or until
+        `until` of the monotonic clock; nothing changes, with a line in the log, where there is no memory for it."""
+        assert native.LIBRARY
+        failed = native.LIBRARY.autopar_cool(
+            *map(ctypes.byref, (self.network.arrays, self._state, self._draw)),
+            *map(ctypes.c_double, (steps, *heats, until - time.monotonic())),
+        )
+        if failed:
+            runs, devices = self.network.runs, self.network.devices
+            log.warning("no memory to search for a plan of %d runs on %d devices", runs, devices)
 
-    def _few(self, limit: float, heat: float) -> Timed | None:
-        """One or two runs elsewhere: of several such changes the one that is estimated best, give or take the heat."""
-        draw, beside = self.draw, self.beside
-        tried = 1 + self.network.runs // TRIED
-        self.spent += ESTIMATE * tried
-        ways = MOVES * [beside.moved] + SHIFTS * [beside.shifted] + EXCHANGES * [beside.exchanged]
-        chosen, least = None, math.inf
-        for _ in range(tried):
-            change = ways[int(draw.random() * len(ways))](beside.run(), limit)
-            if change:
-                length = change[0] - heat * draw.random()
-                if length < least:
-                    chosen, least = change[1], length
-        if not chosen:
-            return None
-        device, keys = [*beside.device], [*beside.keys]
-        for r, d, key in chosen:
-            device[r], keys[r] = d, key
-        return self._timed(device, keys, limit)
+    @property
+    def makespan(self) -> float:
+        """That of the shortest list there was."""
+        return float(self._best[0].makespan)
 
-    def _many(self, limit: float) -> Timed | None:
-        """Many runs on another device, in whatever order they can start there."""
-        self.spent += ESTIMATE
-        beside = self.beside
-        device = (beside.gathered if self.draw.random() < 0.5 else beside.stretched)(beside.run())
-        return self._timed(device, beside.keys, limit, eager=True) if device else None
+    @property
+    def spent(self) -> float:
+        """Steps taken when it last cooled."""
+        return float(self._state.spent)
 
-    def _anew(self, limit: float, heat: float) -> Timed | None:
-        """Some runs placed anew."""
-        device, places = rebuilt(self.beside, self.beside.run(), heat)
-        self.spent += places
-        return self._timed(device, self.beside.keys, limit, eager=True) if device else None
+    @property
+    def now(self) -> Listed:
+        """The list at hand."""
+        return self._listed(self._state.now)
 
-    def _recopied(self, limit: float) -> Timed | None:
-        """Copies of runs that were not there, or without some that were."""
-        self.spent += ESTIMATE
-        beside = self.beside
-        device, keys, of = [*beside.device], [*beside.keys], [*beside.now.of]
-        changed = recopied(beside, device, keys, of)
-        return self._timed(device, keys, limit, True, of) if changed else None
+    @property
+    def best(self) -> list[Listed]:
+        """The shortest lists there were, the shortest first."""
+        return [self._listed(kept) for kept in self._best[: self._state.count]]
 
-    def _timed(
-        self,
-        device: list[int],
-        keys: list[float],
-        limit: float,
-        eager: bool = False,
-        of: list[int] | None = None,
-    ) -> Timed:
-        of = [*self.beside.now.of] if of is None else of
-        for members in self.network.problem.members:
-            moved = [device[r] for r in members if device[r] != self.beside.device[r]]
-            for r in members if moved else ():
-                device[r] = moved[0]
-        if of:
-            device, keys = [*device], [*keys]
-            tidy(self.network, device, keys, of)
-        timed = Timed(self.network, device, keys, limit, self.beside.still(device, keys, of), eager, of)
-        self.spent += ESTIMATE + len(timed.ended)
-        return timed
-
-
-def _early(timed: Timed) -> float:
-    """`EARLY` of the mean of when devices end, but for the last, in seconds."""
-    last = [0.0] * timed.network.devices
-    for r in timed.ended:
-        # In the order of ends.
-        last[timed.device[r]] = timed.end[r]
-    total = 0.0
-    for end in last:
-        # Not by `sum`, which from Python 3.12 on rounds otherwise.
-        total += end
-    return EARLY * (total - max(last)) / max(1, len(last) - 1)
+    def _listed(self, kept: List) -> Listed:
+        count = self.network.runs + (1 + kept.copies if kept.copies else 0)
+        of = tuple(kept.of[: kept.copies])
+        return Listed(kept.device[:count], kept.keys[:count], bool(kept.eager), of, kept.makespan)

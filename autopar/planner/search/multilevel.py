@@ -6,6 +6,7 @@ from ...errors import PlanError
 from ..bounds import lower_bound
 from ..model.problem import Problem
 from ..model.simulator import Play, Schedule
+from ..native import searches
 from .anneal import LARGE, LEAST, anneal, refine
 from .clusters import contracted, joined
 
@@ -23,10 +24,11 @@ def coarse(problem: Problem, bound: float, makespan: float, steps: int, until: f
     """What the search finds from a plan of clusters, the shortest first.
 
     Nothing where clusters must lose much beside a plan that takes `makespan` (of seconds, as `bound`), as on unrelated
-    devices, nor under memory caps, for graphs that `anneal` does not take or for few steps. Deterministic; `steps` and
-    `until` as there.
+    devices, nor under memory caps, for graphs that `anneal` does not take, for few steps or without the native search.
+    Deterministic; `steps` and `until` as there.
     """
-    if not FEWEST <= problem.runs < LARGE or steps < LEAST or problem.tight or problem.modes:
+    unfit = not FEWEST <= problem.runs < LARGE or steps < LEAST
+    if unfit or problem.tight or problem.modes or not searches():
         return []
     cluster = contracted(problem, CLUSTERS)
     whole = joined(problem, cluster)

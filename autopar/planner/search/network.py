@@ -1,65 +1,125 @@
-"""A problem as plain lists, which is what one candidate schedule after another is timed from."""
+"""A problem as the native search has it: the structures of `native/network.h`, of the same fields in the same order."""
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...ir.costed import repeatable
 from ..lists.ranking import cost_to_go
 from ..model.problem import Problem
 
-Hops = tuple[tuple[int, int, int, float, float], ...]
+MOST = 24
+"""Copies of runs in a list at most."""
+
+Ints, Floats = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_double)
+Hops = list[tuple[int, int, int, float, float]]
 """A way: wire, copy queue, next device, latency in seconds and seconds per byte of each hop."""
 
 
-class Network:
-    """R runs on D devices with W wires and copy queues; W stands for no wire and for no queue.
+class Lists(ctypes.Structure):
+    _fields_ = [("at", Ints), ("of", Ints)]
 
-    `makes[r]` holds (value, `readers` of it, devices it must come to) of run r, and of what is there before the call
-    for R.
-    `hops[s][d]` is the way from a device to another, and for `bytes[v]` of a value all of it takes `latency[s][d]` and
-    `s_per_byte[s][d]` for each of them, inf without one. `later[r]` are runs that wait for r without reading from
-    it, `sooner[r]` those it so waits for, and `waits[r]` is how many values and runs it waits for. `near[r]` are all
-    runs beside it. `to_go[r][d]` are the seconds from its end on a device to the end of the graph, at best.
-    `repeatable[r]`: it may be computed on several devices; `run`, `numbers`, `on` and `each` are those of
-    `copies.Served` where none is.
-    """
+
+class Arrays(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("runs", "devices", "wires", "values", "groups", "most_copies")),
+        ("lane_at", Ints),
+        *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
+        *((name, Ints) for name in ("hop_at", "hop_wire", "hop_queue", "hop_stop")),
+        *((name, Floats) for name in ("hop_latency", "hop_s_per_byte")),
+        *(
+            (name, Lists)
+            for name in (
+                "makes", "readers", "deliver", "reads", "sooner", "later", "near", "before", "after", "allowed",
+                "members",
+            )
+        ),
+        *((name, Ints) for name in ("waits", "maker", "home", "repeatable")),
+    ]  # fmt: skip
+
+
+class Network:
+    """R runs on D devices; `near[r]` are all runs beside run r, and `to_go[r][d]` the seconds from its end on a device
+    to the end of the graph, at best. `arrays` is the rest of it, which must not outlive this."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.runs = problem.runs
-        everywhere = range(len(problem.devices))
-        self.devices = len(problem.devices)
-        self.lanes = [len(names) for names in problem.lane_names]
-        self.seconds, self.to_go = problem.seconds, cost_to_go(problem)
-        given = [v for v, maker in enumerate(problem.maker) if maker < 0]
-        self.readers = [tuple(own) for own in problem.readers]
-        self.makes = [
-            [(v, self.readers[v], tuple(problem.deliver[v])) for v in own] for own in (*problem.makes, given)
-        ]
-        self.sooner, self.later = _unread(problem)
-        self.waits = [len(reads) + len(own) for reads, own in zip(problem.reads, self.sooner)]
+        self.problem, self.runs, self.devices = problem, problem.runs, len(problem.devices)
+        self.to_go = cost_to_go(problem)
         self.near = [[*dict.fromkeys((*a, *b))] for a, b in zip(problem.before, problem.after)]
-        self.repeatable = [repeatable(problem.costed, run) for run in problem.costed.runs]
-        self.numbers = self.run = range(self.runs)
-        self.on: dict[tuple[int, int], int] = {}
-        self.each: dict[int, tuple[int, ...]] = {}
-        self.wires = problem.wires + len(problem.copy_lanes)
-        self.bytes, self.latency, self.s_per_byte = problem.bytes, problem.latency, problem.s_per_byte
-        self.hops = [[self._hops(s, d) for d in everywhere] for s in everywhere]
+        self._held: list[NDArray[Any]] = []
+        sooner, later = _unread(problem)
+        given = [v for v, maker in enumerate(problem.maker) if maker < 0]
+        everywhere = range(self.devices)
+        ways = [_hops(problem, s, d) for s in everywhere for d in everywhere]
+        hops = [hop for way in ways for hop in way]
+        self.arrays = Arrays(
+            runs=self.runs,
+            devices=self.devices,
+            wires=problem.wires + len(problem.copy_lanes),
+            values=len(problem.bytes),
+            groups=len(problem.members),
+            most_copies=MOST,
+            lane_at=self._ints([0, *np.cumsum([len(names) for names in problem.lane_names])]),
+            seconds=self._floats(problem.seconds),
+            to_go=self._floats(self.to_go),
+            bytes=self._floats(problem.bytes),
+            latency=self._floats(problem.latency),
+            s_per_byte=self._floats(problem.s_per_byte),
+            hop_at=self._ints([0, *np.cumsum([len(way) for way in ways])]),
+            hop_wire=self._ints([hop[0] for hop in hops]),
+            hop_queue=self._ints([hop[1] for hop in hops]),
+            hop_stop=self._ints([hop[2] for hop in hops]),
+            hop_latency=self._floats([hop[3] for hop in hops]),
+            hop_s_per_byte=self._floats([hop[4] for hop in hops]),
+            makes=self._lists([*problem.makes, given]),
+            readers=self._lists(problem.readers),
+            deliver=self._lists(problem.deliver),
+            reads=self._lists(problem.reads),
+            sooner=self._lists(sooner),
+            later=self._lists(later),
+            near=self._lists(self.near),
+            before=self._lists(problem.before),
+            after=self._lists(problem.after),
+            allowed=self._lists(problem.allowed),
+            members=self._lists(problem.members),
+            waits=self._ints(len(reads) + len(own) for reads, own in zip(problem.reads, sooner)),
+            maker=self._ints(problem.maker),
+            home=self._ints(problem.home),
+            repeatable=self._ints(repeatable(problem.costed, run) for run in problem.costed.runs),
+        )
 
-    def _hops(self, source: int, target: int) -> Hops:
-        problem, none = self.problem, self.wires
-        hops = problem.route[source][target]
-        if hops is None:
-            return ((none, none, target, math.inf, 0.0),)
-        found = []
-        for hop in hops:
-            queue = problem.wires + hop.lane if hop.lane >= 0 else none
-            wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
-            found.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
-        return tuple(found)
+    def _ints(self, numbers: Iterable[int]) -> Any:
+        # One more, for none at all would have no address.
+        self._held.append(np.array([*numbers, 0], dtype=np.int32))
+        return self._held[-1].ctypes.data_as(Ints)
+
+    def _floats(self, numbers: Sequence[Any]) -> Any:
+        self._held.append(np.array(numbers, dtype=np.float64).ravel())
+        return self._held[-1].ctypes.data_as(Floats)
+
+    def _lists(self, lists: Iterable[Iterable[int]]) -> Lists:
+        own = [list(each) for each in lists]
+        at = [0, *np.cumsum([len(each) for each in own], dtype=np.int64)]
+        return Lists(self._ints(at), self._ints(number for each in own for number in each))
+
+
+def _hops(problem: Problem, source: int, target: int) -> Hops:
+    none = problem.wires + len(problem.copy_lanes)
+    hops = problem.route[source][target]
+    if hops is None:
+        return [(none, none, target, math.inf, 0.0)]
+    found = []
+    for hop in hops:
+        queue = problem.wires + hop.lane if hop.lane >= 0 else none
+        wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
+        found.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
+    return found
 
 
 def _unread(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
@@ -72,41 +132,3 @@ def _unread(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
         for p in earlier:
             later[p].append(r)
     return order, later
-
-
-Made = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""A value, what it serves, and the devices it must come to."""
-
-
-class Served:
-    """A network of R runs with copies: number R + 1 + i is one of run `of[i]`, on the device that the list says, and R
-    stands for what no run makes.
-
-    `run[i]` is what number i computes, `numbers` has those of all runs and copies, `on[r, d]` that of the copy of a run
-    on a device, and `each[r]` those of a run and its copies, where it has any. `seconds`, `makes`, `later` and `waits`
-    are as in `Network`, by number, with what each serves as readers; `readers[v]` are those that the run serves.
-    """
-
-    def __init__(self, network: Network, device: Sequence[int], of: Sequence[int]) -> None:
-        runs = network.runs
-        self.run = [*range(runs + 1), *of]
-        self.numbers = [*range(runs), *range(runs + 1, len(self.run))]
-        self.on = {(r, device[i]): i for i, r in enumerate(of, runs + 1)}
-        self.each: dict[int, tuple[int, ...]] = {r: (r,) for r in of}
-        for (r, _), i in sorted(self.on.items()):
-            self.each[r] += (i,)
-        self.seconds = [*network.seconds, (), *(network.seconds[r] for r in of)]
-        self.waits = [*network.waits, 0, *(network.waits[r] for r in of)]
-        # Nothing waits for a copy but what reads from it.
-        self.later = [*network.later, *([] for _ in of)]
-        read = [[i for r in readers for i in self.each.get(r, (r,))] for readers in network.readers]
-        self.readers = [*network.readers]
-        self.makes: list[list[Made]] = []
-        for r, own in enumerate(network.makes):
-            for v, _, _ in own:
-                self.readers[v] = tuple(i for i in read[v] if (r, device[i]) not in self.on)
-            left = [(v, self.readers[v], tuple(d for d in to if (r, d) not in self.on)) for v, _, to in own]
-            self.makes.append([*left])
-        for i, r in enumerate(of, runs + 1):
-            here = [(v, tuple(j for j in read[v] if device[j] == device[i])) for v, _, _ in network.makes[r]]
-            self.makes.append([(v, readers, ()) for v, readers in here])

@@ -14,6 +14,7 @@ from ..candidates import SHORTER, Entry, Race
 from ..lists.heft import list_schedule
 from ..lists.ranking import urgent_first
 from ..model.problem import Problem
+from ..native import searches
 from ..partition.placements import parts
 from .evaluate import Timed
 from .network import Network
@@ -43,7 +44,8 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
     it on its device, a stretch of the order, or two of these swapped. State that would not fit is turned down unseen;
     what is accepted is simulated where what is made might not fit either. About `steps` runs are placed, fewer of a
     small graph, or until `until` of the monotonic clock; nothing is done for a graph so large that only a few
-    placements could be tried, nor for one with runs that may take several lanes. Deterministic.
+    placements could be tried, nor for one with runs that may take several lanes, and without the native search `parts`
+    alone is tried. Deterministic.
     """
     problem = race.problem
     steps = min(steps, EACH * problem.runs)
@@ -56,7 +58,7 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
             race.admit(entry)
             break
     fitting = [entry for entry in race.entries if not entry.over]
-    if fitting:
+    if fitting and searches():
         _Packing(race, min(fitting, key=lambda entry: entry.makespan)).search(steps, bound, until)
 
 
@@ -83,7 +85,7 @@ class _Packing:
             heat = HEAT * ((1 - spent / steps) * self.draw.random()) ** 2
             limit = self.makespan * (1 + heat)
             timed = Timed(self.network, device, self.keys, limit, eager=True)
-            spent += len(timed.ended)
+            spent += timed.ended
             if timed.makespan > limit:
                 continue
             shorter = timed.makespan < self.best.makespan * (1 - SHORTER)

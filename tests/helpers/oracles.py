@@ -1,0 +1,76 @@
+"""What the native search is held to: the simulator, and `verify`, which knows neither."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_duplicate import shown
+
+from autopar.planner import native, place
+from autopar.planner.candidates import Entry, Race
+from autopar.planner.duplication.prune import scheduled
+from autopar.planner.duplication.search import placed
+from autopar.planner.formats import described, read
+from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.model.simulator import Play
+from autopar.planner.search.evaluate import Listed, Timed
+from autopar.planner.search.network import Network
+
+needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
+
+
+def played(timed: Timed) -> Play:
+    """What the simulator makes of the orders of a timed list without copies."""
+    return Play(timed.network.problem, timed.schedule("test"))
+
+
+def exact(timed: Timed) -> bool:
+    """Whether the simulator must find the times of a list: not where a way leads through a third device, whose second
+    hops are served with the first here, nor where several links share a queue or, beside queues, a wire, nor where the
+    orders of several lanes do not say which of two runs starts first."""
+    problem = timed.network.problem
+    ways = [hops or () for row in problem.route for hops in row]
+    hops = [hop for own in ways for hop in own]
+    wires, queues = [hop.wire for hop in hops if hop.wire >= 0], [hop.lane for hop in hops if hop.lane >= 0]
+    shared = len({*wires}) < len(wires) or len({*queues}) < len(queues)
+    if any(len(own) > 1 for own in ways) or (queues and shared):
+        return False
+    return timed.eager or max(map(len, problem.lane_names)) == 1
+
+
+def timed_again(network: Network, kept: Listed) -> Timed:
+    """A list that a chain found, timed from nothing: as long as the chain says, on devices that may have its runs,
+    those of a group together."""
+    problem = network.problem
+    timed = Timed(network, kept.device, kept.keys, eager=kept.eager, of=kept.of)
+    assert timed.makespan == kept.makespan
+    assert all(d in allowed for d, allowed in zip(kept.device, problem.allowed))
+    assert all(len({kept.device[r] for r in members}) == 1 for members in problem.members)
+    return timed
+
+
+def carried_out(timed: Timed) -> Entry:
+    """A list as a plan that the simulator has timed: as long as the list says, where it must be."""
+    problem = timed.network.problem
+    entry = scheduled(problem, placed(timed)) if timed.of else Race(problem).trial(timed.schedule("test"))
+    assert entry is not None
+    if exact(timed):
+        assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)
+    return entry
+
+
+def uncapped(graph: dict[str, Any]) -> dict[str, Any]:
+    """A graph without memory caps, which lists know nothing of."""
+    bare = [{key: at for key, at in one.items() if key != "memory_bytes"} for one in graph["devices"]]
+    return {**graph, "devices": bare}
+
+
+def verified(graph: dict[str, Any], entry: Entry) -> None:
+    """That a plan of a graph can be carried out."""
+    costed = entry.play.problem.costed
+    plan = replace(place(read(graph), "heft"), costed=costed, **shown(entry))
+    written = json.loads(json.dumps({**described(plan), "lower_bound_s": 0.0}))
+    assert infeasibilities(graph, written) == []

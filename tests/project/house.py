@@ -1,0 +1,35 @@
+"""The house in figures: `python tests/project/house.py`. import-linter has the arrows and circles (`lint-imports`)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "autopar"
+LONG = 80
+"""Lines above which a function counts as long."""
+
+
+def figures() -> dict[str, int]:
+    """Counts of the package's source, Python and C."""
+    python = sorted(PACKAGE.rglob("*.py"))
+    lines = {path: len(path.read_text().splitlines()) for path in (*python, *PACKAGE.rglob("*.[ch]"))}
+    nodes = [node for path in python for node in ast.walk(ast.parse(path.read_text()))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    spans = [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return {
+        "rooms and files at the top": len(
+            {path.relative_to(PACKAGE).parts[0] for path in python} - {"__init__.py"}
+        ),
+        "lines": sum(lines.values()),
+        "files": len(lines),
+        "lines of the longest file": max(lines.values()),
+        f"functions over {LONG} lines": sum(span > LONG for span in spans),
+        "public classes": len(classes),
+    }
+
+
+if __name__ == "__main__":
+    for name, number in figures().items():
+        print(f"{name:<28}{number:>8,}")

@@ -1,0 +1,52 @@
+"""Installing builds the native search; without a compiler it works too, and plans then say what they lack."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("setuptools", minversion="77")
+
+ROOT = Path(__file__).parents[2]
+PLAN = """
+from benchmarks.instances import small
+from autopar.planner import native, place
+from autopar.planner.formats import read
+for seed in (14, 16):
+    place(read(small(seed, tasks=8)))
+print(native.LIBRARY is not None)
+"""
+
+
+def built(folder: Path, compiler: str) -> subprocess.CompletedProcess:
+    """What planning says with a copy of the package for which setuptools has looked for a compiler."""
+    without = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "autopar", folder / "autopar", ignore=without)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    own = {**os.environ, "CC": compiler, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "tests")))}
+    call = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(call, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return subprocess.run(
+        [sys.executable, "-c", PLAN], cwd=folder, env=own, capture_output=True, text=True, check=True
+    )
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_plans_come_from_lists(tmp_path, compiler):
+    said = built(tmp_path, compiler)
+    assert said.stdout == "False\n"
+    (line,) = [line for line in said.stderr.splitlines() if "native search" in line]
+    assert "was not built when autopar was installed" in line
+    assert line.endswith(f"type: pip install -e {tmp_path}")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+def test_with_a_compiler_they_are_searched_for(tmp_path):
+    said = built(tmp_path, "cc")
+    assert said.stdout == "True\n" and not said.stderr
+    assert len([*(tmp_path / "autopar" / "planner" / "native").glob("_search.*")]) == 1
