@@ -91,21 +91,7 @@ class Assembly:
     def _captured(self, given: Sequence[Any], sizes: Sizes) -> Captured:
         region, traced = self.region, self.traced
         conversion = _Conversion(region.name, self.locations)
-        values: list[str] = []
-        inputs: list[int] = []
-        state: dict[str, tuple[Mapping[str, Any], str]] = {}
-        for number, (place, node) in enumerate(zip(region.places, traced.inputs)):
-            if place.kind == "size":
-                conversion.made[node] = sizes.number(place.fake)
-                values.append("")
-                continue
-            values.append(conversion.give(node, place.path, place.kind, place.path))
-            if place.kind == "input":
-                inputs.append(number)
-            else:
-                state[values[-1]] = place.owner, place.key
-        for node, _ in traced.constants:
-            state[conversion.give(node, node.name, "state", node.name)] = self.held, node.name
+        values, inputs, state = self._given(conversion, sizes)
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents: list[tuple[str, int]] = []
         for index, node in traced.tangents:
@@ -124,15 +110,13 @@ class Assembly:
             conversion.apart(traced.outputs) if traced.tangents else [*map(conversion.keep, traced.outputs)]
         )
         tensors = [at for at, result in enumerate(region.results) if isinstance(result.fake, torch.Tensor)]
-        outputs, same = [], []
-        for index, at in enumerate(tensors):
-            result = region.results[at]
-            if result.same >= 0:
-                name = values[result.same]
-                same.append((index, name))
-                outputs.append(updated.get(name, name))
-            else:
-                outputs.append(computed[result.index])
+        results = [region.results[at] for at in tensors]
+        same = [(index, values[result.same]) for index, result in enumerate(results) if result.same >= 0]
+        back = dict(same)
+        outputs = [
+            updated.get(back[index], back[index]) if index in back else computed[result.index]
+            for index, result in enumerate(results)
+        ]
         made = dict(traced.gradients)
         gradients = tuple(
             (values[index], conversion.keep(made[index])) for index in region.by_parameter(list(made))
@@ -157,7 +141,7 @@ class Assembly:
             for at, result in enumerate(region.results)
             if at not in set(tensors)
         ]
-        results = Values(tuple(numbers), tuple(tensors), len(region.results))
+        all_of = Values(tuple(numbers), tuple(tensors), len(region.results))
         # A result that is returned in several places is one output, which has one gradient.
         places = {index: tensors.index(first[index]) for index in {i for _, i in tangents}}
         return Captured(
@@ -165,7 +149,7 @@ class Assembly:
             kept,
             {},
             lambda args, kwargs: [args[number] for number in inputs],
-            results.rebuild,
+            all_of.rebuild,
             _home(given),
             tuple(region.results[at].index in smooth for at in tensors),
             tuple(same),
@@ -174,6 +158,27 @@ class Assembly:
             tangents=tuple((name, places[index]) for name, index in tangents),
             gradients=gradients,
         )
+
+    def _given(
+        self, conversion: _Conversion, sizes: Sizes
+    ) -> tuple[list[str], list[int], dict[str, tuple[Mapping[str, Any], str]]]:
+        """The values of the placeholders, "" for sizes; which of these are inputs; and where the state is."""
+        values: list[str] = []
+        inputs: list[int] = []
+        state: dict[str, tuple[Mapping[str, Any], str]] = {}
+        for number, (place, node) in enumerate(zip(self.region.places, self.traced.inputs)):
+            if place.kind == "size":
+                conversion.made[node] = sizes.number(place.fake)
+                values.append("")
+                continue
+            values.append(conversion.give(node, place.path, place.kind, place.path))
+            if place.kind == "input":
+                inputs.append(number)
+            else:
+                state[values[-1]] = place.owner, place.key
+        for node, _ in self.traced.constants:
+            state[conversion.give(node, node.name, "state", node.name)] = self.held, node.name
+        return values, inputs, state
 
 
 def assembled(

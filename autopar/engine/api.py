@@ -224,6 +224,37 @@ def train_step(
     Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
     or MemoryCapError, each saying what to type next.
     """
+    _require_step(model, criterion, step_fn, optimizer, autocast, scaler, clip_norm)
+    machine = _machine(devices, memory, here=True)
+    options = Options(
+        pins or {},
+        policy,
+        split,
+        measure,
+        check,
+        "as_input",
+        batch_norm,
+        recompute,
+        reassociate,
+        verify_replicas,
+        home,
+    ).fitting(machine, model)
+    options.living(machine, model)
+    return TrainStep(
+        Loss(model, criterion, step_fn),
+        optimizer,
+        machine,
+        options,
+        clip_norm=clip_norm,
+        scaler=scaler,
+        autocast=autocast,
+    )
+
+
+def _require_step(
+    model: Any, criterion: Any, step_fn: Any, optimizer: Any, autocast: Any, scaler: Any, clip_norm: Any
+) -> None:
+    """Raise CaptureError or PlanError for what makes no training step."""
     for given, what in (
         (model, "model"),
         (criterion, "criterion"),
@@ -257,30 +288,6 @@ def train_step(
     numeric = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
     if clip_norm is not None and not (numeric and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
-    machine = _machine(devices, memory, here=True)
-    options = Options(
-        pins or {},
-        policy,
-        split,
-        measure,
-        check,
-        "as_input",
-        batch_norm,
-        recompute,
-        reassociate,
-        verify_replicas,
-        home,
-    ).fitting(machine, model)
-    options.living(machine, model)
-    return TrainStep(
-        Loss(model, criterion, step_fn),
-        optimizer,
-        machine,
-        options,
-        clip_norm=clip_norm,
-        scaler=scaler,
-        autocast=autocast,
-    )
 
 
 def _require_trainable(model: Any, optimizer: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import PlanError
@@ -78,26 +78,35 @@ def sequence(
                 f"the plan never brings the result {value!r} to {device}; add a Transfer that does"
             )
 
-    waiting: dict[_At, int] = {}
+    def earlier(here: _At) -> dict[_At, None]:
+        """What must have ended before an item, each once."""
+        lane, position = here
+        found: dict[_At, None] = {(lane, position - 1): None} if position else {}
+        for name in needs[here]:
+            if name in makes:
+                found[makes[name]] = None
+            elif name not in there:
+                raise PlanError(_absent(lanes[lane][1][position], name))
+        for task in after[here]:
+            run = costed.run_of.get(task, "")
+            if run not in runs:
+                raise PlanError(f"the plan places no run with the task {task!r}")
+            found[runs[run]] = None
+        found.pop(here, None)
+        return found
+
+    yield from _topological(lanes, {here: earlier(here) for here in needs})
+
+
+def _topological(
+    lanes: Sequence[tuple[str, Sequence[Item]]], earlier: Mapping[_At, Collection[_At]]
+) -> Iterator[tuple[int, Item]]:
+    """The items of all lanes, each after those of `earlier`, the one that starts first before others."""
+    waiting = {here: len(found) for here, found in earlier.items()}
     followers: dict[_At, list[_At]] = {}
-    for lane, (_, items) in enumerate(lanes):
-        for position, item in enumerate(items):
-            here = (lane, position)
-            earlier: dict[_At, None] = {(lane, position - 1): None} if position else {}
-            for name in needs[here]:
-                if name in makes:
-                    earlier[makes[name]] = None
-                elif name not in there:
-                    raise PlanError(_absent(item, name))
-            for task in after[here]:
-                run = costed.run_of.get(task, "")
-                if run not in runs:
-                    raise PlanError(f"the plan places no run with the task {task!r}")
-                earlier[runs[run]] = None
-            earlier.pop(here, None)
-            waiting[here] = len(earlier)
-            for previous in earlier:
-                followers.setdefault(previous, []).append(here)
+    for here, found in earlier.items():
+        for previous in found:
+            followers.setdefault(previous, []).append(here)
 
     def key(here: _At) -> tuple[float, float, int, int]:
         item = lanes[here[0]][1][here[1]]

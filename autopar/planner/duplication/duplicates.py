@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from ...ir.costed import CostedGraph, Run, TaskCost
 from ...ir.graph import Task, Value, replace_refs
@@ -22,22 +23,10 @@ def again(
     `stops` has the device between for each pair of devices that has one, so that no value comes to be on a device
     twice. Linear in the graph.
     """
-    taken = {*costed.graph.value, *costed.graph.task, *costed.run}
-    # A value may be called what a task is called.
-    steps: dict[str, dict[str, str]] = {where: {} for _, where in more}
-    names: dict[str, dict[str, str]] = {where: {} for _, where in more}
+    steps, names = _named(costed, more)
     copies: dict[str, list[str]] = {}
     for name, where in more:
         copies.setdefault(name, []).append(where)
-        tasks_in = costed.run[name].tasks
-        made = [value for task in tasks_in for value in costed.graph.task[task].outputs]
-        for found, originals in ((steps[where], [name, *tasks_in]), (names[where], made)):
-            for original in dict.fromkeys(originals):
-                copy = f"{original} again on {where}"
-                while copy in taken:
-                    copy += "'"
-                taken.add(copy)
-                found[original] = copy
     of = dict(costed.again)
     # The one of a value and its copies that is on a device: made there, or brought.
     present = {(of.get(value, value), device[run]): value for value, run in costed.producer.items()}
@@ -95,6 +84,28 @@ def again(
             *((copy, name) for of in (steps, names) for own in of.values() for name, copy in own.items()),
         ),
     )
+
+
+Names: TypeAlias = dict[str, dict[str, str]]
+
+
+def _named(costed: CostedGraph, more: Collection[tuple[str, str]]) -> tuple[Names, Names]:
+    """What copies of runs and tasks, and copies of values, are called, by device and original."""
+    taken = {*costed.graph.value, *costed.graph.task, *costed.run}
+    # A value may be called what a task is called.
+    steps: Names = {where: {} for _, where in more}
+    names: Names = {where: {} for _, where in more}
+    for name, where in more:
+        tasks = costed.run[name].tasks
+        made = [value for task in tasks for value in costed.graph.task[task].outputs]
+        for found, originals in ((steps[where], [name, *tasks]), (names[where], made)):
+            for original in dict.fromkeys(originals):
+                copy = f"{original} again on {where}"
+                while copy in taken:
+                    copy += "'"
+                taken.add(copy)
+                found[original] = copy
+    return steps, names
 
 
 def _task(task: Task, reads: Mapping[str, str], made: Mapping[str, str]) -> Task:
