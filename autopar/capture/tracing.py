@@ -1,7 +1,7 @@
 """From what Dynamo captured to one functional graph of aten operators, with its backward or without.
 
 Without: AOTAutograd flattens it, operators that torch could compose of others kept whole. With: AOTAutograd
-differentiates it, composites standing in for what a CPU would take apart (`composites.rules`).
+differentiates it, composites standing in for what a CPU would take apart (`ops.composites.rules`).
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class Plan:
         all that it makes.
 
         Caps hold for these and for the most bytes in any order that the lanes may take, which
-        `lowering.check(program, plan.costed.graph).peaks` gives and which may be more. The plan of a compiled model in
-        training has the larger of both.
+        `lowering.check.check(program, plan.costed.graph).peaks` gives and which may be more. The plan of a compiled
+        model in training has the larger of both.
         """
         return {memory.device: memory.peak for memory in self.memory}
 

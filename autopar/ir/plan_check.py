@@ -1,6 +1,6 @@
 """Validity of a plan that was read: all it names is there, and its numbers are numbers.
 
-Nothing is said of whether it can be carried out: its orders may be edited, and `placement.replan` gives it new times.
+Nothing is said of whether it can be carried out: its orders may be edited, and `planner.replan` gives it new times.
 """
 
 from __future__ import annotations

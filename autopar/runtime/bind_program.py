@@ -30,7 +30,7 @@ LaneFunction = Callable[[list[Any], Any], None]
 
 
 class Assembly:
-    """What a program becomes once and for all; gates and threads come and go (`crew`).
+    """The immutable compiled form of a program; events and threads are per call (`lane_threads`).
 
     `lanes` are the backends of all lanes that have steps. `current[0]` is the caller of the current call.
     `streamed` says whether lanes have streams of their own, other than the caller's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -175,7 +177,8 @@ def test_a_device_map_of_accelerates_is_obeyed_by_calls():
     where = {task.module: fast.plan.place[fast.plan.costed.run_of[task.name]].device
              for task in fast.plan.costed.graph.tasks}  # fmt: skip
     assert where["blocks.0.up"] == "emulated:1" and where["blocks.1.up"] == where["embed"] == "cpu"
-    assert "without effect: pooler" in fast.explain()
+    # A dropout that does nothing is in the graphs of some versions of torch, and not of others.
+    assert re.search(r"without effect: (.*, )?pooler", fast.explain())
     fast.close()
 
 

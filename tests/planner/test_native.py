@@ -274,7 +274,7 @@ def test_in_a_clone_it_is_as_new_as_its_sources(tmp_path):
     folder.mkdir(parents=True)
     (made,) = (Path(native.__file__).parent).glob("_search.*")
     here = Path(shutil.copy(made, folder))
-    source = folder / "chain.c"
+    source = folder / "anneal.c"
     source.write_text("/* changed since */")
     os.utime(source, (here.stat().st_mtime + 1,) * 2)
     assert native._loaded(folder)[0] is not None

@@ -1,6 +1,6 @@
 /* Matsumoto and Nishimura, "Mersenne Twister", ACM Transactions on Modeling and Computer Simulation 8(1), 1998. */
 
-#include "network.h"
+#include "core.h"
 
 static uint32_t twisted(uint32_t high, uint32_t low, uint32_t other)
 {

@@ -1,4 +1,4 @@
-"""One chain of simulated annealing over lists, which goes on in C: `native/chain.c`."""
+"""One chain of simulated annealing over lists, which goes on in C: `native/anneal.c`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .evaluate import List, Listed, room
 from .network import Network
 
 RUINS = 2
-"""How often runs are placed anew, in proportion to the changes that any chain makes (`native/chain.c`)."""
+"""How often runs are placed anew, in proportion to the changes that any chain makes (`native/anneal.c`)."""
 COPIES = 3
 """How often, as well, copies of runs are made or left out, where there may be any."""
 KEEP = 6
@@ -26,7 +26,7 @@ log = logging.getLogger("autopar")
 
 
 class State(ctypes.Structure):
-    """`Chain` of `native/chain.c`."""
+    """`Chain` of `native/anneal.c`."""
 
     _fields_ = [
         ("now", List),
@@ -38,7 +38,7 @@ class State(ctypes.Structure):
 
 
 class Draw(ctypes.Structure):
-    """That of `native/network.h`."""
+    """That of `native/core.h`."""
 
     _fields_ = [("state", ctypes.c_uint32 * (WORDS + 1))]
 

@@ -16,7 +16,7 @@ from .network import MOST, Floats, Ints, Network
 
 
 class List(ctypes.Structure):
-    """That of `native/network.h`."""
+    """That of `native/core.h`."""
 
     _fields_ = [
         ("device", Ints),

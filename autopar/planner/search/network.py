@@ -1,4 +1,4 @@
-"""A problem as the native search has it: the structures of `native/network.h`, of the same fields in the same order."""
+"""A problem as the native search has it: the structures of `native/core.h`, of the same fields in the same order."""
 
 from __future__ import annotations
 

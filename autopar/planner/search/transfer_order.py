@@ -1,4 +1,4 @@
-"""Copies held back for more urgent ones, as far as a plan may promise what that brings (`race.KEPT`)."""
+"""Reorder transfers on shared links where the gain survives FIFO service (`candidates.KEPT`)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
    Schrimpf, Schneider, Stamm-Wilbrandt and Dueck, "Record breaking optimization results using the ruin and recreate
    principle", Journal of Computational Physics 159, 2000. */
 
-#include "network.h"
+#include "core.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Simulated annealing of one list, each step timed as wires serve it: Kirkpatrick, Gelatt and Vecchi, "Optimization by
    simulated annealing", Science 220, 1983. */
 
-#include "network.h"
+#include "core.h"
 
 #include <stdlib.h>
 #include <string.h>

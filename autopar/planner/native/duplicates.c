@@ -1,6 +1,6 @@
 /* Runs of a list that are computed on several devices, and changes of these copies. */
 
-#include "network.h"
+#include "core.h"
 
 #include <string.h>
 

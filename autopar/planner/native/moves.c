@@ -4,7 +4,7 @@
    A run goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
    functions for the flexible job shop problem", Journal of Scheduling 3(1), 2000), with transfers. */
 
-#include "network.h"
+#include "core.h"
 
 #define CRITICAL 0.9 /* how often a run of a critical path is taken */
 #define BESIDE 0.5   /* how often the device of a run beside it is tried */

@@ -1,6 +1,6 @@
 /* One list of runs as wires serve it that nobody holds back. */
 
-#include "network.h"
+#include "core.h"
 
 #include <string.h>
 
