@@ -65,6 +65,12 @@ _SETTINGS: dict[str, Any] = {
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
     "recompile_limit": 64,
 }
+if versions.release(torch.__version__) < (2, 13):
+    # It otherwise takes modules for unchanged whose tensors, or what their forward reads, have changed.
+    _SETTINGS |= {
+        "use_recursive_dict_tags_for_guards": False,
+        "skip_tensor_guards_with_matching_dict_tags": False,
+    }
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch", "torch.__trace")
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()

@@ -11,7 +11,12 @@ SUPPORTED = "torch {}.{} to {}.{}".format(*FIRST, *LAST)
 TO_TYPE = "pip install 'torch>={}.{},<{}.{}'".format(*FIRST, LAST[0], LAST[1] + 1)
 
 
-def supported(version: str) -> bool:
-    """True if this release of torch, such as `2.13.0+cpu`, is one that the tests are run with."""
+def release(version: str) -> tuple[int, int]:
+    """Major and minor of a release of torch, such as `2.13.0+cpu`; (0, 0) where the text is none."""
     found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and FIRST <= (int(found[1]), int(found[2])) <= LAST
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def supported(version: str) -> bool:
+    """True if this release of torch is one that the tests are run with."""
+    return FIRST <= release(version) <= LAST
