@@ -31,10 +31,7 @@ try:
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
 except ImportError as error:
-    raise CaptureError(
-        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
-        f"{versions.SUPPORTED}: {versions.TO_TYPE}"
-    ) from error
+    raise CaptureError(versions.lacking(torch.__version__, error)) from error
 
 __all__ = [
     "BackendCompilerFailed",

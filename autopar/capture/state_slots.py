@@ -1,4 +1,4 @@
-"""Where a model keeps its tensors, so that state is read from there at each call and never copied into a
+"""Slots of a model's parameters and buffers, so that state is read from there at each call and never copied into a
 graph.
 """
 

@@ -16,10 +16,7 @@ try:
     from torch.utils import _pytree as pytree
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
-    raise CaptureError(
-        f"torch {torch.__version__} lacks {error.name or error}, which capture needs; autopar supports "
-        f"{versions.SUPPORTED}: {versions.TO_TYPE}"
-    ) from error
+    raise CaptureError(versions.lacking(torch.__version__, error)) from error
 
 if not versions.supported(torch.__version__):
     logging.getLogger("autopar").warning(
@@ -52,7 +49,7 @@ def transformed() -> str:
 
 
 def packs_saved() -> bool:
-    """Whether hooks of the caller's see what autograd saves in this thread."""
+    """True if saved-tensor hooks are active in this thread."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -66,7 +63,7 @@ def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """What torch calls before and after each step of an optimizer, the hooks of all optimizers included."""
+    """The pre- and post-step hooks of an optimizer, the global ones included."""
     before, after = _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     return [hook for hooks in (before, after, *own) for hook in hooks.values()]

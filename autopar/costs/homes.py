@@ -1,4 +1,4 @@
-"""Where weights live: `home=` as the user wrote it, and as devices of the state of a graph."""
+"""Home devices of weights: `home=` as the user wrote it, resolved to the device of each state value of a graph."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What users hold: `compile`, `plan`, `train_step`, and the graphs that torch.compile hands over."""
+"""The public functions `compile`, `plan` and `train_step`, compiled models, and the backend of torch.compile."""

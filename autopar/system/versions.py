@@ -17,6 +17,11 @@ def release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def lacking(version: str, error: ImportError) -> str:
+    """The sentence about a private name that a release of torch has not."""
+    return f"torch {version} lacks {error.name or error}, which capture needs; autopar supports {SUPPORTED}: {TO_TYPE}"
+
+
 def supported(version: str) -> bool:
     """True if this release of torch is one that the tests are run with."""
     return FIRST <= release(version) <= LAST
