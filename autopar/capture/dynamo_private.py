@@ -53,6 +53,8 @@ _SETTINGS: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,
     # Floats are otherwise tensors whose values nobody knows.
     "specialize_float": True,
+    # A default of a parameter that is changed later is otherwise not seen.
+    "skip_guards_on_constant_func_defaults": False,
     # Numpy's random numbers are otherwise drawn by torch, as others.
     "use_numpy_random_stream": True,
     # A gradient that forward itself asks for is otherwise a graph break.
@@ -174,6 +176,9 @@ def compiled(
         # Dynamo holds its backends for ever.
         return own()(module, examples, **options)  # type: ignore[misc]
 
+    # Where there is no GPU torch's CUDA builds replace their device guard at the first capture, and crash where two
+    # threads capture at once.
+    torch._C._ensureCUDADeviceGuardSet()
     context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
     # There is none where torch.compile is switched off.
     callback: Any = getattr(context, "callback", None)
@@ -241,9 +246,21 @@ def differentiated(
 
 def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     # What torch enters on the stack has to end first, or it leaves the dispatcher as it found it: Python's.
-    with _undropped(), enable_python_dispatcher(), preserve_node_meta(), contextlib.ExitStack() as stack:
+    with _compiling(), _undropped(), enable_python_dispatcher(), preserve_node_meta(), contextlib.ExitStack() as stack:
         made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
         return made.graph_module
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """With the flag that Dynamo sets from torch 2.13 on while it captures: below, a call in another thread takes this
+    trace for its own, and refuses. Dynamo captures in one thread at a time."""
+    before = torch.compiler._is_compiling_flag
+    try:
+        torch.compiler._is_compiling_flag = True
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager

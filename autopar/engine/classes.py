@@ -56,9 +56,10 @@ class Forward:
     def __get__(self, fast: Any, owner: Any = None) -> Any:
         if fast is None:
             return self.forward
-        wrapper = fast.__dict__.get("forward")
         if torch.compiler.is_dynamo_compiling():
-            return wrapper or functools.partial(self.forward, fast)
+            # A model around this one is captured. Dynamo of torch 2.11 takes `__dict__.get` for this method.
+            return fast._placement.model.forward
+        wrapper = fast.__dict__.get("forward")
         return types.MethodType(_outermost(wrapper) if wrapper else self.forward, fast)
 
     def __set__(self, fast: Any, wrapper: Any) -> None:

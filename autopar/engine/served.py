@@ -58,6 +58,8 @@ class Served:
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
         self._unchecked: set[Hashable] = set()
+        # Random numbers were not eager's during their check, perhaps for another thread: the next call is checked.
+        self._disturbed: set[Hashable] = set()
         self._short: Short | None = None
         try:
             self.assembly = timed("capture", assembled, module, examples, backend.root, backend.parameters)
@@ -172,7 +174,7 @@ class Served:
         twin.region = self.region.of(args, backend.root)
         twin.assembly = self.assembly.of(twin.region)
         twin.arguments = Arguments(twin.assembly)
-        twin.programs, twin.placed, twin._unchecked = OrderedDict(), None, set()
+        twin.programs, twin.placed, twin._unchecked, twin._disturbed = OrderedDict(), None, set(), set()
         twin.calls, twin.dropped, twin._short = 0, 0, None
         twin._twins, twin._index = [], {}
         backend.served.append(twin)
@@ -284,25 +286,31 @@ class Served:
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
             with alone(), self.backend.lock:
-                self._ask(prepared, args)
+                call = asked(self.backend.entry) if self.whole and self.backend.entry else None
+                eager: list[Snapshot] = []
+                if call is not None and not call.expected:
+                    # The model itself answers the user's call, which what comes of this one is held against.
+                    eager.append(Snapshot(prepared.captured, tuple(args), {}))
+                    with self.backend.unrecorded(), unseen():
+                        answer(call, eager[0])
+                reference = None
                 if isinstance(prepared, Training):
                     self._differentiated(prepared, args)
-                    return self.run(prepared, args)
-                reference = Reference(prepared.captured, self.module, tuple(args), {})
+                else:
+                    eager.append(reference := Reference(prepared.captured, self.module, tuple(args), {}))
                 output = self.run(prepared, args)
-                reference.judge(output)
-                return reference.settled(output)
+                if key not in self._disturbed and not all(each.comparable() for each in eager):
+                    self._disturbed.add(key)
+                    self._unchecked.add(key)
+                    if call is not None:
+                        call.expected.clear()
+                elif reference is not None:
+                    reference.judge(output)
+                return output if reference is None else reference.settled(output)
         except AutoparError:
             # What failed its first check must be checked again.
             self.forget(key)
             raise
-
-    def _ask(self, prepared: Planned, args: Sequence[Any]) -> None:
-        """Let the model itself answer the user's call, which what comes of this one is held against."""
-        call = asked(self.backend.entry) if self.whole and self.backend.entry else None
-        if call is not None and not call.expected:
-            with self.backend.unrecorded(), unseen():
-                answer(call, Snapshot(prepared.captured, tuple(args), {}))
 
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
         """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""

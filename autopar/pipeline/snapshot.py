@@ -20,7 +20,7 @@ class Snapshot:
         self.tensors = captured.flatten(args, kwargs)
         mutated = captured.graph.mutated
         self.before = {name: apart(tensor) for name, tensor in self.live().items() if name in mutated}
-        self.random = generators()
+        self.random = self.drawn = generators()
 
     def live(self) -> dict[str, torch.Tensor]:
         """The caller's own inputs and state, by value name."""
@@ -34,11 +34,18 @@ class Snapshot:
         try:
             yield
         finally:
+            self.drawn = generators()
             live = self.live()
             with torch.no_grad():
                 for name, saved in self.before.items():
                     live[name].copy_(saved)
             restore(self.random)
+
+    def comparable(self) -> bool:
+        """False if the random generators are not where they were at the end of `restored`: either the run that has just
+        ended draws other numbers, or another thread moved them meanwhile, as torch does at the end of each capture."""
+        now = generators()
+        return all(torch.equal(now[name], state) for name, state in self.drawn.items())
 
 
 def apart(leaf: Any) -> Any:
