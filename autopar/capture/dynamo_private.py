@@ -246,7 +246,13 @@ def differentiated(
 
 def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     # What torch enters on the stack has to end first, or it leaves the dispatcher as it found it: Python's.
-    with _compiling(), _undropped(), enable_python_dispatcher(), preserve_node_meta(), contextlib.ExitStack() as stack:
+    with (
+        _compiling(),
+        _undropped(),
+        enable_python_dispatcher(),
+        preserve_node_meta(),
+        contextlib.ExitStack() as stack,
+    ):
         made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
         return made.graph_module
 
