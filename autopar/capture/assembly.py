@@ -62,11 +62,12 @@ class Assembly:
         every = live(traced.graph, [*self.forward, *(node for _, node in traced.gradients)])
         self.backward = [node for node in every if node not in done] if traced.tangents else []
 
-    def at(self, given: Sequence[Any]) -> Captured:
-        """The graph for the arguments of one call. Raises Untraceable where a size depends on values."""
+    def at(self, given: Sequence[Any], divisible: bool = True) -> Captured:
+        """The graph for the arguments of one call, with the cuts of its tasks if it is to be `divisible`. Raises
+        Untraceable where a size depends on values."""
         sizes = Sizes(self.region.fakes, given)
         sizes.settle(self.traced.graph, self.open)
-        captured = self._captured(given, sizes)
+        captured = self._captured(given, sizes, divisible)
         return _finished(captured) if self.traced.tangents else captured
 
     def of(self, region: Region) -> Assembly:
@@ -88,9 +89,9 @@ class Assembly:
             return task
         return dataclasses.replace(task, module=now + task.module[len(was) :])
 
-    def _captured(self, given: Sequence[Any], sizes: Sizes) -> Captured:
+    def _captured(self, given: Sequence[Any], sizes: Sizes, divisible: bool) -> Captured:
         region, traced = self.region, self.traced
-        conversion = _Conversion(region.name, self.locations)
+        conversion = _Conversion(region.name, self.locations, divisible)
         values, inputs, state = self._given(conversion, sizes)
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents: list[tuple[str, int]] = []

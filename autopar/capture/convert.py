@@ -36,12 +36,11 @@ _ASSERTS = frozenset({
 
 class Conversion:
     """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read
-    `graph`.
+    `graph`. Tasks have their cuts if the graph is to be `divisible`.
     """
 
-    def __init__(self, name: str, locations: Locations) -> None:
-        self.name = name
-        self.locations = locations
+    def __init__(self, name: str, locations: Locations, divisible: bool = True) -> None:
+        self.name, self.locations, self.divisible = name, locations, divisible
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
         self.fakes: dict[str, Any] = {}
@@ -124,13 +123,11 @@ class Conversion:
             code=code,
             phase=self.phase,
         )
+        ways = cuts(target, fake_args, fake_kwargs, output) if self.divisible else ()
         reads = len(task.inputs)
-        ways = cuts(target, fake_args, fake_kwargs, output)
-        self.tasks.append(
-            dataclasses.replace(task, cuts=tuple(way for way in ways if len(way.inputs) == reads))
-            if ways
-            else task
-        )
+        if ways:
+            task = dataclasses.replace(task, cuts=tuple(way for way in ways if len(way.inputs) == reads))
+        self.tasks.append(task)
         if random:
             self.random = node.name
         found: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None

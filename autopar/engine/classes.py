@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,9 @@ T = TypeVar("T")
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 """Methods that Lightning calls in the place of a module."""
+
+_LIBRARIES = ("torch", "lightning", "pytorch_lightning", "builtins", "typing", "abc")
+"""Packages whose methods do not compute what a module is for."""
 
 
 def sharing(form: type[T], model: nn.Module, shown: type) -> T:
@@ -33,8 +37,10 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
     # That of a scripted module is none of Python's.
     if inspect.isfunction(written):
         own["forward"] = Forward(form.forward, written)
-    if any(base.__name__ == "LightningModule" for base in kind.__mro__):
-        own |= {name: _counted(name, getattr(kind, name)) for name in STEPS if hasattr(kind, name)}
+    for name in _computing(kind):
+        method = inspect.getattr_static(kind, name, None)
+        if inspect.isfunction(method):
+            own.setdefault(name, _counted(name, method))
     return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
 
 
@@ -82,19 +88,49 @@ def _outermost(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _counted(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that computes and counts as a call, which is not placed where it never calls the module itself."""
+def _computing(kind: type[nn.Module]) -> Iterator[str]:
+    """The public methods that users have written, beside `forward`; and those that Lightning calls in its place."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in _LIBRARIES:
+            yield from (name for name in vars(base) if name != "forward" and not name.startswith("_"))
+    if any(base.__name__ == "LightningModule" for base in kind.__mro__):
+        yield from STEPS
 
-    @functools.wraps(step)
+
+class _Within(threading.local):
+    """Whether this thread is in a method that counts."""
+
+    method = False
+
+
+_within = _Within()
+
+
+def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that counts as a call which is not placed, where it is given tensors and never calls the module."""
+
+    @functools.wraps(written)
     def method(fast: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = name in STEPS or any(isinstance(item, torch.Tensor) for item in (*args, *kwargs.values()))
+        if torch.compiler.is_dynamo_compiling() or _within.method or not tensors:
+            return written(fast, *args, **kwargs)
         placement = fast._placement
         before = placement.backend.calls
-        output = step(fast, *args, **kwargs)
+        _within.method = True
+        try:
+            output = written(fast, *args, **kwargs)
+        finally:
+            _within.method = False
         # Parts may be compiled themselves.
         if placement.backend.calls == before and not any(map(_compiled, placement.model.modules())):
+            kind = type(fast).__name__
             placement.unplaced(
-                f"{name} calls parts of {type(fast).__name__}, not the module itself: let it call self(…), or compile "
-                "the part where the module is made, self.net = autopar.compile(net, devices)"
+                f"{name} calls parts of {kind}, not the module itself: let it call self(…), or compile "
+                + (
+                    "the part where the module is made, self.net = autopar.compile(net, devices)"
+                    if name in STEPS
+                    else f"the method, autopar.compile(model.{name}, devices)"
+                )
             )
         return output
 

@@ -23,7 +23,7 @@ from ..ir.plan import Plan
 from ..pipeline.arguments import Arguments, Short
 from ..pipeline.eager_check import Reference, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.reuse import SIZES, Done, again
+from ..pipeline.reuse import CHECKED, SIZES, Done, again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
@@ -52,6 +52,8 @@ class Served:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls, self.dropped = "", 0, 0
+        self.right = 0
+        """Programs that were held against eager and found right."""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = outermost() and not broken(module)[0] and not effects()
         self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
@@ -175,7 +177,7 @@ class Served:
         twin.assembly = self.assembly.of(twin.region)
         twin.arguments = Arguments(twin.assembly)
         twin.programs, twin.placed, twin._unchecked, twin._disturbed = OrderedDict(), None, set(), set()
-        twin.calls, twin.dropped, twin._short = 0, 0, None
+        twin.calls, twin.dropped, twin.right, twin._short = 0, 0, 0, None
         twin._twins, twin._index = [], {}
         backend.served.append(twin)
         return twin
@@ -208,12 +210,15 @@ class Served:
 
     def _wants_check(self, prepared: Planned) -> bool:
         options = self.backend.options
-        if options.check == "never" or by_parts(prepared.plan, options.batch_norm):
+        if options.check == "never" or (options.check != "always" and self.right >= CHECKED):
             return False
-        plans = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
+        whole = _whole(prepared)
+        if by_parts(whole, options.batch_norm):
+            return False
+        plans = prepared.plans if isinstance(prepared, Training) else (whole,)
         if drawn_elsewhere(plans, prepared.captured):
             return False
-        return options.check == "always" or not unwanted(prepared.plan)
+        return options.check == "always" or not unwanted(whole)
 
     def keep(self, key: Hashable, prepared: Planned) -> None:
         """Keep a program, and drop the one that was not used for longest where there are too many."""
@@ -231,14 +236,14 @@ class Served:
 
     def _planned(self, args: Sequence[Any]) -> Planned:
         options = self.backend.options
-        captured = rewritten(self.assembly.at(args), options)
+        if self.placed is not None:
+            options = again(options, self.placed)
+        captured = rewritten(self.assembly.at(args, options.split is not None), options)
         if self.backend.root is not None:
             # They were held against the whole model.
             options = options.within(captured.graph)
-        if self.placed is not None:
-            options = again(options, self.placed)
         prepared = self._prepared(captured, options, args)
-        self.placed = self.placed or prepared.plan
+        self.placed = self.placed or _whole(prepared)
         return prepared
 
     def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
@@ -304,8 +309,10 @@ class Served:
                     self._unchecked.add(key)
                     if call is not None:
                         call.expected.clear()
-                elif reference is not None:
-                    reference.judge(output)
+                else:
+                    if reference is not None:
+                        reference.judge(output)
+                    self.right += 1
                 return output if reference is None else reference.settled(output)
         except AutoparError:
             # What failed its first check must be checked again.
@@ -318,3 +325,8 @@ class Served:
             eager = Eager(prepared.captured, self.module, tuple(args), {}, self.arguments.weights(args))
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+
+
+def _whole(prepared: Planned) -> Plan:
+    """The plan of a program; in training that of forward and backward, without the memory of the halves."""
+    return prepared.apart.joint if isinstance(prepared, Training) else prepared.plan

@@ -128,6 +128,11 @@ class Machine:
             )
         return min(ways, key=lambda way: sum(link.seconds(nbytes) for link in way))
 
+    @property
+    def serial(self) -> bool:
+        """True if there is one compute lane in all: every order of tasks then takes the same time."""
+        return sum(len(device.compute_lanes) for device in self.devices) == 1
+
     @cached_property
     def uncapped(self) -> Machine:
         """This machine with no limit to the memory of any device."""

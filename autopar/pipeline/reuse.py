@@ -7,11 +7,15 @@ from collections.abc import Mapping
 
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
+from ..planner.portfolio import Policy
 from .options import Options
 from .stages import rows_of
 
 SIZES = 64
 """Sets of sizes of a region for which programs are kept."""
+
+CHECKED = 4
+"""Sets of sizes of a region whose first call is held against eager: the others have the same graph and placement."""
 
 
 class Done(Exception):
@@ -29,4 +33,5 @@ def again(options: Options, plan: Plan) -> Options:
         return {run.name: homes[run.tasks[0]] for run in costed.runs if run.tasks[0] in homes}
 
     split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
-    return dataclasses.replace(options, split=split, policy=placed)
+    policy: Policy = "single" if plan.costed.machine.serial else placed
+    return dataclasses.replace(options, split=split, policy=policy)

@@ -116,7 +116,9 @@ def place(
 
 def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -> None:
     """Enter what policies, searches and small changes of the best lead to; `wide` graphs are too large for some."""
-    problem = race.problem
+    problem, leader = race.problem, race.leading()
+    if leader and not leader.over and leader.makespan <= bound * (1 + SHORTER):
+        return
     lanes = alike(problem)
     found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
     tried: list[Callable[..., Schedule]] = [POLICIES[name] for name in RACE]

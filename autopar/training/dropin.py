@@ -42,16 +42,20 @@ class Training:
     """
 
     def __init__(self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder) -> None:
-        self.captured = captured if copies(apart.plan) else captured.kernels_trusted()
+        self.captured = captured if copies(apart.joint) else captured.kernels_trusted()
         self.apart, self.pool, self.recorder = apart, pool, recorder
         self.halves = apart.halves
         self.repeatable = not captured.stateful
         """True if a call could be made once more and give the same."""
-        self.plan = apart.plan
-        """Of forward and backward together, with the memory that the two hold as they run."""
+        self.slow_down = apart.joint.costed.machine.slow_down
         self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of forward and backward together, with the memory that the two hold as they run."""
+        return slowed(self.apart.plan, self.slow_down)
 
     @cached_property
     def forward(self) -> Prepared:
@@ -61,7 +65,8 @@ class Training:
     @cached_property
     def again(self) -> Prepared:
         """The forward for weights that are where they are needed."""
-        return self._bound(self.apart.again)
+        half = self.apart.again
+        return self.forward if half is self.apart.forward else self._bound(half)
 
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """The backward for these tangents, and for each leaf whether it has a gradient."""
@@ -78,7 +83,7 @@ class Training:
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        plan = slowed(half.plan, self.plan.costed.machine.slow_down)
+        plan = slowed(half.plan, self.slow_down)
         return Prepared(captured, plan, half.program, Executor(captured, plan, half.program, self.pool))
 
     @property
@@ -190,8 +195,9 @@ class Training:
 
     def slower(self, slow_down: float) -> None:
         """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
-        self.plan = slowed(self.plan, slow_down)
+        self.slow_down = slow_down
         with self._lock:
+            vars(self).pop("plan", None)
             for prepared in self._made():
                 prepared.slower(slow_down)
 

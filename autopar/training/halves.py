@@ -86,6 +86,8 @@ class Apart:
     @cached_property
     def again(self) -> Half:
         """The forward for weights that are where they are needed."""
+        if not self._copies(self.halves.forward):
+            return self.forward
         return _half(self._ahead(replace(self.halves.forward, changing=())))
 
     @cached_property
@@ -275,7 +277,7 @@ def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
 def _half(costed: CostedGraph) -> Half:
     """A half in its order by urgency, or, where that needs too much memory, as in the graph; devices are given."""
     try:
-        plan = place(costed, "heft")
+        plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:
         plan = place(costed, "follow")
     report = proved(plan)

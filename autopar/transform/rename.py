@@ -26,6 +26,11 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     for task in graph.tasks:
         if task.outputs == (task.name,):
             called[task.name] = of(task.name)
+        if now.keys().isdisjoint((*task.inputs, *task.outputs, *task.writes)) and not any(
+            called.get(name, name) != name for name in task.after
+        ):
+            tasks.append(task)
+            continue
         tasks.append(
             replace(
                 task,
@@ -39,7 +44,10 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
         )
     return replace(
         graph,
-        values=tuple(replace(v, name=of(v.name), storage=of(v.storage)) for v in graph.values),
+        values=tuple(
+            replace(v, name=of(v.name), storage=of(v.storage)) if v.name in now or v.storage in now else v
+            for v in graph.values
+        ),
         tasks=tuple(tasks),
         inputs=tuple(map(of, graph.inputs)),
         state=tuple(map(of, graph.state)),

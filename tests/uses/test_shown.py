@@ -53,3 +53,41 @@ def test_the_command_alone_says_what_it_can_do(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out.strip() == f"autopar {autopar.__version__}"
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x).relu()
+
+    def answer(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x) + 1
+
+    def sizes(self) -> int:
+        return self.first.in_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.encode(x))
+
+
+def test_another_method_that_runs_as_written_is_counted():
+    model, x = Encoder(), torch.randn(2, 8)
+    fast = autopar.compile(model, ["cpu"])
+    assert torch.allclose(fast(x), model(x)) and torch.allclose(fast.answer(x), model.answer(x))
+    assert fast.sizes() == 8 and "as written" not in fast.explain()
+    assert torch.equal(fast.encode(x), model.encode(x)) and torch.equal(fast.encode(x=x), model.encode(x))
+    assert "2 calls ran as written: encode calls parts of Encoder" in fast.explain()
+    assert "autopar.compile(model.encode, devices)" in fast.explain()
+
+
+def test_a_method_is_compiled_by_itself():
+    model, x = Encoder(), torch.randn(2, 8)
+    fast = autopar.compile(model.encode, ["cpu"])
+    fast(x).sum().backward()
+    given = model.first.weight.grad.clone()
+    model.zero_grad()
+    model.encode(x).sum().backward()
+    assert torch.allclose(given, model.first.weight.grad) and "as written" not in fast.explain()

@@ -40,6 +40,8 @@ def lower_bound(problem: Problem) -> float:
     way = ways(problem)
     if not problem.runs or way.length == math.inf:
         return way.length
+    if sum(map(len, problem.lane_names)) == 1 and not problem.tight:
+        return max(way.length, evenly(problem), sum(problem.dispatch))
     shared = load(problem, way)
     _LOADS[problem] = shared, way.length
     if shared.seconds == math.inf:
