@@ -60,7 +60,9 @@ class Program(Protocol):
 class Clocked(Protocol):
     """A plan, the program that runs it, and the declared clock they run on."""
 
-    plan: Plan
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
 
     @property
     def executor(self) -> Program:
