@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.critical_path import Critical
 from ...ir.steps import Placed, Transfer
-from ..drawing.svg import Point
+from ..drawing.free_space import Point
 from .columns import Column
 
 _TIGHT = 12.0
@@ -15,7 +16,7 @@ _TIGHT = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the thread through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`,
+    """A part of the line through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`,
     drawn dotted."""
 
     kind: str
@@ -28,19 +29,17 @@ def edges(columns: dict[str, Column], src: str, dst: str) -> tuple[float, float]
     return (one.right, other.x) if one.x < other.x else (one.x, other.right)
 
 
-def thread(found: Critical, columns: dict[str, Column], y: dict[str, float]) -> list[Piece]:
-    """The pieces of the critical path in order; `y` holds the chart's `top` and pixels per `second`."""
-
-    def at(when: float) -> float:
-        return y["top"] + when * y["second"]
-
+def critical_line(
+    found: Critical, columns: dict[str, Column], y: Callable[[float], float], second: float
+) -> list[Piece]:
+    """The pieces of the critical path in order; `y` is where a moment is, `second` pixels per second."""
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    stretches = _stretches(found, _TIGHT / y["second"] if y["second"] else 0.0)
+    stretches = _stretches(found, _TIGHT / second if second else 0.0)
     pieces: list[Piece] = []
     here: Point | None = None
     here_device = ""
     for position, (first, last) in enumerate(stretches):
-        start, end = at(first.start), at(last.end)
+        start, end = y(first.start), y(last.end)
         if isinstance(first, Transfer):
             leave, reach = edges(columns, first.src, first.dst)
             if here and here_device == first.src:

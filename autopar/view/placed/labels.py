@@ -8,9 +8,9 @@ from itertools import pairwise
 from ...ir.display_names import operator
 from ...text.tables import percent, seconds, size
 from ..drawing import fonts
+from ..drawing.free_space import Label, Rect
 from ..drawing.palette import INK, QUIET, WAIT, strips
 from ..report.names import Stretch, module_of, stretches
-from .free_space import Label, Rect
 from .layout import LEFT, Arrow, Box, Gap, Layout
 from .outside_labels import thin_labels
 
@@ -54,7 +54,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
         labels.append(Label(left, middle + 13, second, 12, QUIET))
         labels.append(Label(left, middle + 28, third, 12, QUIET))
         labels = [label for label in labels if label.text]
-        if all(layout.room.unlined(label.rect, _APART) for label in labels):
+        if all(layout.room.unlined(label.rect.grown(_APART)) for label in labels):
             return labels
     return []
 
@@ -95,20 +95,13 @@ def free_labels(layout: Layout) -> list[Label]:
     done: list[Label] = []
     order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
     for arrow in order:
-        done += _first_free(layout, _arrow_places(layout, arrow))
+        done += layout.room.first(_arrow_places(layout, arrow), pad=3.0)
     for arrow in order:
-        done += _first_free(layout, _wait_places(arrow))
+        done += layout.room.first(_wait_places(arrow), pad=3.0)
     done += thin_labels(layout, [box for box in layout.boxes if not box_labels(layout, box)])
     for gap in sorted(layout.gaps, key=lambda gap: -gap.h):
-        done += _first_free(layout, _gap_places(gap))
+        done += layout.room.first(_gap_places(gap), pad=3.0)
     return done
-
-
-def _first_free(layout: Layout, places: Iterator[list[Label]]) -> list[Label]:
-    for labels in places:
-        if labels and all(label.text for label in labels) and layout.room.place(labels, pad=3.0):
-            return labels
-    return []
 
 
 def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
 from ...ir.steps import Placed, Transfer
+from ..drawing.frame import MARGIN, WIDTH
+from ..drawing.free_space import Rect, Room
 from .columns import Column, columns
-from .critical import Piece, edges, thread
+from .critical import Piece, critical_line, edges
 from .fold import Card, fold
-from .free_space import Rect, Room
 
 LEFT = 200.0
-TOP = 236.0
-PANEL = 380.0
-MARGIN = 32.0
-WIDTH = 1600.0
+TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
 _WIDEST_BAND = 1 / 16
@@ -113,13 +110,13 @@ def lay_out(plan: Plan) -> Layout:
     scale."""
     found = plan.critical
     cards = fold(plan)
-    places = columns(plan, cards, LEFT, WIDTH - MARGIN - PANEL - 44 - LEFT)
+    places = columns(plan, cards, LEFT, WIDTH - MARGIN - LEFT)
     span = max([plan.makespan, *(step.end for step in found.steps)], default=0.0)
     height = _height(cards, span)
     layout = Layout(plan, found, cards, places, TOP, height, height / span if span else 0.0)
     _boxes(layout)
     _arrows(layout)
-    layout.pieces = thread(found, places, {"top": TOP, "second": layout.second})
+    layout.pieces = critical_line(found, places, layout.y, layout.second)
     _gaps(layout)
     _take(layout)
     return layout
@@ -267,23 +264,3 @@ def _take(layout: Layout) -> None:
             layout.room.take_line(start, end)
     for box in layout.boxes:
         layout.room.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))
-
-
-def ticks(span: float, height: float, apart: float = 64.0) -> tuple[list[float], str, float]:
-    """Round moments about `apart` pixels from one another, the unit their labels are in, and seconds of
-    that unit."""
-    unit, scale = next(
-        (u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)) if span >= s or u == "ns"
-    )
-    if not span:
-        return [0.0], unit, scale
-    rough = span * apart / height
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
-    return [index * step for index in range(int(span / step + 1e-9) + 1)], unit, scale
-
-
-def tick_text(when: float, step: float, scale: float) -> str:
-    """A tick in its unit with as many decimals as the step needs."""
-    places = max(0, -math.floor(math.log10(step / scale) + 1e-9)) if step else 0
-    return f"{when / scale:.{places}f}"

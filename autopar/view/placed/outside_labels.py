@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ..drawing import fonts
+from ..drawing.free_space import Label, Rect
 from ..drawing.palette import INK
-from .free_space import Label, Rect
 from .layout import Box, Layout
 
 _LEAD = 22.0
