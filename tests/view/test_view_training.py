@@ -21,7 +21,7 @@ from autopar.view.placed import placed_svg
 from autopar.view.placed.fold import fold
 from autopar.view.placed.labels import box_labels, free_labels
 from autopar.view.placed.layout import lay_out
-from autopar.view.report.phases import phases
+from autopar.view.report.statistics import phases
 from autopar.view.timeline import timeline_svg
 
 

@@ -15,8 +15,8 @@ from ..drawing import fonts
 from ..drawing.svg import Svg, clean
 from ..placed import placed_picture, placed_svg
 from ..placed.layout import lay_out
-from ..report.facts import device_busy
 from ..report.names import best_of_each, chosen
+from ..report.statistics import device_busy
 from ..timeline import timeline_picture, timeline_svg
 from .facts import arrow_facts, box_facts, example, stacks
 

@@ -12,10 +12,9 @@ from ...text.tables import percent, seconds, size
 from ..drawing.palette import Shade
 from ..placed.fold import Copy
 from ..placed.layout import Arrow, Box, Layout
-from ..report.facts import level_at
 from ..report.names import module_of, slow_down
-from ..report.waits import waited
-from ..report.why import against
+from ..report.reasons import choices, waited
+from ..report.statistics import level_at
 
 _MOST_PARTS = 8
 _MOST_NAMED = 4
@@ -139,22 +138,21 @@ def _besides(count: int) -> list[Row]:
 
 def _bars(layout: Layout, placed: Placed) -> tuple[Bar, ...]:
     reason = layout.plan.reason.get(placed.run)
-    choices = reason.choices if reason else ()
-    low = min((min(choice.arrives, choice.free) for choice in choices), default=0.0)
-    high = max((choice.end for choice in choices if choice.end is not None), default=low)
-    own = next((choice.end for choice in choices if choice.device == placed.device), None)
+    if reason is None:
+        return ()
+    low = min((min(choice.arrives, choice.free) for choice in reason.choices), default=0.0)
+    high = max((choice.end for choice in reason.choices if choice.end is not None), default=low)
 
     def percent_at(when: float) -> float:
         return round((when - low) / (high - low) * 100, 2) if high > low else 0.0
 
     bars = []
-    for choice in sorted(choices, key=lambda c: (c.device != placed.device, c.end is None, c.end or 0.0)):
+    for choice, late in choices(placed.device, reason):
         here, shade = choice.device == placed.device, layout.columns[choice.device].shade
         if choice.end is None:
             bars.append(Bar(choice.device, shade, here, choice.why or "cannot run here"))
             continue
         inputs, start, end = map(percent_at, (choice.arrives, max(choice.arrives, choice.free), choice.end))
-        late = "chosen" if here else against(choice, own)
         bars.append(Bar(choice.device, shade, here, "", inputs, start, end, seconds(choice.end), late))
     return tuple(bars)
 

@@ -10,9 +10,8 @@ from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, WIDTH, Figure, Sample, heading, phases, ticks
 from ..drawing.palette import INK, LANE, QUIET, fill_of, strips
 from ..drawing.svg import Svg, trace
-from ..report.facts import device_busy
 from ..report.names import alternative, baseline, slow_down
-from ..report.phases import hidden
+from ..report.statistics import device_busy, hidden
 from .columns import Column
 from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out

@@ -8,11 +8,19 @@ from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, Figure, Sample, heading
 from ..drawing.palette import GRID, INK, QUIET, Shade, shades
 from ..drawing.svg import Svg
-from ..report.facts import busy_shares, device_busy, length, overlaps, shared, top_spans, union
 from ..report.names import change
+from ..report.statistics import (
+    busy_shares,
+    critical_spans,
+    device_busy,
+    length,
+    overlaps,
+    shared,
+    top_spans,
+    union,
+)
 from .bars import LEFT, RIGHT, WIDTH, Axis, measured_bars, pale, planned_bars, solid
 from .memory import MEMORY_HIGH, memory_row
-from .spans import happened
 
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
 _TOP = 46.0
@@ -118,7 +126,7 @@ def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
-    hot = {id(span) for span in happened(timeline)}
+    hot = {id(span) for span in critical_spans(timeline)}
     svg.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
     svg.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
     y = _TOP + 10

@@ -14,7 +14,7 @@ from ..drawing.frame import MARGIN, ticks
 from ..drawing.free_space import Label, Rect, Room
 from ..drawing.palette import INK, QUIET, WAIT, Shade, fill_of
 from ..drawing.svg import Svg
-from ..report.facts import union
+from ..report.statistics import union
 
 WIDTH = 1600.0
 LEFT, RIGHT = 196.0, WIDTH - MARGIN - 238.0
