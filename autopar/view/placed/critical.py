@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 from ...ir.critical_path import Critical
-from ...ir.steps import Placed, Transfer
+from ...ir.steps import Placed, Step, Transfer
 from ..drawing.free_space import Point
 from .columns import Column
 
@@ -66,33 +67,27 @@ def critical_line(
     return _joined(pieces)
 
 
-def _stretches(found: Critical, tight: float) -> list[tuple[Placed | Transfer, Placed | Transfer]]:
+def _stretches(found: Critical, tight: float) -> list[tuple[Step, Step]]:
     """First and last step of each stretch: runs of one lane, or copies of one direction less than `tight` seconds
     each."""
-    done: list[tuple[Placed | Transfer, Placed | Transfer]] = []
-    for number in found.path:
-        step = found.steps[number]
-        before = done[-1][1] if done else None
-        if (
-            isinstance(step, Transfer)
-            and isinstance(before, Transfer)
-            and (step.src, step.dst) == (before.src, before.dst)
-            and max(step.start, before.end) - before.start < tight
-        ) or (
-            done
-            and isinstance(step, Placed)
-            and isinstance(done[-1][1], Placed)
-            and done[-1][1].lane == step.lane
-        ):
+    done: list[tuple[Step, Step]] = []
+    for step in map(found.steps.__getitem__, found.path):
+        if done and _continues(done[-1][1], step, tight):
             done[-1] = (done[-1][0], step)
         else:
             done.append((step, step))
     return done
 
 
+def _continues(before: Step, step: Step, tight: float) -> bool:
+    if isinstance(before, Placed) or isinstance(step, Placed):
+        return before.lane == step.lane
+    same_way = (step.src, step.dst) == (before.src, before.dst)
+    return same_way and max(step.start, before.end) - before.start < tight
+
+
 def _path(*points: Point) -> tuple[Point, ...]:
-    kept = [point for index, point in enumerate(points) if not index or point != points[index - 1]]
-    return tuple(kept)
+    return tuple(point for point, _ in groupby(points))
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
