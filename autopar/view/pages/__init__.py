@@ -18,7 +18,7 @@ from ..placed.layout import lay_out
 from ..report.names import best_of_each, chosen
 from ..report.statistics import device_busy
 from ..timeline import timeline_picture, timeline_svg
-from .facts import arrow_facts, box_facts, example, stacks
+from .facts import arrow_facts, box_facts, example, longest_runs
 
 _MOST_STEPS = 2_000
 """Steps above which a notebook gets no picture: it keeps what it shows."""
@@ -40,7 +40,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
-_TEMPLATES.globals["font"] = fonts.FAMILY
+_TEMPLATES.globals |= {"font": fonts.FAMILY, "longest_runs": longest_runs}
 
 
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
@@ -50,6 +50,7 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     picture = placed_picture(layout, timeline)
     facts = {f"b{index}": box_facts(layout, box, timeline) for index, box in enumerate(layout.boxes)}
     facts |= {f"t{index}": arrow_facts(layout, arrow) for index, arrow in enumerate(layout.arrows)}
+    stacks = [(index, box) for index, box in enumerate(layout.boxes) if box.card.copies]
     return _page(
         "placed.html",
         title=plan.costed.graph.name,
@@ -58,7 +59,7 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
         layout=layout,
         facts=facts,
         example=example(layout),
-        stacks=stacks(layout),
+        stacks=sorted(stacks, key=lambda pair: (pair[1].card.start, pair[1].card.lane)),
         busy=device_busy(plan.timeline()),
         measured=device_busy(timeline) if timeline else {},
         candidates=best_of_each(plan),

@@ -1,4 +1,4 @@
-"""What the page of a placed graph says beside the picture: of a box or an arrow, of repeated blocks."""
+"""What the page of a placed graph says of a box or an arrow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ...ir.steps import Placed
 from ...ir.timeline import Timeline
 from ...text.tables import percent, seconds, size
 from ..drawing.palette import Shade
-from ..placed.fold import Copy
 from ..placed.layout import Arrow, Box, Layout
 from ..report.names import module_of, slow_down
 from ..report.reasons import choices, waited
@@ -123,13 +122,13 @@ def _shaped(plan: Plan, value: str) -> str:
     return f"{plan.words.value(value)} {list(plan.costed.graph.value[value].shape)}"
 
 
-def longest_runs(plan: Plan, runs: Sequence[str], most: int = _MOST_PARTS) -> tuple[Row, ...]:
+def longest_runs(plan: Plan, runs: Sequence[str]) -> tuple[Row, ...]:
     """The longest of some runs with their durations, and how many there are besides."""
     places = sorted(
         (plan.place[run] for run in runs), key=lambda place: (place.start - place.end, place.start)
     )
-    rows = [(plan.words.run(place.run), seconds(place.end - place.start)) for place in places[:most]]
-    return (*rows, *_besides(len(places) - most))
+    rows = [(plan.words.run(place.run), seconds(place.end - place.start)) for place in places[:_MOST_PARTS]]
+    return (*rows, *_besides(len(places) - _MOST_PARTS))
 
 
 def _besides(count: int) -> list[Row]:
@@ -188,31 +187,3 @@ def example(layout: Layout) -> Facts | None:
     choosy = [box for box in single if len(getattr(reason.get(box.card.runs[0]), "choices", ())) > 1]
     box = min(choosy, key=lambda box: (not box.critical, -box.card.busy, box.card.start), default=None)
     return box_facts(layout, box) if box else None
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Repeated blocks folded into the box of number `box`, and the longest runs of each."""
-
-    box: int
-    title: str
-    device: str
-    shade: Shade
-    busy: float
-    blocks: tuple[tuple[Copy, tuple[Row, ...]], ...]
-
-
-def stacks(layout: Layout) -> list[Stack]:
-    """The stacks of the picture, by start."""
-    cards = [(index, box.card) for index, box in enumerate(layout.boxes) if box.card.copies]
-    return [
-        Stack(
-            index,
-            card.title,
-            card.device,
-            layout.columns[card.device].shade,
-            card.busy,
-            tuple((copy, longest_runs(layout.plan, copy.runs, 6)) for copy in card.copies),
-        )
-        for index, card in sorted(cards, key=lambda pair: (pair[1].start, pair[1].lane))
-    ]
