@@ -188,13 +188,15 @@ def _columns(svg: Svg, layout: Layout) -> None:
 
 def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
     """How much of a device is used, in lines of at most `room` pixels."""
-    if not column.lanes:
-        return ["no runs"]
     plan = layout.plan
     peak, cap = plan.peaks.get(column.device, 0), plan.costed.machine.device[column.device].memory_bytes
     held = f"peak {size(peak)}"
     full = f"{held} of {size(cap)}" if cap else held
-    return [f"busy {percent(busy)}", full if fonts.width(full, 12) <= room else held]
+    lines = [
+        f"busy {percent(busy)}" if column.lanes else "no runs",
+        full if fonts.width(full, 12) <= room else held,
+    ]
+    return lines if column.lanes or peak else lines[:1]
 
 
 def _axis(svg: Svg, layout: Layout) -> None:
