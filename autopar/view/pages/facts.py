@@ -22,7 +22,7 @@ Row = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ChoiceBar:
     """When a run would end on a device: `inputs` there, `start` and `end` in percent of the latest end; `note` where it
     cannot be there."""
 
@@ -47,7 +47,7 @@ class Facts:
     rows: tuple[Row, ...]
     parts: tuple[Row, ...] = ()
     why: str = ""
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[ChoiceBar, ...] = ()
 
 
 def box_facts(layout: Layout, box: Box, timeline: Timeline | None = None) -> Facts:
@@ -59,7 +59,7 @@ def box_facts(layout: Layout, box: Box, timeline: Timeline | None = None) -> Fac
         ("takes", seconds(card.busy)),
     ]
     reason: Reason | None = None
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[ChoiceBar, ...] = ()
     parts: tuple[Row, ...] = ()
     if len(card.runs) == 1:
         rows += _run_rows(layout, card.runs[0])
@@ -135,7 +135,7 @@ def _besides(count: int) -> list[Row]:
     return [(f"and {count} shorter ones", "")] if count > 0 else []
 
 
-def _bars(layout: Layout, placed: Placed) -> tuple[Bar, ...]:
+def _bars(layout: Layout, placed: Placed) -> tuple[ChoiceBar, ...]:
     reason = layout.plan.reason.get(placed.run)
     if reason is None:
         return ()
@@ -149,10 +149,10 @@ def _bars(layout: Layout, placed: Placed) -> tuple[Bar, ...]:
     for choice, late in choices(placed.device, reason):
         here, shade = choice.device == placed.device, layout.columns[choice.device].shade
         if choice.end is None:
-            bars.append(Bar(choice.device, shade, here, choice.why or "cannot run here"))
+            bars.append(ChoiceBar(choice.device, shade, here, choice.why or "cannot run here"))
             continue
         inputs, start, end = map(percent_at, (choice.arrives, max(choice.arrives, choice.free), choice.end))
-        bars.append(Bar(choice.device, shade, here, "", inputs, start, end, seconds(choice.end), late))
+        bars.append(ChoiceBar(choice.device, shade, here, "", inputs, start, end, seconds(choice.end), late))
     return tuple(bars)
 
 

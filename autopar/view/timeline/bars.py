@@ -41,7 +41,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class _Bar:
     """Spans drawn as one bar from `x` on, `w` wide: one, or several under a pixel each that touch. `waits` is where the
     box of a copy's wait begins, None when there is none to be seen."""
 
@@ -56,20 +56,20 @@ class Bar:
         return self.x + self.w
 
 
-def _bars(spans: tuple[Span, ...], axis: Axis) -> list[Bar]:
-    done: list[Bar] = []
+def _bars(spans: tuple[Span, ...], axis: Axis) -> list[_Bar]:
+    done: list[_Bar] = []
     for span in spans:
         x = axis.x(span.start)
         w = axis.x(span.end) - x
         last = done[-1] if done else None
         thin = w < 1.2 and last is not None and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
         if last and thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED:
-            done[-1] = Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
+            done[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
             continue
         waits = None
         if span.ready is not None:
             waits = max(axis.x(span.ready), last.right + 1 if last else LEFT)
-        done.append(Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
+        done.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
     return done
 
 
@@ -127,7 +127,7 @@ def measured_bars(
         _idle(svg, spans, axis, base - 4, named)
 
 
-def _bar(svg: Svg, bar: Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
+def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
     first, last, count = bar.spans[0], bar.spans[-1], len(bar.spans)
     names = first.title if count == 1 else f"{count} spans, {first.title} … {last.title}"
     more = f", {size(first.bytes)}" if first.kind == "copy" and count == 1 else ""
@@ -139,7 +139,7 @@ def _bar(svg: Svg, bar: Bar, shade: Shade, y: float, h: float, hot: set[int]) ->
             svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
 
 
-def _name(svg: Svg, bar: Bar, axis: Axis, shade: Shade, y: float) -> float:
+def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
     """The name inside its bar where it fits, else to the right where that is free; returns its right edge there."""
     span, count = bar.spans[0], len(bar.spans)
     text = fonts.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
@@ -160,7 +160,7 @@ def _name(svg: Svg, bar: Bar, axis: Axis, shade: Shade, y: float) -> float:
     return right
 
 
-def _wait_name(svg: Svg, bar: Bar, axis: Axis, y: float) -> None:
+def _wait_name(svg: Svg, bar: _Bar, axis: Axis, y: float) -> None:
     if bar.waits is None:
         return
     span = bar.spans[0]
