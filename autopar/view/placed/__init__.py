@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ...ir.graph import SUM
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
@@ -106,38 +109,34 @@ def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
 def _samples(svg: Svg, layout: Layout) -> list[Sample]:
     """The legend, of what is in the picture."""
 
+    def across(style: str, **more: Any) -> Callable[[float, float], None]:
+        return lambda x, y: svg.line((x, y), (x + SAMPLE, y), style, **more)
+
+    def down(style: str) -> Callable[[float, float], None]:
+        return lambda x, y: svg.line((x + SAMPLE / 2, y - 8), (x + SAMPLE / 2, y + 8), style)
+
     def transfer(x: float, y: float) -> None:
         svg.line((x + 4, y), (x + SAMPLE - 4, y), "transfer")
         svg.arrow((x, y), (x + SAMPLE, y), QUIET, 9)
         svg.circle(x + 3, y, 3, "ring")
 
-    middle = SAMPLE / 2
-    samples: list[Sample] = [
-        ("critical path", lambda x, y: svg.line((x, y), (x + SAMPLE, y), "critical", stroke_width=4))
+    def band(x: float, y: float) -> None:
+        corners = [(x, y - 4), (x + SAMPLE - 8, y - 4), (x + SAMPLE, y + 4), (x + 8, y + 4)]
+        svg.path(trace(corners) + "Z", "band", fill_opacity=0.25)
+
+    arrows = layout.arrows
+    goes_on = any(piece.kind == "bus" for piece in layout.pieces)
+    samples = [
+        (True, "critical path", across("critical", stroke_width=4)),
+        (goes_on, "it goes on by the bus", across("bus", stroke=INK, stroke_linecap="round")),
+        (bool(arrows), "transfer, slope = its time", transfer),
+        (any(len(arrow.transfers) > 1 for arrow in arrows), "several transfers", band),
+        (any(arrow.ready_y is not None for arrow in arrows), "ready, bus busy", down("wait")),
+        (True, "idle", down("idle")),
     ]
-    if any(piece.kind == "bus" for piece in layout.pieces):
-        dots = {"stroke": INK, "stroke_linecap": "round"}
-        samples.append(
-            ("it goes on by the bus", lambda x, y: svg.line((x, y), (x + SAMPLE, y), "bus", **dots))
-        )
-    if layout.arrows:
-        samples.append(("transfer, slope = its time", transfer))
-    if any(len(arrow.transfers) > 1 for arrow in layout.arrows):
-        shape = f"h{SAMPLE - 8:.0f}l8 8h-{SAMPLE - 8:.0f}Z"
-        samples.append(
-            (
-                "several transfers",
-                lambda x, y: svg.path(f"M{x:.1f} {y - 4:.1f}{shape}", "band", fill_opacity=0.25),
-            )
-        )
-    if any(arrow.ready_y is not None for arrow in layout.arrows):
-        samples.append(
-            ("ready, bus busy", lambda x, y: svg.line((x + middle, y - 8), (x + middle, y + 8), "wait"))
-        )
-    samples.append(("idle", lambda x, y: svg.line((x + middle, y - 8), (x + middle, y + 8), "idle")))
-    if layout.plan.words.training:
-        samples += phases(svg, next(iter(layout.columns.values())).shade)
-    return samples
+    found: list[Sample] = [(text, draw) for there, text, draw in samples if there]
+    shade = next(iter(layout.columns.values())).shade
+    return found + phases(svg, shade) if layout.plan.words.training else found
 
 
 def _chart(svg: Svg, layout: Layout) -> None:

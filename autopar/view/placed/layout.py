@@ -60,7 +60,6 @@ class Arrow:
 class Gap:
     """A time in which a lane has nothing to do, and what ended it."""
 
-    lane: str
     x: float
     y: float
     w: float
@@ -199,7 +198,7 @@ def _gaps(layout: Layout) -> None:
             for start, end, cause in (*ends, (layout.plan.makespan, 0.0, "done")):
                 if start > clock:
                     y = layout.y(clock)
-                    layout.gaps.append(Gap(lane, x, y, w, layout.y(start) - y, clock, start, cause))
+                    layout.gaps.append(Gap(x, y, w, layout.y(start) - y, clock, start, cause))
                 clock = max(clock, end)
 
 
