@@ -165,7 +165,7 @@ class Compiled:
         )
 
     def _repr_html_(self) -> str:
-        from ..view.notebook import plan_html, text_html
+        from ..view.pages import plan_html, text_html
 
         if self._placement.backend.latest is None:
             return text_html(repr(self))

@@ -4,10 +4,10 @@ from ..ir.machine import Machine
 from ..ir.pictures import register
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from .notebook import plan_html, text_html, timeline_html
+from .pages import plan_html, text_html, timeline_html
 from .report import explain
-from .report.phases import hidden
-from .report.why import explain_runs
+from .report.reasons import explain_runs
+from .report.statistics import hidden
 from .save import draw, save_timeline
 
 __all__ = ["draw", "explain", "explain_runs", "hidden", "save_timeline"]

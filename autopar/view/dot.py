@@ -27,42 +27,37 @@ def dot_text(plan: Plan) -> str:
         f'  edge [fontname="Inter", fontsize=9, color="{QUIET}", fontcolor="{QUIET}"];',
     ]
     for number, device in enumerate(machine.devices):
-        here = [placed for placed in plan.placed if placed.device == device.name]
-        if not here:
-            continue
         shade = look[device.name]
-        lines.append(f"  subgraph cluster_{number} {{")
-        lines.append(f'    label={_quote(device.name)}; color="{shade.hue}"; fontcolor="{shade.text}";')
-        for placed in here:
-            run = costed.run[placed.run]
-            module = costed.graph.task[run.tasks[0]].module
-            label = "\n".join(
-                filter(None, (plan.words.run(placed.run), module, seconds(placed.end - placed.start)))
-            )
-            width = ", penwidth=3" if placed.run in hot else ""
-            color = INK if placed.run in hot else shade.hue
-            lines.append(
-                f"    {_quote(placed.run)} [label={_quote(label)}, "
-                f'fillcolor="{fill_of(shade, plan.words.phase(placed.run))}", color="{color}"{width}];'
-            )
-        lines.append("  }")
+        nodes = []
+        for placed in plan.placed:
+            if placed.device == device.name:
+                module = costed.graph.task[costed.run[placed.run].tasks[0]].module
+                label = [plan.words.run(placed.run), module, seconds(placed.end - placed.start)]
+                fill = fill_of(shade, plan.words.phase(placed.run))
+                edge = f'"{INK}", penwidth=3' if placed.run in hot else f'"{shade.hue}"'
+                text = _quote("\n".join(filter(None, label)))
+                wants = f'label={text}, fillcolor="{fill}", color={edge}'
+                nodes.append(f"    {_quote(placed.run)} [{wants}];")
+        if nodes:
+            name = f'label={_quote(device.name)}; color="{shade.hue}"; fontcolor="{shade.text}";'
+            lines += [f"  subgraph cluster_{number} {{", f"    {name}", *nodes, "  }"]
     for placed in plan.placed:
         run = costed.run[placed.run]
         for value in run.reads:
-            if value not in costed.producer or costed.producer[value] == run.name:
+            source = costed.producer.get(value, run.name)
+            if source == run.name:
                 continue
             transfer = moved.get((value, placed.device))
-            wants = []
+            more = []
             if transfer:
-                text = f"{plan.words.value(value)}\n{size(transfer.bytes)} · {seconds(transfer.end - transfer.start)}"
-                wants.append(f"label={_quote(text)}")
-            bold = id(transfer) in hot_moves if transfer else {placed.run, costed.producer[value]} <= hot
-            if bold:
-                wants.append(f'color="{INK}", penwidth=3')
-            more = f" [{', '.join(wants)}]" if wants else ""
-            lines.append(f"  {_quote(costed.producer[value])} -> {_quote(run.name)}{more};")
-        for earlier in run.after:
-            lines.append(f"  {_quote(earlier)} -> {_quote(run.name)} [style=dotted];")
+                took = f"{size(transfer.bytes)} · {seconds(transfer.end - transfer.start)}"
+                text = _quote(f"{plan.words.value(value)}\n{took}")
+                more.append(f"label={text}")
+            if id(transfer) in hot_moves if transfer else {placed.run, source} <= hot:
+                more.append(f'color="{INK}", penwidth=3')
+            wants = f" [{', '.join(more)}]" if more else ""
+            lines.append(f"  {_quote(source)} -> {_quote(run.name)}{wants};")
+        lines += [f"  {_quote(earlier)} -> {_quote(run.name)} [style=dotted];" for earlier in run.after]
     return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -11,8 +11,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from .dot import dot_text
-from .drawing.png import png_bytes
-from .pages.html import placed_page, timeline_page
+from .pages import placed_page, timeline_page
 from .placed import placed_svg
 from .report.text import text_chart
 from .timeline import timeline_svg
@@ -80,37 +79,32 @@ def _write(target: Path, contents: str | bytes) -> None:
 
 writer(".html", Plan)(placed_page)
 writer(".svg", Plan)(placed_svg)
-
-
-@writer(".png", Plan)
-def _placed_png(plan: Plan, measured: Timeline | None) -> bytes:
-    return png_bytes(placed_svg(plan, measured))
-
-
-@writer(".dot", Plan)
-def _dot(plan: Plan, measured: Timeline | None) -> str:
-    return dot_text(plan)
-
-
-@writer(".txt", Plan)
-def _text(plan: Plan, measured: Timeline | None) -> str:
-    return text_chart(plan)
-
-
-@writer(".json", Timeline)
-def _trace(timeline: Timeline) -> bytes:
-    return trace_bytes(timeline, compress=False)
-
-
-@writer(".json.gz", Timeline)
-def _packed_trace(timeline: Timeline) -> bytes:
-    return trace_bytes(timeline, compress=True)
-
-
+writer(".png", Plan)(lambda plan, measured: _png(placed_svg(plan, measured)))
+writer(".dot", Plan)(lambda plan, measured: dot_text(plan))
+writer(".txt", Plan)(lambda plan, measured: text_chart(plan))
+writer(".json", Timeline)(lambda timeline: trace_bytes(timeline, compress=False))
+writer(".json.gz", Timeline)(lambda timeline: trace_bytes(timeline, compress=True))
 writer(".svg", Timeline)(timeline_svg)
 writer(".html", Timeline)(timeline_page)
+writer(".png", Timeline)(lambda timeline: _png(timeline_svg(timeline)))
 
 
-@writer(".png", Timeline)
-def _timeline_png(timeline: Timeline) -> bytes:
-    return png_bytes(timeline_svg(timeline))
+def _png(svg: str, scale: float = 2.0) -> bytes:
+    """A picture as PNG, `scale` pixels for each of the SVG's.
+
+    Raises AutoparError when cairosvg, or the cairo library of the system below it, is not installed.
+    """
+    try:
+        import cairosvg
+    except ImportError:
+        raise AutoparError(
+            "a .png picture needs cairosvg, which is not installed; "
+            "type: pip install 'autopar[png]', or write .svg or .html instead"
+        ) from None
+    except OSError as error:
+        raise AutoparError(
+            "a .png picture needs the cairo library, which cairosvg cannot find on this system; "
+            "install it (Debian: apt install libcairo2, macOS: brew install cairo), "
+            "or write .svg or .html instead"
+        ) from error
+    return bytes(cairosvg.svg2png(bytestring=svg.encode(), scale=scale))

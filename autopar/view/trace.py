@@ -10,11 +10,12 @@ from __future__ import annotations
 import bisect
 import gzip
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from ..ir.timeline import Span, Timeline
 
-Event = dict[str, Any]
+Event: TypeAlias = dict[str, Any]
 _LANES = {"in": "copy in", "out": "copy out"}
 
 
@@ -54,34 +55,38 @@ def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> No
         by_lane[span.lane].append(span)
     for device in devices:
         name = " ".join(filter(None, (device, side))) + label
-        events.append(_meta("process_name", pid[device], {"name": name}))
-        events.append(_meta("process_sort_index", pid[device], {"sort_index": pid[device]}))
-    at: dict[int, tuple[int, int]] = {}
+        events += _named("process", name, pid[device], 0, pid[device])
+    at: dict[int, Event] = {}
     for position, lane in enumerate(timeline.lanes):
         device, queue = lane.rsplit("/", 1)
         for track, spans in enumerate(_tracks(by_lane[lane])):
             tid = position * 16 + track + 1
             kind = "compute" if queue.isdigit() else "copy"
             name = _LANES.get(queue, f"{kind} {queue}") + (f" ({track + 1})" if track else "")
-            events.append(_meta("thread_name", pid[device], {"name": name}, tid))
-            events.append(_meta("thread_sort_index", pid[device], {"sort_index": tid}, tid))
+            events += _named("thread", name, pid[device], tid, tid)
             for start, end, span in spans:
-                at[id(span)] = (tid, start)
-                events.append(_slice(span, pid[device], tid, start, end))
-    _flows(events, timeline, pid, at, offset)
+                at[id(span)] = _slice(span, pid[device], tid, start, end)
+                events.append(at[id(span)])
+    events += _flows(timeline, at, offset)
     for memory in timeline.memory:
-        for when, count in memory.steps:
-            args = {"bytes": count}
-            events.append(
-                {"ph": "C", "name": "memory", "pid": pid[memory.device], "ts": _ns(when) / 1000, "args": args}
-            )
+        common = {"ph": "C", "name": "memory", "pid": pid[memory.device]}
+        events += [
+            {**common, "ts": _ns(when) / 1000, "args": {"bytes": count}} for when, count in memory.steps
+        ]
+
+
+def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[Event]:
+    """The name of a process or thread, and where it stands among the others."""
+    common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+    return [
+        {**common, "name": f"{what}_name", "args": {"name": name}},
+        {**common, "name": f"{what}_sort_index", "args": {"sort_index": index}},
+    ]
 
 
 def _slice(span: Span, pid: int, tid: int, start: int, end: int) -> Event:
-    args: dict[str, Any] = {}
-    for name in ("run", "module", "source", "src", "dst", "bytes"):
-        if getattr(span, name):
-            args[name] = getattr(span, name)
+    known = ("run", "module", "source", "src", "dst", "bytes")
+    args = {name: getattr(span, name) for name in known if getattr(span, name)}
     if span.called and span.called != span.name:
         args["name"] = span.name
     if span.ready is not None:
@@ -121,53 +126,31 @@ def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
     return tracks
 
 
-def _flows(
-    events: list[Event], timeline: Timeline, pid: dict[str, int], at: dict[int, tuple[int, int]], offset: int
-) -> None:
+def _flows(timeline: Timeline, at: dict[int, Event], offset: int) -> Iterator[Event]:
     """Arrows from the work that made a value to its copy, and from the copy to the first work after it
-    arrived."""
-    work: dict[str, list[Span]] = {}
-    for span in timeline.spans:
+    arrived; `at` are the slices of the spans, by id."""
+    begun: dict[str, list[Span]] = {}
+    for span in sorted(timeline.spans, key=lambda span: span.start):
         if span.kind == "compute" and not span.run:
-            work.setdefault(span.device, []).append(span)
-    ended = {device: sorted(spans, key=lambda span: span.end) for device, spans in work.items()}
-    ends = {device: [_ns(span.end) for span in spans] for device, spans in ended.items()}
-    begun = {device: sorted(spans, key=lambda span: span.start) for device, spans in work.items()}
-    begins = {device: [_ns(span.start) for span in spans] for device, spans in begun.items()}
+            begun.setdefault(span.device, []).append(span)
+    ended = {device: sorted(spans, key=lambda span: span.end) for device, spans in begun.items()}
     number = offset
     for span in timeline.spans:
         if span.kind != "copy":
             continue
+        made, used = ended.get(span.src, []), begun.get(span.dst, [])
         ready = span.start if span.ready is None else span.ready
-        before = bisect.bisect_right(ends.get(span.src, []), _ns(ready)) - 1
-        if before >= 0:
+        before = bisect.bisect_right(made, _ns(ready), key=lambda other: _ns(other.end))
+        after = bisect.bisect_left(used, _ns(span.end), key=lambda other: _ns(other.start))
+        pairs = [(made[before - 1], span)] if before else []
+        pairs += [(span, used[after])] if after < len(used) else []
+        for source, target in pairs:
             number += 2
-            _flow(events, span.title, number, ended[span.src][before], span, pid, at)
-        after = bisect.bisect_left(begins.get(span.dst, []), _ns(span.end))
-        if after < len(begun.get(span.dst, [])):
-            number += 2
-            _flow(events, span.title, number, span, begun[span.dst][after], pid, at)
-
-
-def _flow(
-    events: list[Event],
-    name: str,
-    number: int,
-    source: Span,
-    target: Span,
-    pid: dict[str, int],
-    at: dict[int, tuple[int, int]],
-) -> None:
-    tid, start = at[id(source)]
-    leave = max(start, _ns(source.end) - 1)
-    common: Event = {"name": name, "cat": "transfer", "id": number}
-    events.append({"ph": "s", **common, "pid": pid[source.device], "tid": tid, "ts": leave / 1000})
-    tid, start = at[id(target)]
-    events.append({"ph": "f", "bp": "e", **common, "pid": pid[target.device], "tid": tid, "ts": start / 1000})
-
-
-def _meta(name: str, pid: int, args: Event, tid: int = 0) -> Event:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+            start, end = at[id(source)], at[id(target)]
+            leave = max(start["ts"], (_ns(source.end) - 1) / 1000)
+            common = {"name": span.title, "cat": "transfer", "id": number}
+            yield {"ph": "s", **common, "pid": start["pid"], "tid": start["tid"], "ts": leave}
+            yield {"ph": "f", "bp": "e", **common, "pid": end["pid"], "tid": end["tid"], "ts": end["ts"]}
 
 
 def _ns(seconds: float) -> int:

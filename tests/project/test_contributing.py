@@ -18,6 +18,7 @@ from autopar.view import save
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(autopar.__file__).parent
+WRITTEN = (".py", ".c", ".h", ".html", ".css", ".js", ".json")
 EXTENSIONS = ("A device kind", "A split rule", "A placement strategy", "A picture format")
 
 
@@ -77,7 +78,7 @@ def pages() -> dict[str, list[str]]:
 def test_every_file_has_its_line_on_the_page_of_its_room() -> None:
     named = [name for names in pages().values() for name in names]
     assert len(named) == len(set(named))
-    paths = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".c", ".h")]
+    paths = [path for path in PACKAGE.rglob("*.*") if path.suffix in WRITTEN]
     files = {path.relative_to(PACKAGE).as_posix().removesuffix(".py") for path in paths}
     packages = {file.removesuffix("__init__") for file in files if file.endswith("/__init__")}
     grounded = {"__init__", "errors"}

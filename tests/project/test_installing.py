@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,7 @@ print(native.LIBRARY is not None)
 
 def built(folder: Path, compiler: str) -> subprocess.CompletedProcess:
     """What planning says with a copy of the package for which setuptools has looked for a compiler."""
-    without = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(ROOT / "autopar", folder / "autopar", ignore=without)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
+    copied(folder)
     own = {**os.environ, "CC": compiler, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "tests")))}
     call = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", "--inplace"]
     done = subprocess.run(call, cwd=folder, env=own, capture_output=True, text=True, check=False)
@@ -34,6 +32,30 @@ def built(folder: Path, compiler: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", PLAN], cwd=folder, env=own, capture_output=True, text=True, check=True
     )
+
+
+def copied(folder: Path) -> None:
+    """What an install is made from, without what was built here."""
+    without = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "autopar", folder / "autopar", ignore=without)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+
+
+def test_what_is_not_python_is_installed_and_shipped(tmp_path):
+    copied(tmp_path)
+    written = (".c", ".h", ".html", ".css", ".js", ".json")
+    data = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "autopar").rglob("*") if path.suffix in written
+    }
+    assert {Path(name).parent.name for name in data} == {"native", "drawing", "pages"}
+    code = "from setuptools import setup; setup()"
+    for command in (["build_py", "--build-lib", "built"], ["sdist", "--formats", "tar"]):
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, "-q", *command], cwd=tmp_path, check=True)
+    built = {path.relative_to(tmp_path / "built").as_posix() for path in (tmp_path / "built").rglob("*")}
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar"))) as archive:
+        shipped = {name.partition("/")[2] for name in archive.getnames()}
+    assert data <= built and data <= shipped
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

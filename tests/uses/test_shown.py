@@ -9,7 +9,7 @@ from torch import nn
 
 import autopar
 from autopar.__main__ import main
-from autopar.view import notebook
+from autopar.view import pages
 
 
 def deep(layers: int) -> nn.Sequential:
@@ -41,7 +41,7 @@ def test_notebooks_draw_models_plans_timelines_and_machines(monkeypatch):
     for drawn in (fast, fast.plan, recorded):
         assert "<svg" in drawn._repr_html_() and len(drawn._repr_html_()) < 200_000
     assert "emulated:0" in fast.machine._repr_html_() and "<pre>" in fast.machine._repr_html_()
-    monkeypatch.setattr(notebook, "STEPS", 0)
+    monkeypatch.setattr(pages, "_MOST_STEPS", 0)
     assert "<svg" not in fast.plan._repr_html_() + recorded._repr_html_()
     fast.close()
 

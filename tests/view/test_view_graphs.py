@@ -2,14 +2,12 @@
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
 from taskfiles import link, randomly
 
 from autopar import schedule
 from autopar.text.tables import seconds
-from autopar.view.placed import placed_svg
 from autopar.view.placed.labels import box_labels, free_labels
 from autopar.view.placed.layout import lay_out
 from autopar.view.timeline import timeline_svg
@@ -73,16 +71,6 @@ def test_a_name_that_leaves_no_room_beside_it_has_its_time_under_it():
     layout = lay_out(schedule(graph))
     box = next(box for box in layout.boxes if box.card.title == name)
     assert [label.text for label in box_labels(layout, box)][1:] == ["3.00 ms"]
-
-
-@pytest.mark.parametrize("share", (0.02, 0.1, 0.2, 0.6))
-def test_the_bound_does_not_cross_what_is_written_in_the_bar(share):
-    plan = schedule(wide())
-    picture = placed_svg(replace(plan, lower_bound=share * plan.makespan))
-    tick = float(re.search(r'x1="([\d.]+)" y1="102"', picture)[1])
-    text = re.search(r'<text x="([\d.]+)" y="120"[^>]*>predicted<', picture)
-    assert text is None or tick < float(text[1]) - 3 or tick > float(text[1]) + 55
-    assert text is not None or share > 0.5
 
 
 def test_a_run_of_several_lanes_counts_once_in_a_timeline():

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from autopar.ir.plan import Candidate
 from autopar.text.tables import free, seconds, size
 from autopar.view import draw, explain
 from autopar.view.dot import dot_text
+from autopar.view.pages import placed_page
 from autopar.view.placed import placed_svg
 from autopar.view.report.text import text_chart
 
@@ -87,15 +87,13 @@ def test_a_device_that_a_pin_keeps_a_run_from_is_still_one_to_beat():
 def test_the_plan_that_is_drawn_is_the_one_set_off_among_those_compared():
     plan = view_plans.mlp()
     mine = Candidate(plan.policy, "2 parts", plan.makespan)
-    rivals = tuple(Candidate(f"rival {n}", "", plan.makespan * (n + 1) / 10) for n in range(8))
-    picture = ET.fromstring(placed_svg(replace(plan, candidates=(*rivals, mine))))
-    bold = [
-        "".join(e.itertext())
-        for e in picture.iter()
-        if e.tag.endswith("text") and e.get("font-weight") == "bold"
-    ]
-    assert any(words.startswith(f"{mine.policy}, {mine.split}") for words in bold)
-    assert not any("rival" in words for words in bold)
+    for rivals in (2, 8):
+        others = tuple(Candidate(f"rival {n}", "", plan.makespan * (n + 1) / 10) for n in range(rivals))
+        page = placed_page(replace(plan, candidates=(*others, mine)))
+        assert re.findall(r'class="chosen">(.*?)<', page)[0] == f"{mine.policy}, {mine.split}"
+        assert not re.search(r'class="chosen">rival', page)
+        # Shown without a click.
+        assert rivals < 6 or "<details open>" in page
 
 
 def test_of_a_plan_for_throughput_the_period_is_what_the_bound_is_of():

@@ -17,10 +17,9 @@ from autopar.errors import AutoparError
 from autopar.ir.steps import Placed
 from autopar.ir.timeline import Memory, Span, Timeline
 from autopar.view import save_timeline
-from autopar.view.report import facts
+from autopar.view.report import statistics
 from autopar.view.timeline import timeline_svg
 from autopar.view.timeline.memory import corners
-from autopar.view.timeline.spans import happened
 from autopar.view.trace import trace
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
@@ -190,12 +189,12 @@ def test_another_suffix_is_refused(tmp_path):
 @plans
 def test_overlap_and_busy_are_shares_that_agree_with_sampling(make):
     timeline = make().timeline()
-    busy, overlap = facts.busy_shares(timeline), facts.overlaps(timeline)
+    busy, overlap = statistics.busy_shares(timeline), statistics.overlaps(timeline)
     draw = random.Random(0)
     moments = [draw.random() * timeline.makespan for _ in range(3000)]
     at_work = {
         lane: [any(s.start <= t < s.end for s in spans) for t in moments]
-        for lane, spans in facts.top_spans(timeline).items()
+        for lane, spans in statistics.top_spans(timeline).items()
     }
     compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1] not in ("in", "out")]
     for lane in timeline.lanes:
@@ -213,13 +212,13 @@ def test_the_path_of_a_planned_timeline_is_that_of_the_plan(make):
     plan = make()
     steps = [plan.critical.steps[number] for number in plan.critical.path]
     names = {(step.run if isinstance(step, Placed) else step.value, step.start) for step in steps}
-    assert {(span.name, span.start) for span in happened(plan.timeline())} == names
+    assert {(span.name, span.start) for span in statistics.critical_spans(plan.timeline())} == names
 
 
 @plans
 def test_a_guessed_path_ends_with_its_timeline_and_never_goes_back(make):
     timeline = replace(make().timeline(), path=())
-    path = happened(timeline)
+    path = statistics.critical_spans(timeline)
     assert path[-1].end == pytest.approx(max(span.end for span in timeline.spans))
     for one, other in pairwise(path):
         assert one.end <= other.start + 3e-3 * timeline.makespan

@@ -1,5 +1,5 @@
-"""Colours and patterns. Hue and pattern name a device, depth says forward or backward, vermillion is waiting,
-black ink is the critical path; no hue is spent on anything else."""
+"""Colours, patterns and styles of lines. Hue and pattern name a device, depth says forward or backward, vermillion is
+waiting, black ink is the critical path; no hue is spent on anything else."""
 
 from __future__ import annotations
 
@@ -13,8 +13,27 @@ GRID = "#E6EAEF"
 LANE = "#F6F7F9"
 WAIT = "#B34700"
 WAIT_FILL = "#FFF6EF"
-BAR = "#3B4558"
-BAR_PALE = "#DDE1E8"
+
+STYLES: dict[str, dict[str, str]] = {
+    "badge": {"fill": WAIT_FILL, "stroke": "#F0B58F", "stroke-width": "1.2"},
+    "band": {"fill": QUIET, "stroke": "#FFFFFF", "stroke-width": "0.5"},
+    "bracket": {"fill": "none", "stroke": BRACKET, "stroke-width": "1.2"},
+    "bus": {"fill": "none", "stroke-width": "3.4", "stroke-dasharray": "0.1 6.5"},
+    "cap": {"stroke": INK, "stroke-width": "1.4", "stroke-dasharray": "5 3"},
+    "critical": {"fill": "none", "stroke": INK, "stroke-linejoin": "round", "stroke-linecap": "round"},
+    "edge": {"stroke": "#FFFFFF", "stroke-width": "4.5", "stroke-opacity": "0.8"},
+    "end": {"stroke": INK, "stroke-width": "1.6"},
+    "grid": {"stroke": GRID, "stroke-width": "1"},
+    "idle": {"stroke": "#C5CBD5", "stroke-width": "1.2", "stroke-dasharray": "1.5 4"},
+    "lane": {"fill": LANE},
+    "leader": {"fill": "none", "stroke": BRACKET, "stroke-width": "1"},
+    "planned": {"fill": "none", "stroke": INK, "stroke-dasharray": "3 3", "stroke-opacity": "0.6"},
+    "ring": {"fill": "#FFFFFF", "stroke": QUIET, "stroke-width": "1.6"},
+    "transfer": {"stroke": QUIET, "stroke-width": "1.6"},
+    "wait": {"stroke": WAIT, "stroke-width": "2.4", "stroke-dasharray": "0.1 4.6", "stroke-linecap": "round"},
+    "wait box": {"rx": "2", "fill": WAIT_FILL, "stroke": WAIT, "stroke-dasharray": "2.5 2"},
+}
+"""Styles as attributes: not every viewer of SVG reads a style sheet in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,31 @@
-"""A writer of SVG: shapes and text with rounded coordinates and escaped strings, so that equal pictures are
-equal bytes.
+"""A writer of SVG: shapes and text with rounded coordinates and escaped strings, so that equal pictures are equal
+bytes.
 
-Patterns are drawn as plain lines and not as `<pattern>`, which looks the same in every viewer and
-printer.
+Patterns are drawn as plain lines and not as `<pattern>`, which looks the same in every viewer and printer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from . import fonts
-from .palette import INK, QUIET, Shade
-
-Point = tuple[float, float]
+from .free_space import Label, Point
+from .palette import INK, QUIET, STYLES, Shade
 
 _REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
+def clean(text: str) -> str:
+    """Text in which what neither XML nor HTML can hold is `�`."""
+    return _REFUSED.sub("\ufffd", text)
+
+
 def escape(text: str) -> str:
-    """Text for an element or a quoted attribute; what XML cannot hold becomes `�`."""
-    text = _REFUSED.sub("\ufffd", text).replace("&", "&amp;").replace("<", "&lt;")
+    """Text for an element or a quoted attribute."""
+    text = clean(text).replace("&", "&amp;").replace("<", "&lt;")
     return text.replace(">", "&gt;").replace('"', "&quot;")
 
 
@@ -30,48 +35,44 @@ def number(value: float) -> str:
     return "0" if text in ("-0", "") else text
 
 
-def _attributes(pairs: dict[str, object]) -> str:
-    parts = []
-    for name, value in pairs.items():
-        if value is None:
-            continue
-        text = number(value) if isinstance(value, float) else escape(str(value))
-        parts.append(f' {name.rstrip("_").replace("_", "-")}="{text}"')
-    return "".join(parts)
+def _attributes(style: str, pairs: dict[str, object]) -> str:
+    own = {name.rstrip("_").replace("_", "-"): value for name, value in pairs.items() if value is not None}
+    texts = {n: number(v) if isinstance(v, (int, float)) else escape(str(v)) for n, v in own.items()}
+    return "".join(
+        f' {name}="{text}"' for name, text in ({**STYLES[style], **texts} if style else texts).items()
+    )
 
 
 class Svg:
-    """One picture of `width` × `height` pixels; shapes are painted in the order of the calls."""
+    """One picture of `width` × `height` pixels; shapes are painted in the order of the calls.
+
+    `style` is a name of `palette.STYLES`; attributes come on top of it, `stroke_width` for `stroke-width`.
+    """
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height, self.title = width, height, title
         self.parts: list[str] = []
-        self.origin: Point = (0.0, 0.0)
-        """Where the left upper corner of what is seen is."""
 
-    def add(self, tag: str, **attributes: object) -> None:
-        """An empty element; `stroke_width` is written `stroke-width`."""
-        self.parts.append(f"<{tag}{_attributes(attributes)}/>")
+    def add(self, tag: str, style: str = "", **attributes: object) -> None:
+        """An empty element."""
+        self.parts.append(f"<{tag}{_attributes(style, attributes)}/>")
 
-    def rect(self, x: float, y: float, w: float, h: float, **attributes: object) -> None:
+    def rect(self, x: float, y: float, w: float, h: float, style: str = "", **attributes: object) -> None:
         """A rectangle."""
-        self.add(
-            "rect", x=float(x), y=float(y), width=float(max(w, 0)), height=float(max(h, 0)), **attributes
-        )
+        self.add("rect", style, x=x, y=y, width=max(w, 0), height=max(h, 0), **attributes)
 
-    def line(self, start: Point, end: Point, **attributes: object) -> None:
+    def circle(self, x: float, y: float, r: float, style: str = "", **attributes: object) -> None:
+        """A circle around (`x`, `y`)."""
+        self.add("circle", style, cx=x, cy=y, r=r, **attributes)
+
+    def line(self, start: Point, end: Point, style: str = "", **attributes: object) -> None:
         """A straight line."""
-        x1, y1, x2, y2 = map(float, (*start, *end))
-        self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
+        self.add("line", style, x1=start[0], y1=start[1], x2=end[0], y2=end[1], **attributes)
 
-    def path(self, d: str, **attributes: object) -> None:
+    def path(self, d: str, style: str = "", **attributes: object) -> None:
         """A path; nothing when `d` is empty."""
         if d:
-            self.add("path", d=d, **attributes)
-
-    def polyline(self, points: Sequence[Point], **attributes: object) -> None:
-        """A line through `points`, not filled."""
-        self.path(trace(points), fill="none", **attributes)
+            self.add("path", style, d=d, **attributes)
 
     def text(
         self,
@@ -79,50 +80,47 @@ class Svg:
         y: float,
         text: str,
         size: float = 12,
-        fill: str = INK,
+        color: str = INK,
         *,
         bold: bool = False,
-        anchor: str | None = None,
-        halo: bool = False,
-        mono: bool = False,
+        anchor: str = "start",
     ) -> None:
-        """Text whose baseline is at `y`; `halo` paints a white edge under it so that lines behind do not
-        touch it."""
-        if not text:
+        """Text whose baseline is at `y`."""
+        self.label(Label(x, y, text, size, color, bold, anchor))
+
+    def label(self, label: Label) -> None:
+        """A label; one with a halo has a white edge under it so that lines behind do not touch it."""
+        if not label.text:
             return
-        common = _attributes(
-            {
-                "x": float(x),
-                "y": float(y),
-                "font_size": number(size),
-                "font_weight": "bold" if bold else None,
-                "font_family": fonts.MONO if mono else None,
-                "text_anchor": anchor,
-            }
-        )
-        if halo:
+        where: dict[str, object] = {
+            "x": label.x,
+            "y": label.y,
+            "font_size": label.size,
+            "font_weight": "bold" if label.bold else None,
+            "text_anchor": label.anchor if label.anchor != "start" else None,
+        }
+        common, text = _attributes("", where), escape(label.text)
+        if label.halo:
             edge = (
                 'aria-hidden="true" fill="#FFFFFF" stroke="#FFFFFF" stroke-width="5" stroke-linejoin="round"'
             )
-            self.parts.append(f"<text{common} {edge}>{escape(text)}</text>")
-        self.parts.append(f'<text{common} fill="{fill}">{escape(text)}</text>')
+            self.parts.append(f"<text{common} {edge}>{text}</text>")
+        self.parts.append(f'<text{common} fill="{label.color}">{text}</text>')
 
-    def number(self, x: float, y: float, number: str, unit: str) -> None:
-        """A key number with its unit right behind it in grey."""
-        place = _attributes({"x": float(x), "y": float(y), "font_size": "24", "font_weight": "bold"})
+    def quantity(self, x: float, y: float, text: str) -> None:
+        """A large number with its unit right behind it in grey: `4.90 ms`."""
+        figure, _, unit = text.partition(" ")
+        place = _attributes("", {"x": x, "y": y, "font_size": 24, "font_weight": "bold"})
         grey = f'<tspan dx="5" font-size="14" font-weight="normal" fill="{QUIET}">{escape(unit)}</tspan>'
-        self.parts.append(f'<text{place} fill="{INK}">{escape(number)}{grey}</text>')
+        self.parts.append(f'<text{place} fill="{INK}">{escape(figure)}{grey}</text>')
 
-    def tooltip(self, text: str) -> None:
-        """What viewers show when the group just opened is pointed at."""
-        self.parts.append(f"<title>{escape(text)}</title>")
-
-    def open(self, **attributes: object) -> None:
-        """Begin a group."""
-        self.parts.append(f"<g{_attributes(attributes)}>")
-
-    def close(self) -> None:
-        """End the group begun last."""
+    @contextmanager
+    def group(self, tooltip: str = "", style: str = "", **attributes: object) -> Iterator[None]:
+        """What is drawn inside, with a tooltip that viewers show when it is pointed at."""
+        self.parts.append(f"<g{_attributes(style, attributes)}>")
+        if tooltip:
+            self.parts.append(f"<title>{escape(tooltip)}</title>")
+        yield
         self.parts.append("</g>")
 
     def arrow(self, start: Point, end: Point, color: str, size: float) -> None:
@@ -137,40 +135,31 @@ class Svg:
         corners = [(bx - uy * half, by + ux * half), end, (bx + uy * half, by - ux * half)]
         self.path(trace(corners) + "Z", fill=color)
 
-    def pattern(
-        self, shade: Shade, x: float, y: float, w: float, h: float, *, step: float = 5, opacity: str = "1"
-    ) -> None:
+    def pattern(self, shade: Shade, x: float, y: float, w: float, h: float, **attributes: object) -> None:
         """The pattern of a device over a rectangle."""
-        dots = shade.pattern == "dots"
-        self.path(
-            hatch(shade.pattern, x, y, w, h, step),
-            fill="none",
-            stroke=shade.hue,
-            stroke_width="1.5" if dots else "1.3",
-            stroke_linecap="round" if dots else None,
-            stroke_opacity=None if opacity == "1" else opacity,
-        )
+        look: dict[str, Any] = {"fill": "none", "stroke": shade.hue, "stroke_width": 1.3, **attributes}
+        if shade.pattern == "dots":
+            look |= {"stroke_width": 1.5, "stroke_linecap": "round"}
+        self.path(hatch(shade.pattern, x, y, w, h), **look)
 
     def swatch(self, shade: Shade, x: float, y: float, w: float, h: float) -> None:
         """A small tile with a device's hue and pattern."""
-        self.rect(x, y, w, h, rx="3", fill=shade.fill)
+        self.rect(x, y, w, h, rx=3, fill=shade.fill)
         self.pattern(shade, x + 1, y + 1, w - 2, h - 2)
-        self.rect(x, y, w, h, rx="3", fill="none", stroke=shade.hue, stroke_width="1.4")
+        self.rect(x, y, w, h, rx=3, fill="none", stroke=shade.hue, stroke_width=1.4)
 
     def __str__(self) -> str:
-        x, y, w, h = map(number, (*self.origin, self.width, self.height))
+        w, h = number(self.width), number(self.height)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="{x} {y} {w} {h}" '
-            'role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
             f'font-family="{escape(fonts.FAMILY)}" style="font-variant-numeric:tabular-nums">'
-            f"<title>{escape(self.title)}</title>"
-            f'<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="#FFFFFF"/>'
+            f'<title>{escape(self.title)}</title><rect width="{w}" height="{h}" fill="#FFFFFF"/>'
             + "\n".join(self.parts)
             + "</svg>\n"
         )
 
 
-def trace(points: Iterable[Point]) -> str:
+def trace(points: Sequence[Point]) -> str:
     """Path data through `points`."""
     return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
@@ -194,14 +183,14 @@ def hatch(pattern: str, x: float, y: float, w: float, h: float, step: float = 5)
     if pattern in ("slash", "cross"):
         for c in _multiples(x + y, x + w + y + h, step * 1.3):
             low, high = max(x, c - y - h), min(x + w, c - y)
-            parts.append(f"M{number(low)} {number(c - low)}L{number(high)} {number(c - high)}")
+            parts.append(trace(((low, c - low), (high, c - high))))
     if pattern in ("backslash", "cross"):
         for c in _multiples(x - y - h, x + w - y, step * 1.3):
             low, high = max(x, c + y), min(x + w, c + y + h)
-            parts.append(f"M{number(low)} {number(low - c)}L{number(high)} {number(high - c)}")
+            parts.append(trace(((low, low - c), (high, high - c))))
     return "".join(parts)
 
 
-def _multiples(low: float, high: float, step: float) -> list[float]:
+def _multiples(low: float, high: float, step: float) -> Iterable[float]:
     first = int(low // step) + 1
     return [index * step for index in range(first, int(high // step) + 1) if index * step < high]

@@ -16,15 +16,13 @@ _MOST_TRIED = 6
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) for those that compute; `used` when
-    anything happens."""
+    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) for those that compute."""
 
     device: str
     x: float
     w: float
     lanes: tuple[tuple[str, float, float], ...]
     shade: Shade
-    used: bool
 
     @property
     def right(self) -> float:
@@ -53,7 +51,7 @@ def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: f
     for name, after in zip(order, (*gaps, 0.0)):
         w = each[name] * stretch
         places = tuple((lane, x + index * w, w) for index, lane in enumerate(lanes[name]))
-        found[name] = Column(name, x, widths[name] * stretch, places, look[name], name in touched)
+        found[name] = Column(name, x, widths[name] * stretch, places, look[name])
         x += (widths[name] + after) * stretch
     return found
 

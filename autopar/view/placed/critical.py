@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 from ...ir.critical_path import Critical
-from ...ir.steps import Placed, Transfer
-from ..drawing.svg import Point
+from ...ir.steps import Placed, Step, Transfer
+from ..drawing.free_space import Point
 from .columns import Column
 
 _TIGHT = 12.0
@@ -15,7 +17,7 @@ _TIGHT = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the thread through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`,
+    """A part of the line through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`,
     drawn dotted."""
 
     kind: str
@@ -28,19 +30,17 @@ def edges(columns: dict[str, Column], src: str, dst: str) -> tuple[float, float]
     return (one.right, other.x) if one.x < other.x else (one.x, other.right)
 
 
-def thread(found: Critical, columns: dict[str, Column], y: dict[str, float]) -> list[Piece]:
-    """The pieces of the critical path in order; `y` holds the chart's `top` and pixels per `second`."""
-
-    def at(when: float) -> float:
-        return y["top"] + when * y["second"]
-
+def critical_line(
+    found: Critical, columns: dict[str, Column], y: Callable[[float], float], second: float
+) -> list[Piece]:
+    """The pieces of the critical path in order; `y` is where a moment is, `second` pixels per second."""
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    stretches = _stretches(found, _TIGHT / y["second"] if y["second"] else 0.0)
+    stretches = _stretches(found, _TIGHT / second if second else 0.0)
     pieces: list[Piece] = []
     here: Point | None = None
     here_device = ""
     for position, (first, last) in enumerate(stretches):
-        start, end = at(first.start), at(last.end)
+        start, end = y(first.start), y(last.end)
         if isinstance(first, Transfer):
             leave, reach = edges(columns, first.src, first.dst)
             if here and here_device == first.src:
@@ -67,33 +67,27 @@ def thread(found: Critical, columns: dict[str, Column], y: dict[str, float]) -> 
     return _joined(pieces)
 
 
-def _stretches(found: Critical, tight: float) -> list[tuple[Placed | Transfer, Placed | Transfer]]:
+def _stretches(found: Critical, tight: float) -> list[tuple[Step, Step]]:
     """First and last step of each stretch: runs of one lane, or copies of one direction less than `tight` seconds
     each."""
-    done: list[tuple[Placed | Transfer, Placed | Transfer]] = []
-    for number in found.path:
-        step = found.steps[number]
-        before = done[-1][1] if done else None
-        if (
-            isinstance(step, Transfer)
-            and isinstance(before, Transfer)
-            and (step.src, step.dst) == (before.src, before.dst)
-            and max(step.start, before.end) - before.start < tight
-        ) or (
-            done
-            and isinstance(step, Placed)
-            and isinstance(done[-1][1], Placed)
-            and done[-1][1].lane == step.lane
-        ):
+    done: list[tuple[Step, Step]] = []
+    for step in map(found.steps.__getitem__, found.path):
+        if done and _continues(done[-1][1], step, tight):
             done[-1] = (done[-1][0], step)
         else:
             done.append((step, step))
     return done
 
 
+def _continues(before: Step, step: Step, tight: float) -> bool:
+    if isinstance(before, Placed) or isinstance(step, Placed):
+        return before.lane == step.lane
+    same_way = (step.src, step.dst) == (before.src, before.dst)
+    return same_way and max(step.start, before.end) - before.start < tight
+
+
 def _path(*points: Point) -> tuple[Point, ...]:
-    kept = [point for index, point in enumerate(points) if not index or point != points[index - 1]]
-    return tuple(kept)
+    return tuple(point for point, _ in groupby(points))
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:

@@ -8,7 +8,8 @@ A card keeps the true times of what it holds: it begins with its first run, ends
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from statistics import median
 from typing import TypeAlias
 
@@ -23,8 +24,7 @@ _PLAIN = 60
 _EQUAL = 0.25
 _DENSE = 0.75
 
-
-Block = tuple[str, int]
+Block: TypeAlias = tuple[str, int]
 """A numbered module: `model.layers.3` is (`model.layers`, 3)."""
 
 
@@ -58,10 +58,6 @@ class Card:
     copies: tuple[Copy, ...] = ()
     phase: str = "forward"
     block: Block | None = None
-
-
-Group: TypeAlias = tuple[Block | None, list[Card]]
-"""Cards that follow one another in one block."""
 
 
 def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
@@ -103,20 +99,23 @@ def _card(plan: Plan, placed: Placed, lane: str) -> Card:
 def _join(cards: list[Card]) -> Card:
     if len(cards) == 1:
         return cards[0]
+    first, last = cards[0], cards[-1]
     module = common_module([card.module for card in cards])
-    runs = tuple(run for card in cards for run in card.runs)
-    busy = sum(card.busy for card in cards)
     work: dict[str, float] = {}
     for card in cards:
         work[card.phase] = work.get(card.phase, 0.0) + card.busy
     phase = max(work, key=lambda each: work[each])
-    first, end = cards[0], max(card.end for card in cards)
-    block = first.block if all(card.block == first.block for card in cards) else None
     title = _title(cards, module)
     title = "loss" if title == CRITERION else title
-    title = f"{title}{_marked(cards, phase)}" if title else f"{first.title} … {cards[-1].title}"
-    return Card(
-        first.lane, first.device, title, module, first.start, end, busy, runs, phase=phase, block=block
+    return replace(
+        first,
+        title=f"{title}{_marked(cards, phase)}" if title else f"{first.title} … {last.title}",
+        module=module,
+        end=max(card.end for card in cards),
+        busy=sum(card.busy for card in cards),
+        runs=tuple(run for card in cards for run in card.runs),
+        phase=phase,
+        block=first.block if all(card.block == first.block for card in cards) else None,
     )
 
 
@@ -142,23 +141,23 @@ def _title(cards: list[Card], module: str) -> str:
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
     """Join neighbours that are each shorter than `short` and not further apart; `strict`: only within
     one block."""
-    done: list[Card] = []
-    group: list[Card] = []
+    groups: list[list[Card]] = []
     for card in cards:
-        joins = (
-            group
-            and max(card.end - card.start, group[0].end - group[0].start) < short
-            and card.start - group[-1].end <= short
-            and not (card.copies or group[0].copies)
-            and (not strict or _kin(group[0], card))
-            and (card.end - group[0].start <= 6 * short or (strict and card.block is not None))
-        )
-        if not joins:
-            if group:
-                done.append(_join(group))
-            group = []
-        group.append(card)
-    return [*done, _join(group)] if group else done
+        if groups and _joins(groups[-1], card, short, strict):
+            groups[-1].append(card)
+        else:
+            groups.append([card])
+    return list(map(_join, groups))
+
+
+def _joins(group: list[Card], card: Card, short: float, strict: bool) -> bool:
+    first = group[0]
+    if card.copies or first.copies or (strict and not _kin(first, card)):
+        return False
+    brief = (
+        max(card.end - card.start, first.end - first.start) < short and card.start - group[-1].end <= short
+    )
+    return brief and (card.end - first.start <= 6 * short or (strict and card.block is not None))
 
 
 def _kin(one: Card, other: Card) -> bool:
@@ -182,88 +181,63 @@ def _block(module: str) -> Block | None:
 def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
     """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
     card."""
-    groups: list[Group] = []
-    for card in cards:
-        block = card.block
-        if groups and block and groups[-1][0] == block and groups[-1][1][0].phase == card.phase:
-            groups[-1][1].append(card)
+    rows: list[list[list[Card]]] = []
+    for _, held in groupby(cards, key=lambda card: (card.block, card.phase) if card.block else card.runs):
+        group = list(held)
+        if rows and _follows(rows[-1][-1][0], group[0]):
+            rows[-1].append(group)
         else:
-            groups.append((block, [card]))
+            rows.append([group])
     done: list[Card] = []
-    position = 0
-    while position < len(groups):
-        end = position + 1
-        block = groups[position][0]
-        while block and end < len(groups) and _follows(groups[end - 1], groups[end]):
-            end += 1
-        row = groups[position:end]
-        plain = [card for _, held in row for card in held]
+    for row in rows:
+        plain = [card for group in row for card in group]
         dense = sum(card.busy for card in plain) >= _DENSE * (plain[-1].end - plain[0].start)
-        done += _stack_row(plan, row) if block and len(row) >= 3 and dense else plain
-        position = end
+        done += _stack_row(plan, row) if len(row) >= 3 and dense else plain
     return done
 
 
-def _follows(one: Group, other: Group) -> bool:
+def _follows(one: Card, other: Card) -> bool:
     """Whether the next block comes after the one before, in the same phase: up in a forward, down in a backward."""
-    if one[0] is None or other[0] is None or one[1][0].phase != other[1][0].phase:
+    if one.block is None or other.block is None or one.phase != other.phase:
         return False
-    return one[0][0] == other[0][0] and abs(one[0][1] - other[0][1]) == 1
+    return one.block[0] == other.block[0] and abs(one.block[1] - other.block[1]) == 1
 
 
-def _stack_row(plan: Plan, row: list[Group]) -> list[Card]:
+def _stack_row(plan: Plan, row: list[list[Card]]) -> list[Card]:
     """Equal blocks of a row as stacks; a block unlike the middle one stays open between them."""
-    usual = median(sum(card.busy for card in held) for _, held in row)
+    busy = [sum(card.busy for card in group) for group in row]
+    usual = median(busy)
     done: list[Card] = []
-    equal: list[tuple[Block, list[Card]]] = []
-
-    def flush() -> None:
-        if len(equal) >= 3 or (len(equal) == 2 and any(card.copies for card in done)):
-            done.append(_stacked(plan, equal))
+    equal = [abs(each - usual) <= _EQUAL * usual for each in busy]
+    for alike, held in groupby(zip(equal, row), key=lambda pair: pair[0]):
+        groups = [group for _, group in held]
+        if alike and (len(groups) >= 3 or (len(groups) == 2 and any(card.copies for card in done))):
+            done.append(_stacked(plan, groups))
         else:
-            done.extend(card for _, held in equal for card in held)
-        equal.clear()
-
-    for block, held in row:
-        assert block is not None
-        if abs(sum(card.busy for card in held) - usual) <= _EQUAL * usual:
-            equal.append((block, held))
-        else:
-            flush()
-            done += held
-    flush()
+            done += [card for group in groups for card in group]
     return done
 
 
-def _stacked(plan: Plan, row: list[tuple[Block, list[Card]]]) -> Card:
-    copies = []
-    for (path, index), held in row:
-        whole = _join(held)
-        copies.append(Copy(f"{path}.{index}", whole.start, whole.end, whole.busy, whole.runs))
-    whole = _join([card for _, held in row for card in held])
-    (path, first), (_, last) = row[0][0], row[-1][0]
+def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
+    blocks = [group[0].block for group in groups]
+    wholes = [_join(group) for group in groups]
+    copies = tuple(
+        Copy(f"{block[0]}.{block[1]}", whole.start, whole.end, whole.busy, whole.runs)
+        for block, whole in zip(blocks, wholes)
+        if block
+    )
+    whole = _join([card for group in groups for card in group])
+    path, first = copies[0].name.rsplit(".", 1)
+    last = copies[-1].name.rpartition(".")[2]
     title = f"{path.rpartition('.')[2]} {first} … {last}{_kind(plan, copies, whole.phase)}"
-    return Card(
-        whole.lane,
-        whole.device,
-        title,
-        path,
-        whole.start,
-        whole.end,
-        whole.busy,
-        whole.runs,
-        tuple(copies),
-        whole.phase,
-    )
+    return replace(whole, title=title, module=path, copies=copies, block=None)
 
 
-def _kind(plan: Plan, copies: list[Copy], phase: str) -> str:
+def _kind(plan: Plan, copies: tuple[Copy, ...], phase: str) -> str:
     """What each of the copies is, where they have one run each and it is the same of all; else their phase."""
-    words = {
-        plan.words.run(copy.runs[0]).replace(f"{copy.name}.", "", 1) for copy in copies if len(copy.runs) == 1
-    }
-    if len(words) == 1 and all(len(copy.runs) == 1 for copy in copies):
-        return f": {words.pop()}"
-    return {"reduction": ", sums", "update": ", update"}.get(
-        phase, f" {phase}" if plan.words.training else ""
-    )
+    if all(len(copy.runs) == 1 for copy in copies):
+        words = {plan.words.run(copy.runs[0]).replace(f"{copy.name}.", "", 1) for copy in copies}
+        if len(words) == 1:
+            return f": {words.pop()}"
+    other = f" {phase}" if plan.words.training else ""
+    return {"reduction": ", sums", "update": ", update"}.get(phase, other)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
-from ...ir.steps import Placed, Transfer
+from ...ir.steps import Transfer
+from ..drawing.frame import MARGIN, WIDTH
+from ..drawing.free_space import Rect, Room
 from .columns import Column, columns
-from .critical import Piece, edges, thread
+from .critical import Piece, critical_line, edges
 from .fold import Card, fold
-from .free_space import Rect, Room
 
 LEFT = 200.0
-TOP = 236.0
-PANEL = 380.0
-MARGIN = 32.0
-WIDTH = 1600.0
+TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
 _WIDEST_BAND = 1 / 16
@@ -63,7 +60,6 @@ class Arrow:
 class Gap:
     """A time in which a lane has nothing to do, and what ended it."""
 
-    lane: str
     x: float
     y: float
     w: float
@@ -113,13 +109,13 @@ def lay_out(plan: Plan) -> Layout:
     scale."""
     found = plan.critical
     cards = fold(plan)
-    places = columns(plan, cards, LEFT, WIDTH - MARGIN - PANEL - 44 - LEFT)
+    places = columns(plan, cards, LEFT, WIDTH - MARGIN - LEFT)
     span = max([plan.makespan, *(step.end for step in found.steps)], default=0.0)
     height = _height(cards, span)
     layout = Layout(plan, found, cards, places, TOP, height, height / span if span else 0.0)
     _boxes(layout)
     _arrows(layout)
-    layout.pieces = thread(found, places, {"top": TOP, "second": layout.second})
+    layout.pieces = critical_line(found, places, layout.y, layout.second)
     _gaps(layout)
     _take(layout)
     return layout
@@ -138,11 +134,7 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
 
 
 def _boxes(layout: Layout) -> None:
-    hot = {
-        step.run
-        for step in map(layout.found.steps.__getitem__, layout.found.path)
-        if isinstance(step, Placed)
-    }
+    number, hot = layout.found.number, layout.found.on_path
     for column in layout.columns.values():
         held = [{_key(card) for card in layout.cards[lane]} for lane, _, _ in column.lanes]
         for index, (lane, x, _) in enumerate(column.lanes):
@@ -153,8 +145,8 @@ def _boxes(layout: Layout) -> None:
                 last = next((i for i in range(index, len(held)) if key not in held[i]), len(held)) - 1
                 w = column.lanes[last][1] + column.lanes[last][2] - x
                 y = layout.y(card.start)
-                h = layout.y(card.end) - y
-                layout.boxes.append(Box(card, x, y, w, h, any(run in hot for run in card.runs)))
+                critical = any(number[run] in hot for run in card.runs)
+                layout.boxes.append(Box(card, x, y, w, layout.y(card.end) - y, critical))
 
 
 def _key(card: Card) -> tuple[object, ...]:
@@ -163,92 +155,66 @@ def _key(card: Card) -> tuple[object, ...]:
 
 
 def _arrows(layout: Layout) -> None:
-    hot = layout.found.on_path
-    numbered = [(index, step) for index, step in enumerate(layout.found.steps) if isinstance(step, Transfer)]
+    hot = {id(layout.found.steps[number]) for number in layout.found.path}
     window, widest = 0.0, layout.plan.makespan * _WIDEST_BAND
-    groups = [[pair] for pair in numbered]
+    groups = [[step] for step in layout.found.steps if isinstance(step, Transfer)]
+    transfers = [step for (step,) in groups]
     while len(groups) > _MOST_ARROWS and window < widest:
         window = min(widest, max(window * 1.5, layout.plan.makespan / 200))
-        groups = _bundles(numbered, window)
-    by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for _, step in groups[g]), g))
-    kept = set(by_bytes[:_MOST_ARROWS])
-    layout.undrawn = sum(len(group) for g, group in enumerate(groups) if g not in kept)
-    for group in (group for g, group in enumerate(groups) if g in kept):
-        transfers = tuple(step for _, step in group)
-        first, last = transfers[0], transfers[-1]
+        groups = _bundles(transfers, window)
+    # Those of the most bytes, in the order of their starts.
+    by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
+    kept = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
+    layout.undrawn = len(transfers) - sum(map(len, kept))
+    for group in kept:
+        first, last = group[0], group[-1]
         x1, x2 = edges(layout.columns, first.src, first.dst)
-        waited = len(transfers) == 1 and (first.start - first.ready) * layout.second >= 4
-        layout.arrows.append(
-            Arrow(
-                transfers,
-                x1,
-                layout.y(first.start),
-                layout.y(last.start),
-                x2,
-                layout.y(first.end),
-                layout.y(max(step.end for step in transfers)),
-                len(group) == 1 and group[0][0] in hot,
-                layout.y(first.ready) if waited else None,
-            )
-        )
+        starts = layout.y(first.start), layout.y(last.start)
+        ends = layout.y(first.end), layout.y(max(step.end for step in group))
+        waited = len(group) == 1 and (first.start - first.ready) * layout.second >= 4
+        critical = len(group) == 1 and id(first) in hot
+        ready = layout.y(first.ready) if waited else None
+        layout.arrows.append(Arrow(tuple(group), x1, *starts, x2, *ends, critical, ready))
 
 
-def _bundles(numbered: list[tuple[int, Transfer]], window: float) -> list[list[tuple[int, Transfer]]]:
+def _bundles(transfers: list[Transfer], window: float) -> list[list[Transfer]]:
     """Transfers of one direction that begin within `window` of the first of them, together."""
-    groups: list[list[tuple[int, Transfer]]] = []
-    open_group: dict[tuple[str, str], list[tuple[int, Transfer]]] = {}
-    for index, step in numbered:
+    groups: list[list[Transfer]] = []
+    open_group: dict[tuple[str, str], list[Transfer]] = {}
+    for step in transfers:
         group = open_group.get((step.src, step.dst))
-        if group is None or step.start - group[0][1].start > window:
+        if group is None or step.start - group[0].start > window:
             group = open_group[step.src, step.dst] = []
             groups.append(group)
-        group.append((index, step))
+        group.append(step)
     return groups
 
 
 def _gaps(layout: Layout) -> None:
-    numbers = {
-        (lane, step.start, step.run): i
-        for i, step in enumerate(layout.found.steps)
-        if isinstance(step, Placed)
-        for lane in step.lanes
-    }
     for column in layout.columns.values():
         for lane, x, w in column.lanes:
             clock = 0.0
-            for card in layout.cards[lane]:
-                if card.start > clock:
-                    cause = _cause(layout, numbers[lane, card.start, card.runs[0]])
-                    _gap(layout, lane, x, w, clock, card.start, cause)
-                clock = max(clock, card.end)
-            if layout.plan.makespan > clock:
-                _gap(layout, lane, x, w, clock, layout.plan.makespan, "done")
+            ends = [(card.start, card.end, _cause(layout, card)) for card in layout.cards[lane]]
+            for start, end, cause in (*ends, (layout.plan.makespan, 0.0, "done")):
+                if start > clock:
+                    y = layout.y(clock)
+                    layout.gaps.append(Gap(x, y, w, layout.y(start) - y, clock, start, cause))
+                clock = max(clock, end)
 
 
-def _gap(layout: Layout, lane: str, x: float, w: float, start: float, end: float, cause: str) -> None:
-    y = layout.y(start)
-    layout.gaps.append(Gap(lane, x, y, w, layout.y(end) - y, start, end, cause))
-
-
-def _cause(layout: Layout, number: int) -> str:
-    """What the step waited for last, in words."""
-    step, wait = layout.found.steps[number], layout.found.last[number]
+def _cause(layout: Layout, card: Card) -> str:
+    """What the first run of a card waited for last, in words."""
+    number = layout.found.number[card.runs[0]]
+    wait = layout.found.last[number]
     if wait is None:
         return "waits for its start"
     before = layout.found.steps[wait.step]
-    late = step.start - before.end > 0.01 * layout.plan.makespan
     if isinstance(before, Transfer):
         return f"waits for {layout.plan.words.value(before.value)} of {before.src}"
-    if late or wait.kind == "lane":
+    if wait.kind == "lane" or layout.found.steps[number].start - before.end > 0.01 * layout.plan.makespan:
         return "waits for its turn"
-    return f"waits for {layout.plan.words.run(before.run)}" + (
-        f" of {before.device}" if before.device != _device(step) else ""
-    )
-
-
-def _device(step: Placed | Transfer) -> str:
-    """The device a step works on: a run's own, a transfer's destination."""
-    return step.device if isinstance(step, Placed) else step.dst
+    where = f" of {before.device}" if before.device != card.device else ""
+    return f"waits for {layout.plan.words.run(before.run)}{where}"
 
 
 def _take(layout: Layout) -> None:
@@ -267,23 +233,3 @@ def _take(layout: Layout) -> None:
             layout.room.take_line(start, end)
     for box in layout.boxes:
         layout.room.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))
-
-
-def ticks(span: float, height: float, apart: float = 64.0) -> tuple[list[float], str, float]:
-    """Round moments about `apart` pixels from one another, the unit their labels are in, and seconds of
-    that unit."""
-    unit, scale = next(
-        (u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)) if span >= s or u == "ns"
-    )
-    if not span:
-        return [0.0], unit, scale
-    rough = span * apart / height
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
-    return [index * step for index in range(int(span / step + 1e-9) + 1)], unit, scale
-
-
-def tick_text(when: float, step: float, scale: float) -> str:
-    """A tick in its unit with as many decimals as the step needs."""
-    places = max(0, -math.floor(math.log10(step / scale) + 1e-9)) if step else 0
-    return f"{when / scale:.{places}f}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ..drawing import fonts
+from ..drawing.free_space import Label
 from ..drawing.palette import INK
-from .free_space import Label, Rect
 from .layout import Box, Layout
 
 _LEAD = 22.0
@@ -22,11 +22,9 @@ def thin_labels(layout: Layout, thin: Sequence[Box]) -> list[Label]:
     done: list[Label] = []
     beside: list[Box] = []
     for group in _groups(thin):
-        labels = next(filter(None, _captions(layout, group)), None)
-        if labels is None:
-            beside += group
-        else:
-            done += labels
+        labels = layout.room.first(_captions(layout, group), pad=0.5)
+        done += labels
+        beside += [] if labels else group
     for number, box in enumerate(sorted(beside, key=lambda box: (-box.h, box.y, box.x))):
         tries = _spots(layout, box) if number < _MOST and box.h >= 2 else iter(())
         label = next(filter(None, (_led(layout, box, *spot) for spot in tries)), None)
@@ -50,23 +48,19 @@ def _groups(thin: Sequence[Box]) -> list[list[Box]]:
     return sorted(groups, key=lambda group: (-sum(box.h for box in group), group[0].x, group[0].y))
 
 
-def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label] | None]:
+def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
     """The names of a group, one under the other in the order of the boxes; of a large one the first and last."""
     first, last = group[0], group[-1]
     titles = [box.card.title for box in group]
     if len(group) > _MOST_LINES:
         titles = [f"{len(group)} runs: {titles[0]}", f"… {titles[-1]}"]
     bold = any(box.critical for box in group)
-    for mark, top in (("↑", last.y + last.h + 2), ("↓", first.y - 3 - _LINE * len(titles))):
+    tall = _LINE * len(titles)
+    for mark, top in (("↑", last.y + last.h + 2), ("↓", first.y - 3 - tall)):
         texts = [fonts.fit_words(f"{mark} {title}", first.w - 16, 11.5, bold) for title in titles]
-        if any(text.endswith("…") for text in texts):
-            return
-        labels = [
-            Label(first.x + 8, top + 10 + _LINE * index, text, 11.5, INK, bold)
-            for index, text in enumerate(texts)
-        ]
-        inside = top >= layout.top and top + _LINE * len(labels) <= layout.bottom
-        yield labels if inside and layout.room.place(labels, pad=0.5) else None
+        if layout.top <= top <= layout.bottom - tall and not any(text.endswith("…") for text in texts):
+            lines = enumerate(texts)
+            yield [Label(first.x + 8, top + 10 + _LINE * n, text, 11.5, INK, bold) for n, text in lines]
 
 
 def _spots(layout: Layout, box: Box) -> Iterator[tuple[bool, float, float]]:
@@ -90,11 +84,8 @@ def _led(layout: Layout, box: Box, right: bool, room: float, down: float) -> Lab
     text = fonts.fit_words(box.card.title, room - _LEAD - 10, 11.5, box.critical)
     start, end = (edge + sign, middle), (edge + sign * (_LEAD - 3), middle + down)
     anchor = "start" if right else "end"
-    x, y = edge + sign * _LEAD, middle + down + 4
-    label = Label(x, y, text, 11.5, INK, box.critical, anchor, True, (start, end))
-    r = label.rect
-    grown = Rect(r.x - 2, r.y - 1, r.w + 4, r.h + 2)
-    low, high = layout.top - 14, layout.bottom
-    if not text or not low < y < high or not layout.room.free(grown) or not layout.room.open(start, end):
-        return None
-    return label
+    y = middle + down + 4
+    label = Label(edge + sign * _LEAD, y, text, 11.5, INK, box.critical, anchor, True, (start, end))
+    inside = layout.top - 14 < y < layout.bottom
+    free = inside and layout.room.free(label.rect.grown(1.5)) and layout.room.open(start, end)
+    return label if text and free else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...ir.plan import Plan
 from ...ir.steps import Placed, Transfer
 from ...text.tables import percent, seconds, size
-from .facts import busy_shares
+from .statistics import busy_shares
 
 _WIDE = 100
 _AXIS = 10

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from ...ir.timeline import Memory, Timeline
+from ...ir.timeline import Timeline
 from ...text.tables import percent, seconds
 from ..drawing import fonts
-from ..drawing.palette import GRID, INK, LANE, QUIET, WAIT, WAIT_FILL, shades
+from ..drawing.frame import MARGIN, SAMPLE, Figure, Sample, heading
+from ..drawing.palette import GRID, INK, QUIET, Shade, shades
 from ..drawing.svg import Svg
-from ..placed.layout import MARGIN, WIDTH, tick_text, ticks
-from ..placed.panels import figure, split_unit, strip, title
-from ..report.facts import busy_shares, device_busy, length, overlaps, shared, top_spans, union
 from ..report.names import change
-from .lanes import LEFT, RIGHT, Axis, measured_bars, pale, planned_bars, solid
+from ..report.statistics import (
+    busy_shares,
+    critical_spans,
+    device_busy,
+    length,
+    overlaps,
+    shared,
+    top_spans,
+    union,
+)
+from .bars import LEFT, RIGHT, WIDTH, Axis, measured_bars, pale, planned_bars, solid
 from .memory import MEMORY_HIGH, memory_row
-from .spans import happened
 
-_NAMES = {"in": "copy in", "out": "copy out"}
+_NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
+_TOP = 46.0
+"""Where the lanes begin, below the legend: between them are the labels of the axis."""
 
 
 def timeline_svg(timeline: Timeline) -> str:
     """The picture of a timeline, with its prediction above it when it has one."""
+    return str(timeline_picture(timeline))
+
+
+def timeline_picture(timeline: Timeline) -> Svg:
+    """The same as shapes."""
     predicted = timeline.predicted
-    ends = [timeline.makespan, *([predicted.makespan] if predicted else [])]
-    ends += [span.end for side in (timeline, predicted) if side for span in side.spans]
-    axis = Axis(max(ends, default=0.0) * 1.02)
     svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
     what = "predicted above measured" if predicted else "timeline"
     top = [span for span in timeline.spans if not span.run]
@@ -32,186 +43,157 @@ def timeline_svg(timeline: Timeline) -> str:
     under = f"{count} runs and copies in {len({span.lane for span in top})} lanes."
     if timeline.late >= 0.005:
         under += f" Emulated work ended up to {percent(timeline.late)} late."
-    title(svg, f"{timeline.title}: {what}", under, timeline.label)
-    _figures(svg, timeline)
-    _legend(svg, predicted is not None)
-    if any(span.phase not in ("", "forward") for span in timeline.spans):
-        _phases(svg)
-    for side in (timeline, predicted):
-        if side:
+    title = f"{timeline.title}: {what}"
+    high = heading(svg, title, under, timeline.label, _figures(timeline), _samples(svg, timeline))
+    with svg.group(transform=f"translate(0 {high:.0f})"):
+        sides = [side for side in (timeline, predicted) if side]
+        axis = Axis(
+            max(end for side in sides for end in (side.makespan, *(s.end for s in side.spans))) * 1.02
+        )
+        for side in sides:
             axis.room.take_line((axis.x(side.makespan), 0.0), (axis.x(side.makespan), 10_000.0))
-    bottom = _rows(svg, timeline, axis)
-    bottom = _memories(svg, timeline, axis, bottom)
-    _axis(svg, axis, bottom, 176.0)
-    _ends(svg, timeline, axis, bottom)
-    notes = "autopar · busy: share of the whole call · "
-    notes += "overlap: share of the lane's busy time during which another lane computes"
-    svg.text(MARGIN, bottom + 48, notes, 12, QUIET)
-    svg.height = bottom + 70
-    return str(svg)
+        bottom = _memories(svg, timeline, axis, _lanes(svg, timeline, axis))
+        svg.text(LEFT - 22, _TOP - 8, axis.unit, 12, QUIET, anchor="end")
+        for when, text in axis.ticks:
+            svg.text(axis.x(when), _TOP - 8, text, 12, QUIET, anchor="middle")
+            svg.text(axis.x(when), bottom + 18, text, 12, QUIET, anchor="middle")
+        _ends(svg, timeline, axis, bottom)
+        notes = "autopar · busy: share of the whole call · "
+        notes += "overlap: share of the lane's busy time during which another lane computes"
+        svg.text(MARGIN, bottom + 48, notes, 12, QUIET)
+    svg.height = high + bottom + 70
+    return svg
 
 
-def _figures(svg: Svg, timeline: Timeline) -> None:
+def _figures(timeline: Timeline) -> list[Figure]:
     predicted = timeline.predicted
-    strip(svg)
-    x = MARGIN + 20
-    first = predicted or timeline
-    x = figure(svg, x, *split_unit(seconds(first.makespan)), "predicted" if predicted else "whole call")
+    found = [Figure(seconds(timeline.makespan), "measured" if predicted else "whole call")]
     if predicted:
-        x = figure(svg, x, *split_unit(seconds(timeline.makespan)), "measured")
+        found.insert(0, Figure(seconds(predicted.makespan), "predicted"))
         if predicted.makespan:
             error = timeline.makespan / predicted.makespan - 1
-            x = figure(svg, x, *split_unit(change(error)), "measured over predicted")
+            found.append(Figure(change(error), "measured over predicted"))
     busy = [share for device, share in device_busy(timeline).items() if device.split(":")[0] != "cpu"]
     if busy:
-        x = figure(svg, x, *split_unit(percent(sum(busy) / len(busy))), "accelerators busy, mean")
-    copies = union((s.start, s.end) for s in timeline.spans if s.kind == "copy" and s.end > s.start)
-    work = union(
-        (s.start, s.end) for s in timeline.spans if s.kind == "compute" and not s.run and s.end > s.start
-    )
+        found.append(Figure(percent(sum(busy) / len(busy)), "accelerators busy, mean"))
+    top = [span for span in timeline.spans if not span.run and span.end > span.start]
+    copies = union((span.start, span.end) for span in top if span.kind == "copy")
+    work = union((span.start, span.end) for span in top if span.kind == "compute")
     if copies:
-        x = figure(
-            svg, x, *split_unit(percent(shared(copies, work) / length(copies))), "of copy time under compute"
-        )
-    waits = sum(max(0.0, s.start - s.ready) for s in timeline.spans if s.ready is not None)
-    figure(svg, x, *split_unit(seconds(waits)), "copies ready but queued")
+        share = percent(shared(copies, work) / length(copies))
+        found.append(Figure(share, "of copy time under compute"))
+    waits = sum(max(0.0, span.start - span.ready) for span in timeline.spans if span.ready is not None)
+    return [*found, Figure(seconds(waits), "copies ready but queued")]
 
 
-def _legend(svg: Svg, both: bool) -> None:
+def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
+    """The legend, of what is in the picture."""
     looks = list(shades((("cpu", True), ("0", False), ("1", False))).values())
-    x, y = svg.width - MARGIN - 345, 104.0
-    for index, shade in enumerate(looks):
-        if both:
-            pale(svg, shade, x + index * 15, y - 4, 14, 10)
-        svg.rect(x + index * 15, y + 18, 14, 11, rx="2", fill=shade.hue)
-    svg.text(x + 54, y + 5, "predicted" if both else "", 12)
-    svg.text(x + 54, y + 28, "measured" if both else "at work", 12)
-    x += 150
-    svg.rect(x, y - 3, 30, 10, fill=WAIT_FILL, stroke=WAIT, stroke_dasharray="2 2")
-    svg.text(x + 40, y + 5, "ready, bus busy", 12)
-    svg.line((x, y + 23), (x + 30, y + 23), stroke=INK, stroke_width="4")
-    svg.text(x + 40, y + 28, "on the critical path", 12)
+
+    def planned(x: float, y: float) -> None:
+        for index, shade in enumerate(looks):
+            pale(svg, shade, x + index * 12, y - 6, 10, 12)
+
+    def measured(x: float, y: float) -> None:
+        for index, shade in enumerate(looks):
+            solid(svg, shade, x + index * 12, y - 6, 10, 12)
+
+    def phase(name: str) -> Sample:
+        def draw(x: float, y: float) -> None:
+            pale(svg, looks[1], x, y - 6, SAMPLE / 2 - 1, 12, name)
+            solid(svg, looks[1], x + SAMPLE / 2, y - 6, SAMPLE / 2, 12, name)
+
+        return "sum, update" if name == "update" else name, draw
+
+    samples: list[Sample] = [("predicted", planned)] if timeline.predicted else []
+    samples += [
+        ("measured" if timeline.predicted else "at work", measured),
+        ("ready, bus busy", lambda x, y: svg.rect(x, y - 6, SAMPLE, 12, "wait box")),
+        ("on the critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
+    ]
+    if any(span.phase not in ("", "forward") for span in timeline.spans):
+        samples += map(phase, ("forward", "backward", "update"))
+    return samples
 
 
-def _phases(svg: Svg) -> None:
-    """Under the line of the title: how the phases of a training step look."""
-    shade = shades((("0", False),))["0"]
-    x = svg.width - MARGIN - 345
-    for phase, text in (("forward", "forward"), ("backward", "backward"), ("update", "sum, update")):
-        pale(svg, shade, x, 61, 12, 10, phase)
-        solid(svg, shade, x + 13, 61, 16, 10, phase)
-        svg.text(x + 36, 70, text, 12)
-        x += 36 + fonts.width(text, 12) + 22
+def _shades(timeline: Timeline) -> dict[str, Shade]:
+    devices = dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes)
+    return shades((device, device.split(":")[0] == "cpu") for device in devices)
 
 
-def _rows(svg: Svg, timeline: Timeline, axis: Axis) -> float:
-    devices = tuple(dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes))
-    look = shades((device, device.split(":")[0] == "cpu") for device in devices)
+def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
+    """The lanes of each device, with their busy and overlapped shares at the right; returns where they end."""
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
-    hot = {id(span) for span in happened(timeline)}
-    svg.text(RIGHT + 30, 196, "busy", 12, bold=True)
-    svg.text(RIGHT + 142, 196, "overlap", 12, bold=True)
-    y = 214.0
-    for position, device in enumerate(devices):
-        if position:
-            svg.line((MARGIN, y - 7), (svg.width - MARGIN, y - 7), stroke=GRID, stroke_width="1.4")
+    hot = {id(span) for span in critical_spans(timeline)}
+    svg.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
+    svg.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
+    y = _TOP + 10
+    for device, shade in _shades(timeline).items():
+        if y > _TOP + 10:
+            svg.line((MARGIN, y - 7), (svg.width - MARGIN, y - 7), "grid")
         lanes = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[0] == device]
         lanes = [lane for lane in lanes if real[lane] or planned.get(lane)] or lanes[:1]
-        shade = look[device]
         for index, lane in enumerate(lanes):
             queue = lane.rsplit("/", 1)[1]
             copies = not queue.isdigit()
-            above = (12.0 if copies else 18.0) if predicted else 0.0
-            below = 20.0 if copies else 30.0
-            tall = above + below + 14 + (2 if predicted else 0)
+            above, below = (12.0 if copies else 18.0) if predicted else 0.0, 20.0 if copies else 30.0
+            tall = above + below + (17 if predicted else 14)
             middle = y + tall / 2
-            svg.rect(LEFT, y, RIGHT - LEFT, tall, fill=LANE)
-            name = (
-                "compute"
-                if queue == "0"
-                else _NAMES.get(queue, f"copy {queue}" if copies else f"compute {queue}")
-            )
-            name_wide = fonts.width(name, 12)
-            if not index:
-                svg.swatch(shade, MARGIN, middle - 12, 24, 22)
-                room = LEFT - 12 - name_wide - 8 - (MARGIN + 32)
-                if fonts.width(device, 13, True) <= room:
-                    svg.text(MARGIN + 32, middle + 5, device, 13, bold=True)
-                    svg.text(LEFT - 12, middle + 4, name, 12, anchor="end")
-                else:
-                    svg.text(
-                        MARGIN + 32,
-                        middle - 2,
-                        fonts.fit(device, LEFT - 12 - MARGIN - 32, 13, True),
-                        13,
-                        bold=True,
-                    )
-                    svg.text(LEFT - 12, middle + 14, name, 12, QUIET, anchor="end")
-            else:
-                svg.text(LEFT - 12, middle + 4, name, 12, anchor="end")
-            if predicted:
-                planned_bars(svg, planned.get(lane, ()), axis, shade, y + 5, above)
-            measured_bars(
-                svg, real[lane], axis, shade, y + 7 + above + (1 if predicted else 0), below, hot, copies
-            )
-            _bar(svg, RIGHT + 30, middle, busy[lane], shade.hue)
-            part = overlap[lane]
-            if part is not None:
-                _bar(svg, RIGHT + 142, middle, part, "#8792A3")
-            y += tall + (8 if index + 1 < len(lanes) else 0)
-        y += 14
+            axis.lane(svg, y, tall)
+            name = _NAMES.get(queue, f"copy {queue}" if copies else f"compute {queue}")
+            _name(svg, shade, "" if index else device, name, middle)
+            planned_bars(svg, planned.get(lane, ()), axis, shade, y + 5, above)
+            measured_bars(svg, real[lane], axis, shade, y + tall - below - 7, below, hot, copies)
+            _share(svg, RIGHT + 30, middle, busy[lane], shade.hue)
+            _share(svg, RIGHT + 142, middle, overlap[lane], "#8792A3")
+            y += tall + 8
+        y += 6
     return y
 
 
-def _bar(svg: Svg, x: float, middle: float, share: float, color: str) -> None:
-    svg.rect(x, middle - 5, 52, 10, rx="2", fill=GRID)
-    svg.rect(x, middle - 5, 52 * min(1.0, share), 10, rx="2", fill=color)
-    svg.text(x + 96, middle + 4, percent(share), 12, anchor="end")
+def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
+    """The name of a lane at the left, after that of its device in the first; under it where both have no room."""
+    room = LEFT - 12 - MARGIN - 32
+    beside = not device or fonts.width(device, 13, True) + 8 + fonts.width(lane, 12) <= room
+    if device:
+        svg.swatch(shade, MARGIN, middle - 12, 24, 22)
+        text = fonts.fit(device, room, 13, True)
+        svg.text(MARGIN + 32, middle + (5 if beside else -2), text, 13, bold=True)
+    svg.text(LEFT - 12, middle + (4 if beside else 14), lane, 12, INK if beside else QUIET, anchor="end")
 
 
-def _axis(svg: Svg, axis: Axis, bottom: float, top: float) -> None:
-    moments, unit, scale = ticks(axis.span, RIGHT - LEFT, 96)
-    step = moments[1] if len(moments) > 1 else axis.span
-    svg.text(LEFT - 22, 196, unit, 12, QUIET, anchor="end")
-    for when in moments:
-        x = axis.x(when)
-        svg.parts.insert(0, f'<path d="M{x:.2f} 204V{bottom:.2f}" stroke="{GRID}" stroke-width="1"/>')
-        svg.text(x, 196, tick_text(when, step, scale), 12, QUIET, anchor="middle")
-        svg.text(x, bottom + 18, tick_text(when, step, scale), 12, QUIET, anchor="middle")
+def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -> None:
+    if share is not None:
+        svg.rect(x, middle - 5, 52, 10, rx=2, fill=GRID)
+        svg.rect(x, middle - 5, 52 * min(1.0, share), 10, rx=2, fill=color)
+        svg.text(x + 96, middle + 4, percent(share), 12, anchor="end")
 
 
 def _ends(svg: Svg, timeline: Timeline, axis: Axis, bottom: float) -> None:
+    """Where the call ends, and was predicted to: the earlier is named to the left of its line."""
     sides: list[tuple[float, str, str | None]] = [
         (timeline.makespan, "measured" if timeline.predicted else "end", None)
     ]
     if timeline.predicted:
-        sides.insert(0, (timeline.predicted.makespan, "predicted", "3 3"))
+        sides.append((timeline.predicted.makespan, "predicted", "3 3"))
     for when, what, dash in sides:
         x = axis.x(when)
-        svg.line((x, 204), (x, bottom), stroke=INK, stroke_width="1.5", stroke_dasharray=dash)
-        first = len(sides) == 2 and (what == "predicted") == (sides[0][0] <= sides[1][0])
-        side = "end" if first else "start"
-        svg.text(x + (-3 if first else 3), 176, f"{what} {seconds(when)}", 11.5, bold=True, anchor=side)
+        svg.line((x, _TOP), (x, bottom), "end", stroke_dasharray=dash)
+        left = len(sides) == 2 and (when, what) == min(side[:2] for side in sides)
+        anchor = "end" if left else "start"
+        svg.text(
+            x + (-3 if left else 3), _TOP - 28, f"{what} {seconds(when)}", 11.5, bold=True, anchor=anchor
+        )
 
 
 def _memories(svg: Svg, timeline: Timeline, axis: Axis, y: float) -> float:
-    devices = tuple(dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes))
-    look = shades((device, device.split(":")[0] == "cpu") for device in devices)
-    planned: dict[str, Memory] = (
-        {m.device: m for m in timeline.predicted.memory} if timeline.predicted else {}
-    )
+    look = _shades(timeline)
+    planned = {memory.device: memory for memory in timeline.predicted.memory} if timeline.predicted else {}
     for memory in timeline.memory:
         if memory.steps and memory.peak:
-            memory_row(
-                svg,
-                memory,
-                planned.get(memory.device),
-                look[memory.device],
-                axis,
-                y + 22,
-                timeline.makespan,
-            )
+            shade = look[memory.device]
+            memory_row(svg, memory, planned.get(memory.device), shade, axis, y + 22, timeline.makespan)
             y += MEMORY_HIGH
     return y + 6

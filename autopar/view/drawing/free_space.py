@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from ..drawing import fonts
-from ..drawing.palette import INK
-from ..drawing.svg import Point
+from . import fonts
+from .palette import INK
 
+Point: TypeAlias = tuple[float, float]
 _CELL = 64.0
 
 
@@ -22,14 +23,14 @@ class Rect:
     w: float
     h: float
 
+    def grown(self, pad: float) -> Rect:
+        """The rectangle `pad` pixels farther out on every side."""
+        return Rect(self.x - pad, self.y - pad, self.w + 2 * pad, self.h + 2 * pad)
+
     def meets(self, other: Rect) -> bool:
         """Whether the two share any area."""
-        return (
-            self.x < other.x + other.w
-            and other.x < self.x + self.w
-            and self.y < other.y + other.h
-            and other.y < self.y + self.h
-        )
+        across = self.x < other.x + other.w and other.x < self.x + self.w
+        return across and self.y < other.y + other.h and other.y < self.y + self.h
 
     def crosses(self, start: Point, end: Point) -> bool:
         """Whether a line from `start` to `end` passes through it (Liang and Barsky, 1984)."""
@@ -77,8 +78,7 @@ class Room:
 
     def __init__(self) -> None:
         self._rects: dict[tuple[int, int], list[Rect]] = defaultdict(list)
-        self._lines: dict[tuple[int, int], list[tuple[Point, Point]]] = defaultdict(list)
-        self._under: dict[tuple[int, int], list[tuple[Point, Point]]] = defaultdict(list)
+        self._lines: dict[tuple[int, int], list[tuple[Point, Point, bool]]] = defaultdict(list)
 
     def take(self, rect: Rect) -> None:
         """Mark a rectangle as taken."""
@@ -87,39 +87,43 @@ class Room:
 
     def take_line(self, start: Point, end: Point, *, under: bool = False) -> None:
         """Mark a line as taken; one that is `under` the boxes is not seen in them."""
-        x, y = min(start[0], end[0]), min(start[1], end[1])
-        lines = self._under if under else self._lines
-        for cell in _cells(Rect(x, y, abs(end[0] - start[0]), abs(end[1] - start[1]))):
-            lines[cell].append((start, end))
+        for cell in _cells(_around(start, end)):
+            self._lines[cell].append((start, end, under))
 
     def free(self, rect: Rect) -> bool:
         """Whether nothing taken meets it."""
         return not any(
             any(rect.meets(other) for other in self._rects.get(cell, ()))
-            or any(rect.crosses(*line) for held in (self._lines, self._under) for line in held.get(cell, ()))
+            or any(rect.crosses(start, end) for start, end, _ in self._lines.get(cell, ()))
             for cell in _cells(rect)
         )
 
-    def unlined(self, rect: Rect, pad: float = 0.0) -> bool:
-        """Whether no line over the boxes passes through it, or comes nearer to it than `pad` pixels."""
-        grown = Rect(rect.x - pad, rect.y - pad, rect.w + 2 * pad, rect.h + 2 * pad)
-        return not any(grown.crosses(*line) for cell in _cells(grown) for line in self._lines.get(cell, ()))
+    def unlined(self, rect: Rect) -> bool:
+        """Whether no line over the boxes passes through it."""
+        lines = (line for cell in _cells(rect) for line in self._lines.get(cell, ()))
+        return not any(rect.crosses(start, end) for start, end, under in lines if not under)
 
     def open(self, start: Point, end: Point) -> bool:
         """Whether a line from `start` to `end` touches no rectangle that is taken."""
-        x, y = min(start[0], end[0]), min(start[1], end[1])
-        cells = _cells(Rect(x, y, abs(end[0] - start[0]), abs(end[1] - start[1])))
-        return not any(rect.crosses(start, end) for cell in cells for rect in self._rects.get(cell, ()))
+        rects = (rect for cell in _cells(_around(start, end)) for rect in self._rects.get(cell, ()))
+        return not any(rect.crosses(start, end) for rect in rects)
 
-    def place(self, labels: list[Label], *, pad: float = 1.5) -> bool:
+    def place(self, labels: Sequence[Label], *, pad: float = 1.5) -> bool:
         """Take the room of all `labels` when every one is free; else take none and say so."""
-        rects = [label.rect for label in labels]
-        grown = [Rect(r.x - pad, r.y - pad, r.w + 2 * pad, r.h + 2 * pad) for r in rects]
-        if not all(map(self.free, grown)):
+        if not all(self.free(label.rect.grown(pad)) for label in labels):
             return False
-        for rect in rects:
-            self.take(rect)
+        for label in labels:
+            self.take(label.rect)
         return True
+
+    def first(self, places: Iterable[Sequence[Label]], *, pad: float) -> Sequence[Label]:
+        """The first of some sets of labels that has no empty one and is free, of which the room is then taken."""
+        whole = (labels for labels in places if labels and all(label.text for label in labels))
+        return next((labels for labels in whole if self.place(labels, pad=pad)), ())
+
+
+def _around(start: Point, end: Point) -> Rect:
+    return Rect(min(start[0], end[0]), min(start[1], end[1]), abs(end[0] - start[0]), abs(end[1] - start[1]))
 
 
 def _cells(rect: Rect) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,182 @@
+"""Figures that several pictures and the report show: busy shares, overlap, phases of a training step, critical path."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...ir.graph import Graph
+from ...ir.phases import PHASES
+from ...ir.plan import Plan
+from ...ir.timeline import Span, Timeline
+
+Interval: TypeAlias = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The intervals merged where they touch, sorted."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Seconds the intervals last together."""
+    return sum(end - start for start, end in intervals)
+
+
+def shared(one: list[Interval], other: list[Interval]) -> float:
+    """Seconds that lie in both of two merged lists."""
+    total, position = 0.0, 0
+    for start, end in one:
+        while position < len(other) and other[position][1] <= start:
+            position += 1
+        at = position
+        while at < len(other) and other[at][0] < end:
+            total += min(end, other[at][1]) - max(start, other[at][0])
+            at += 1
+    return total
+
+
+def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
+    """The outermost spans of each lane by start: runs and copies, not the tasks in them."""
+    found: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
+    for span in sorted(timeline.spans, key=lambda span: (span.start, span.end)):
+        if not span.run:
+            found[span.lane].append(span)
+    return {lane: tuple(spans) for lane, spans in found.items()}
+
+
+def _busy(timeline: Timeline) -> dict[str, list[Interval]]:
+    """When each lane is at work."""
+    tops = top_spans(timeline).items()
+    return {lane: union((s.start, s.end) for s in spans if s.end > s.start) for lane, spans in tops}
+
+
+def busy_shares(timeline: Timeline) -> dict[str, float]:
+    """Share of the makespan in which each lane is at work."""
+    return {lane: length(busy) / (timeline.makespan or 1.0) for lane, busy in _busy(timeline).items()}
+
+
+def device_busy(timeline: Timeline) -> dict[str, float]:
+    """Share of the makespan in which each device computes, over its compute lanes that were used."""
+    found: dict[str, list[float]] = {}
+    for lane, share in busy_shares(timeline).items():
+        device, queue = lane.rsplit("/", 1)
+        if queue.isdigit():
+            found.setdefault(device, []).append(share)
+    return {device: sum(values) / (sum(map(bool, values)) or 1) for device, values in found.items()}
+
+
+def overlaps(timeline: Timeline) -> dict[str, float | None]:
+    """Share of each lane's busy time during which another lane computes; None for a lane that never works."""
+    busy = _busy(timeline)
+    compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1].isdigit()]
+    found: dict[str, float | None] = {}
+    for lane, own in busy.items():
+        others = union(interval for other in compute if other != lane for interval in busy[other])
+        found[lane] = shared(own, others) / length(own) if own else None
+    return found
+
+
+def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
+    """Bytes in use at a moment, from the steps of a memory curve."""
+    position = bisect.bisect_right(steps, when, key=lambda step: step[0]) - 1
+    return steps[position][1] if position >= 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase of a step: `work` seconds of its runs and copies over all lanes, `span` in which any of them is under
+    way, `adds` of these in which nothing of the phases before it is; `start` of the first and `end` of the last."""
+
+    name: str
+    work: float
+    span: float
+    adds: float
+    start: float
+    end: float
+
+
+def phases(plan: Plan, timeline: Timeline) -> tuple[Phase, ...]:
+    """The phases that take time, in order; none for a plan without a backward."""
+    if not plan.words.training:
+        return ()
+    made: list[Phase] = []
+    before: list[Interval] = []
+    for name, held in _phase_intervals(plan, timeline).items():
+        if held:
+            own = union(held)
+            span = length(own)
+            adds = span - shared(own, before)
+            made.append(Phase(name, length(held), span, adds, own[0][0], own[-1][1]))
+            before = union((*before, *own))
+    return tuple(made)
+
+
+def hidden(plan: Plan, timeline: Timeline) -> float:
+    """The share of the time of the reduction in which some device works on the backward; 1.0 without a reduction.
+
+    `timeline` is of the plan: `plan.timeline()`, or measured. Linear in spans but for sorting them.
+    """
+    reduction = union(_phase_intervals(plan, timeline)["reduction"])
+    backward = union(_phase_intervals(plan, timeline, copies=False)["backward"])
+    return shared(reduction, backward) / length(reduction) if reduction else 1.0
+
+
+def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> dict[str, list[Interval]]:
+    """Start and end of what each phase does."""
+    graph, run = plan.costed.graph, plan.costed.run
+    of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
+    found: dict[str, list[Interval]] = {name: [] for name in PHASES}
+    # Where tasks were measured they are asked: the runs of the two halves of a step are not those of the whole.
+    fine = any(span.run for span in timeline.spans)
+    for span in timeline.spans:
+        name, phase = span.name, None
+        if span.kind == "copy":
+            phase = of_value.get(name) if copies else None
+        elif fine:
+            phase = of_task.get(name) if span.run and not _free(graph, name) else None
+        elif name in run and not all(_free(graph, task) for task in run[name].tasks):
+            phase = plan.words.phase(name)
+        if phase and span.end > span.start:
+            found[phase].append((span.start, span.end))
+    return found
+
+
+def _free(graph: Graph, name: str) -> bool:
+    return name in graph.task and graph.task[name].free
+
+
+def critical_spans(timeline: Timeline) -> list[Span]:
+    """The spans of the critical path, by start.
+
+    A measured timeline holds no dependencies: its path is walked back from the last end through the latest end on any
+    lane that each step can have waited for.
+    """
+    if timeline.path:
+        return [timeline.spans[number] for number in timeline.path]
+    order = sorted(timeline.spans, key=lambda span: (span.end, span.start))
+    spans = [span for span in order if not span.run and span.end > span.start]
+    ends = [span.end for span in spans]
+    slop = timeline.makespan * 2e-3
+    found, index = [], len(spans) - 1
+    while index >= 0:
+        span = spans[index]
+        found.append(span)
+        index = bisect.bisect_right(ends, span.start + slop, 0, index) - 1
+        tied = range(index, bisect.bisect_left(ends, ends[index] - slop) - 1, -1) if index >= 0 else ()
+        index = next((number for number in tied if _related(spans[number], span)), index)
+    return found[::-1]
+
+
+def _related(before: Span, after: Span) -> bool:
+    """Whether the second could have waited for the first: one lane, or data that comes to its device."""
+    source = before.dst if before.kind == "copy" else before.device
+    return before.lane == after.lane or source == (after.src if after.kind == "copy" else after.device)

@@ -1,0 +1,192 @@
+"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times beside them."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ...ir.timeline import Span
+from ...text.tables import seconds, size
+from ..drawing import fonts
+from ..drawing.frame import MARGIN, ticks
+from ..drawing.free_space import Label, Rect, Room
+from ..drawing.palette import INK, QUIET, WAIT, Shade, fill_of
+from ..drawing.svg import Svg
+from ..report.statistics import union
+
+WIDTH = 1600.0
+LEFT, RIGHT = 196.0, WIDTH - MARGIN - 238.0
+_MOST_JOINED = 64
+
+
+class Axis:
+    """The time axis over `span` seconds: pixels of a moment, its ticks, and the room its labels have."""
+
+    def __init__(self, span: float) -> None:
+        self.span = span
+        self.room = Room()
+        self.ticks, self.unit = ticks(span, RIGHT - LEFT, 96.0)
+
+    def x(self, when: float) -> float:
+        """Where a moment is."""
+        return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
+
+    def lane(self, svg: Svg, y: float, h: float) -> None:
+        """The ground of a lane, with the ticks as hairlines."""
+        svg.rect(LEFT, y, RIGHT - LEFT, h, "lane")
+        for when, _ in self.ticks:
+            svg.line((self.x(when), y), (self.x(when), y + h), "grid")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """Spans drawn as one bar from `x` on, `w` wide: one, or several under a pixel each that touch. `waits` is where the
+    box of a copy's wait begins, None when there is none to be seen."""
+
+    x: float
+    w: float
+    spans: tuple[Span, ...]
+    waits: float | None = None
+
+    @property
+    def right(self) -> float:
+        """Its right edge."""
+        return self.x + self.w
+
+
+def _bars(spans: tuple[Span, ...], axis: Axis) -> list[_Bar]:
+    done: list[_Bar] = []
+    for span in spans:
+        x = axis.x(span.start)
+        w = axis.x(span.end) - x
+        last = done[-1] if done else None
+        thin = w < 1.2 and last is not None and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
+        if last and thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED:
+            done[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
+            continue
+        waits = None
+        if span.ready is not None:
+            waits = max(axis.x(span.ready), last.right + 1 if last else LEFT)
+        done.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
+    return done
+
+
+def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
+    """A predicted bar, filled as a box of its phase is."""
+    corner = 2 if w > 4 else None
+    svg.rect(x, y, w, h, rx=corner, fill=fill_of(shade, phase))
+    if w > 5 and phase in ("", "forward", "backward"):
+        svg.pattern(shade, x, y, w, h, stroke_opacity=0.55)
+    svg.rect(x, y, w, h, rx=corner, fill="none", stroke=shade.hue)
+
+
+def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
+    """A measured bar: darker for the backward, an outline for sums and updates."""
+    corner = 2 if w > 5 else None
+    if phase in ("reduction", "update") and w > 4:
+        outline: dict[str, Any] = {"fill": "#FFFFFF", "stroke": shade.hue, "stroke_width": 1.4}
+        svg.rect(x + 0.7, y + 0.7, w - 1.4, h - 1.4, rx=corner, **outline)
+    else:
+        svg.rect(x, y, w, h, rx=corner, fill=shade.text if phase == "backward" else shade.hue)
+
+
+def planned_bars(svg: Svg, spans: tuple[Span, ...], axis: Axis, shade: Shade, y: float, h: float) -> None:
+    """The predicted spans of a lane, `h` high from `y` down."""
+    for bar in _bars(spans, axis):
+        if bar.w < 2.5 or len(bar.spans) > 1:
+            svg.rect(bar.x, y, max(bar.w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width=0.6)
+        else:
+            pale(svg, shade, bar.x + 0.5, y, bar.w - 1, h, bar.spans[0].phase)
+
+
+def measured_bars(
+    svg: Svg,
+    spans: tuple[Span, ...],
+    axis: Axis,
+    shade: Shade,
+    y: float,
+    h: float,
+    hot: set[int],
+    copies: bool,
+) -> None:
+    """The spans of a lane, `h` high from `y` down; those in `hot` (by id) are underlined in ink."""
+    bars = _bars(spans, axis)
+    for bar in bars:
+        axis.room.take(Rect(bar.x, y, max(bar.w, 1.0), h))
+        if bar.waits is not None:
+            axis.room.take(Rect(bar.waits, y, bar.x - bar.waits, h))
+            svg.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
+        _bar(svg, bar, shade, y, h, hot)
+    base = y + h / 2 + 4
+    named = sorted(_name(svg, bar, axis, shade, base) for bar in bars)
+    for bar in bars:
+        _wait_name(svg, bar, axis, base)
+    if not copies:
+        _idle(svg, spans, axis, base - 4, named)
+
+
+def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
+    first, last, count = bar.spans[0], bar.spans[-1], len(bar.spans)
+    names = first.title if count == 1 else f"{count} spans, {first.title} … {last.title}"
+    more = f", {size(first.bytes)}" if first.kind == "copy" and count == 1 else ""
+    with svg.group(f"{names}: {seconds(first.start)} → {seconds(last.end)}{more}"):
+        edge = 0.6 if bar.w > 3 else 0.0
+        phase = first.phase if count == 1 else ""
+        solid(svg, shade, bar.x + edge, y, max(bar.w - 2 * edge, 0.8), h, phase)
+        if any(id(span) in hot for span in bar.spans):
+            svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
+
+
+def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
+    """The name inside its bar where it fits, else to the right where that is free; returns its right edge there."""
+    span, count = bar.spans[0], len(bar.spans)
+    text = fonts.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
+    if text == span.title or len(text) >= 7:
+        light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
+        color = INK if light or span.phase in ("reduction", "update") else "#FFFFFF"
+        half = fonts.width(text, 11.5, True) / 2
+        places = (bar.x + bar.w / 2, bar.x + 5 + half, bar.right - 5 - half)
+        inside = [Label(at, y, text, 11.5, color, True, "middle") for at in places]
+        svg.label(next((label for label in inside if axis.room.unlined(label.rect)), inside[0]))
+        return 0.0
+    name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'runs'}"
+    label = Label(bar.right + 7, y, fonts.fit_words(name, 170, 11.5), 11.5, halo=True)
+    right = label.rect.x + label.rect.w
+    if right >= RIGHT - 3 or not axis.room.first([[label]], pad=3):
+        return 0.0
+    svg.label(label)
+    return right
+
+
+def _wait_name(svg: Svg, bar: _Bar, axis: Axis, y: float) -> None:
+    if bar.waits is None:
+        return
+    span = bar.spans[0]
+    text = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
+    inside = Label((bar.waits + bar.x) / 2, y, text, 11.5, WAIT, anchor="middle")
+    beside = Label(bar.waits - 6, y, text, 11.5, WAIT, anchor="end", halo=True)
+    if inside.rect.w + 8 <= bar.x - bar.waits:
+        svg.label(inside)
+    elif beside.rect.x > LEFT + 2 and axis.room.place([beside], pad=3):
+        svg.label(beside)
+
+
+def _idle(svg: Svg, spans: tuple[Span, ...], axis: Axis, y: float, named: list[float]) -> None:
+    """Brackets over the times in which nothing is done, after a name that stands there, with their length."""
+    busy = union((span.start, span.end) for span in spans)
+    for (_, start), (end, _) in pairwise(busy):
+        left, right = axis.x(start) + 5, axis.x(end) - 5
+        before = named[: bisect.bisect_left(named, right)]
+        left = max(left, before[-1] + 8) if before else left
+        middle = (left + right) / 2
+        texts = (f"idle {seconds(end - start)}", seconds(end - start))
+        labels = [Label(middle, y + 4, text, 11.5, QUIET, anchor="middle") for text in texts]
+        wide = [[label] for label in labels if label.rect.w + 30 <= right - left]
+        for label in axis.room.first(wide, pad=3):
+            r = label.rect
+            svg.label(label)
+            for near, far, edge in ((left, r.x - 6, left), (r.x + r.w + 6, right, right)):
+                svg.line((near, y), (far, y), "bracket")
+                svg.line((edge, y - 5), (edge, y + 5), "bracket")
