@@ -10,10 +10,10 @@ from taskfiles import link, randomly
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import place
+from autopar.planner.contiguous import crossing
 from autopar.planner.formats import described, plain, read, text
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.toposort import early, late
-from autopar.planner.partition.segments import crossing
 from autopar.planner.scheduling import schedule
 from autopar.planner.throughput import Hop, Loads, Value, balance, bound
 from autopar.planner.throughput.balance import splits

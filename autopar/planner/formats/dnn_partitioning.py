@@ -52,21 +52,6 @@ class Partitioning:
     cpus: int
     cap: int
 
-    def classes(self) -> tuple[list[list[int]], list[int]]:
-        """The nodes, by position, of each class that shares a device, in the order of their first, and the class of
-        each node."""
-        number: dict[tuple[str, object], int] = {}
-        found: list[list[int]] = []
-        of = []
-        for v, node in enumerate(self.nodes):
-            key = ("own", v) if node.color is None else ("color", node.color)
-            if key not in number:
-                number[key] = len(found)
-                found.append([])
-            found[number[key]].append(v)
-            of.append(number[key])
-        return found, of
-
 
 def is_partitioning(data: Any) -> bool:
     """Whether parsed JSON is of this set."""

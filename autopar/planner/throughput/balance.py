@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..partition.segments import Floats, crossing, spread
+from ..contiguous import Floats, crossing, spread
 from .loads import Loads, Standing
 
 STEPS = 24_000

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..partition.segments import Floats
+from ..contiguous import Floats
 from .lanes import Part, busiest
 
 FEW = 64

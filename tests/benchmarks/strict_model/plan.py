@@ -18,14 +18,14 @@ from autopar.planner.formats.graph_file import costed
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import simulate
 from autopar.planner.model.topological import topological
-from autopar.planner.partition.calls import Calls
-from autopar.planner.partition.graph import order, outputs
-from autopar.planner.partition.search import search
 from autopar.planner.throughput import balance, bound
 from autopar.planner.throughput.loads import Standing
 
+from .calls import Calls
+from .graph import classes, order, outputs
 from .loads import strict_loads
 from .reasons import StrictReasons, StrictShares
+from .search import search
 
 STRICT = "strict-msr"
 """The policy of plans under this model."""
@@ -73,7 +73,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
             "with them; raise maxSizePerFPGA or maxFPGAs, or give CPU cores"
         )
     period = Standing(loads, at).period
-    _, group = graph.classes()
+    _, group = classes(graph)
     built = costed(described(graph), name)
     lanes: dict[str, list[str]] = {}
     for v in nodes:
