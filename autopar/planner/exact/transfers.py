@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .literals import Literal
-from .model import Model, Use
+from .model import Literal, Model, Use
 
 Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
 """The hops that can bring a value to a device: (units, copy queue, wire, device it passes or -1) and the pairs of

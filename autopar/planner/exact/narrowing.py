@@ -1,18 +1,40 @@
-"""Heads and tails of runs that read of several others, or are read by several: these get in each other's way."""
+"""Longer heads and tails, for schedules that do every run once: by what gets in each other's way before and after a
+run, and by what the solver proves of the parts of the graph there.
+
+A schedule of the graph holds one of each of its parts. So a run can start no sooner than the runs before it can all
+have ended, each of which has a head of its own; the same backwards. Where everything passes through one run the part
+ends there and nothing is lost; else it is what is nearest. Only schedules shorter than the best known count, so that a
+device that a run has in none of them drops out (Klein and Scholl, "Computing lower bounds by destructive
+improvement", European Journal of Operational Research 112, 1999).
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
+from ortools.sat.python import cp_model
 
 from ..bounds.critical_path import Floats, Ints, Ways
 from ..model.problem import Problem
+from ..model.simulator import Play
+from .model import Model, Units, solver
+from .transfers import Transfers
 
 CASES = 1024
 """Placements of the neighbours of a run that are weighed; where there are more, some neighbours are left out."""
+UNITS = 100_000
+"""Units of the best known schedule: what is rounded off adds up along the graph."""
+CLOSED = 14
+"""Runs of the largest part that is taken whole, back to one run through which all of it passes."""
+OPEN = 8
+"""Runs of a part of which there is more than that."""
+EACH = 0.03
+"""Effort that may be spent on one part."""
 
 
 def joined(problem: Problem, ways: Ways) -> Ways:
@@ -128,3 +150,100 @@ def _followed(takes: Floats, tail: Floats) -> Floats:
     tail, takes = np.take_along_axis(tail, order, 1), np.take_along_axis(takes, order, 1)
     made: Floats = np.where(takes > 0, np.cumsum(takes, axis=1) + tail, 0.0).max(axis=1)
     return made
+
+
+def narrowed(
+    problem: Problem, best: Play, ways: Ways, below: float, effort: float, until: float = math.inf
+) -> tuple[Ways, float]:
+    """Longer heads and tails, for schedules of at most `below` seconds that do every run once, and the effort spent.
+
+    A `length` of more than `below` says that there are none. Deterministic unless `until`, a time of the monotonic
+    clock, is reached.
+    """
+    search = _Windows(problem, best, ways, below, effort, until)
+    search.sweep(forward=True, least=effort / 2)
+    search.sweep(forward=False, least=0.0)
+    return search.ways, effort - search.left
+
+
+class _Windows:
+    """`ways` as far as they are known, and `left` of the effort."""
+
+    def __init__(
+        self, problem: Problem, best: Play, ways: Ways, below: float, effort: float, until: float
+    ) -> None:
+        self.problem, self.best, self.ways = problem, best, ways
+        self.units = Units(best.makespan, UNITS)
+        self.aim = self.units.floor(below)
+        self.left, self.until = effort, until
+
+    def sweep(self, forward: bool, least: float) -> None:
+        """Heads of all runs that read of several others, or tails of those that are read by several, in turn, until
+        the `least` effort is left."""
+        problem = self.problem
+        near = problem.before if forward else problem.after
+        order = range(problem.runs)
+        related = _related(near, order if forward else order[::-1])
+        joins = Joins(problem, self.ways)
+        ways = self.ways = replace(self.ways, head=joins.head, tail=joins.tail)
+        own, other = (ways.head, ways.tail) if forward else (ways.tail, ways.head)
+        for r in order if forward else order[::-1]:
+            (joins.lengthen_head if forward else joins.lengthen_tail)(r)
+            part = _part(related, r, forward) if len(near[r]) > 1 else []
+            for d in problem.allowed[r] if len(part) > 2 else ():
+                if self.left <= least or time.monotonic() >= self.until:
+                    break
+                if np.isfinite(own[r, d] + other[r, d]):
+                    limit = self.aim - self.units.floor(other[r, d])
+                    own[r, d] = max(own[r, d], self._length(part, r, d, limit, forward) - ways.seconds[r, d])
+        around = joins.found()
+        self.ways = replace(around, length=min(around.length, self.units.seconds(self.aim + 1)))
+
+    def _length(self, part: Sequence[int], r: int, d: int, limit: int, forward: bool) -> float:
+        """Seconds of run r on device d and the part next to it, at the least, if they are no more than `limit` units;
+        more than that if they cannot be."""
+        problem, ways, units = self.problem, self.ways, self.units
+        none = np.where(np.isfinite(ways.seconds), 0.0, np.inf)
+        least = (ways.head if forward else ways.tail)[r, d] + ways.seconds[r, d]
+        if units.floor(least) > limit:
+            return float(least)
+        around = Ways(ways.head if forward else none, none if forward else ways.tail, ways.seconds, least)
+        offered: list[Sequence[int]] = [()] * problem.runs
+        for q in part:
+            offered[q] = problem.allowed[q]
+        offered[r] = (d,)
+        model = Model(problem, units, self.best, around, limit, offered)
+        Transfers(model)
+        model.limit()
+        own = solver(min(EACH, self.left), self.until)
+        # What takes long on the whole model to save much later does not pay on a part.
+        own.parameters.cp_model_probing_level = 0
+        own.parameters.symmetry_level = 0
+        status = own.solve(model.cp)
+        self.left -= own.response_proto.deterministic_time
+        if status == cp_model.INFEASIBLE:
+            return units.seconds(limit + 1)
+        return float(max(least, units.seconds(round(own.best_objective_bound))))
+
+
+def _related(near: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+    """All runs before each, or all after it, as the bits of a number."""
+    found = [0] * len(near)
+    for r in order:
+        for q in near[r]:
+            found[r] |= found[q] | 1 << q
+    return found
+
+
+def _part(related: Sequence[int], r: int, forward: bool) -> list[int]:
+    """The runs next to r: all back to one through which everything passes, if they are few, or the nearest."""
+    order = [q for q in range(len(related)) if related[r] >> q & 1]
+    if forward:
+        order.reverse()
+    shared = related[r]
+    for count, q in enumerate(order[:CLOSED], 1):
+        rest = related[r] & ~sum(1 << p for p in order[:count])
+        if count > 1 and rest == related[q] and shared >> q & 1:
+            return order[:count]
+        shared &= related[q]
+    return order if len(order) <= CLOSED else order[:OPEN]
