@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.problem import Hop, Problem
-from .critical_path import Floats, Ints, Ways, repeats
-from .min_cut import Entrances
+from ..model.problem import Problem
+from .critical_path import Floats, Ints, Ways
+from .crossings import crossings
 
 ROUNDS = 200
 """Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
@@ -143,103 +143,22 @@ def _state(problem: Problem) -> Floats:
     return found
 
 
-class Crossings:
-    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`.
+def evenly(problem: Problem) -> float:
+    """Seconds of the lanes of some devices, at the least, for the runs that can be on no others, each at its cheapest.
 
-    `uncounted` are values of which nothing is said: their makers and readers may be anywhere."""
-
-    def __init__(self, wires: int, devices: int) -> None:
-        self.devices = devices
-        self.fixed = np.zeros(wires)
-        self.uncounted: list[int] = []
-        self._rows: list[tuple[int, int, int, float]] = []
-
-    def close(self) -> Crossings:
-        """Make arrays of what has been added."""
-        self.run, self.device, self.wire = (
-            np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
-        )
-        self.seconds = np.array([row[3] for row in self._rows])
-        self.busy = self.fixed > 0
-        self.busy[self.wire] = True
-        return self
-
-    def add(self, run: int, device: int, wire: int, seconds: float) -> None:
-        """Let a run on a device take some seconds of a wire; run -1 is taken in any case."""
-        if run < 0:
-            self.fixed[wire] += seconds
-        else:
-            self._rows.append((run, device, wire, seconds))
-
-    def charge(self, cost: Floats, toll: Floats) -> None:
-        """Add to the cost of each run on each device what its wires cost."""
-        if len(self.seconds):
-            spent = np.bincount(
-                self.run * self.devices + self.device,
-                weights=toll[self.wire] * self.seconds,
-                minlength=cost.size,
-            )
-            cost += spent.reshape(cost.shape)
-
-    def carried(self, at: Ints) -> Floats:
-        """Seconds of each wire when each run is on device `at`."""
-        return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
-
-    def expected(self, at: Floats) -> Floats:
-        """The same when each run is on each device as often as `at` (R, D) says."""
-        return self._sum(at[self.run, self.device] * self.seconds)
-
-    def _sum(self, spent: Floats) -> Floats:
-        found = np.zeros(len(self.fixed))
-        np.add.at(found, self.wire, spent)
-        return found
-
-
-def crossings(problem: Problem) -> Crossings:
-    """What crosses wires because one end of it is where it must be: inputs, deliveries, and runs with one device.
-
-    A value comes to a device once, so that of a transfer for one of k readers each pays 1/k. Where it may come over
-    several wires none is charged.
+    Of all devices together, and of every set of devices that some run is bound to. Whatever prices `load` ends with,
+    it need not reach these: prices of wires take away from those of lanes. O(R D) for each set.
     """
-    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.able]
-    number = problem.wires + len(problem.copy_lanes)
-    found = Crossings(number, len(problem.devices))
-    entrances = Entrances(problem)
-
-    def each(hops: tuple[Hop, ...], v: int) -> list[tuple[int, float]]:
-        seconds = [(hop, hop.seconds(problem.bytes[v])) for hop in hops]
-        on_wires = [(hop.wire, s) for hop, s in seconds if hop.wire >= 0]
-        return on_wires + [(problem.wires + hop.lane, s) for hop, s in seconds if hop.lane >= 0]
-
-    for v, readers in enumerate(problem.readers if number else ()):
-        maker, held = problem.maker[v], problem.values[v] in problem.holders
-        source = problem.home[v] if maker < 0 else only[maker]
-        wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
-        if held:
-            continue
-        # A maker that may be repeated may be so wherever its value is wanted.
-        if source < 0 and (not wanted or repeats(problem, maker)):
-            found.uncounted.append(v)
-            continue
-        if source < 0:
-            for e in problem.able[maker]:
-                seen: set[Hop] = set()
-                for d in wanted:
-                    hops = [hop for hop in entrances.between(e, d) if hop not in seen]
-                    seen.update(hops)
-                    for wire, seconds in each(tuple(hops), v):
-                        found.add(maker, e, wire, seconds)
-            continue
-        seen = set()
-        for d in wanted:
-            hops = [hop for hop in entrances.between(source, d) if hop not in seen]
-            seen.update(hops)
-            for wire, seconds in each(tuple(hops), v):
-                found.add(-1, d, wire, seconds)
-        free = [r for r in readers if only[r] < 0]
-        for r in free:
-            for d in problem.able[r]:
-                hops = [hop for hop in entrances.between(source, d) if hop not in seen]
-                for wire, seconds in each(tuple(hops), v):
-                    found.add(r, d, wire, seconds / len(free))
-    return found.close()
+    lanes = [len(names) for names in problem.lane_names]
+    sets = {tuple(range(len(lanes))), *problem.able}
+    work: dict[tuple[int, ...], float] = {}
+    for r, able in enumerate(problem.able):
+        least = min(
+            min((taken * s for taken, s in problem.modes.get((r, d), ())), default=problem.seconds[r][d])
+            for d in able
+        )
+        work[able] = work.get(able, 0.0) + least
+    return max(
+        sum(own for able, own in work.items() if {*able} <= {*some}) / sum(lanes[d] for d in some)
+        for some in sets
+    )

@@ -6,7 +6,8 @@ import numpy as np
 
 from ..model.problem import Problem
 from .critical_path import Floats, Ways
-from .load import Crossings, Load, areas, crossings
+from .crossings import Crossings, crossings
+from .load import Load, areas
 
 ROUNDS = 100
 """Rounds of the search for good prices: any prices give a valid bound."""

@@ -14,9 +14,8 @@ from ...ir.costed import CostedGraph, Run
 from ...ir.plan import Plan
 from ...ir.steps import Placed
 from ..bounds.critical_path import Ways
-from ..bounds.load import load
+from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
-from ..bounds.trivial import evenly
 from ..model.problem import Problem
 from ..model.toposort import late
 from ..portfolio import place, replan
