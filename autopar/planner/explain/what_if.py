@@ -28,9 +28,7 @@ from ..search.anneal import POLICY as SEARCHED
 from ..search.anneal import anneal, polish
 from ..search.descent import improve
 from ..search.transfer_order import hold_back
-from ..throughput import balance, bound
-from ..throughput.loads import Standing
-from ..throughput.objective import loads_of
+from ..throughput import Standing, balance, bound, loads_of
 from ..throughput.reasons import Shares
 from .hardware_changes import Option, options, wires
 
@@ -147,11 +145,11 @@ def _throughput(plan: Plan) -> Iterator[Change]:
         loads, groups = loads_of(problem)
         where = [problem.costed.index[at[problem.names[members[0]]]] for members in groups]
         found = min(plan.period or math.inf, Standing(loads, where).period)
-        hoped.append((bound(loads), position, option, loads, found))
+        hoped.append((bound(loads), position, option, loads, where, found))
     hoped.sort(key=lambda each: each[:2])
-    for rank, (least, _, option, loads, found) in enumerate(hoped):
+    for rank, (least, _, option, loads, where, found) in enumerate(hoped):
         if rank < FINAL and least < found:
-            better = balance(loads)[0]
+            better = balance(loads, starts=[where])[0]
             found = min(found, Standing(loads, better).period) if better is not None else found
         yield Change(option.what, found)
 

@@ -26,6 +26,7 @@ from .graph import classes, order, outputs
 from .loads import strict_loads
 from .reasons import StrictReasons, StrictShares
 from .search import search
+from .splits import splits
 
 STRICT = "strict-msr"
 """The policy of plans under this model."""
@@ -65,7 +66,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         raise PlanError(f"node {stuck.name} cannot run on an accelerator and maxCPUs is 0; give a CPU core")
     loads = strict_loads(graph)
     until = math.inf if budget_s is None else time.monotonic() + budget_s
-    at, cut = balance(loads, until)
+    at, cut = balance(loads, until, splits(loads))
     if at is None:
         total = sum(node.nbytes for node in graph.nodes)
         raise MemoryCapError(

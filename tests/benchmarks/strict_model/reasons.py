@@ -18,6 +18,7 @@ from .calls import Calls
 from .graph import classes
 from .loads import strict_loads
 from .search import resplit
+from .splits import splits
 
 NEGLIGIBLE = 1e-9
 """Share of the latency that is no reason for anything."""
@@ -87,7 +88,7 @@ class StrictShares(Shares):
             hoped.append((bound(loads), position, what, loads, found))
         hoped.sort(key=lambda each: each[:2])
         for rank, (least, _, what, loads, found) in enumerate(hoped):
-            better = balance(loads)[0] if rank < FINAL and least < found else None
+            better = balance(loads, starts=splits(loads))[0] if rank < FINAL and least < found else None
             yield what, found if better is None else min(found, Standing(loads, better).period)
 
 
