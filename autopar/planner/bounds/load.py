@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.problem import Problem
-from .critical_path import Floats, Ints, Ways
-from .crossings import crossings
+from .critical_path import Floats, Ints, Ways, repeats
 
 ROUNDS = 200
 """Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
@@ -162,3 +161,101 @@ def evenly(problem: Problem) -> float:
         sum(own for able, own in work.items() if {*able} <= {*some}) / sum(lanes[d] for d in some)
         for some in sets
     )
+
+
+class Crossings:
+    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`.
+
+    `uncounted` are values of which nothing is said: their makers and readers may be anywhere."""
+
+    def __init__(self, wires: int, devices: int) -> None:
+        self.devices = devices
+        self.fixed = np.zeros(wires)
+        self.uncounted: list[int] = []
+        self._rows: list[tuple[int, int, int, float]] = []
+
+    def close(self) -> Crossings:
+        """Make arrays of what has been added."""
+        self.run, self.device, self.wire = (
+            np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
+        )
+        self.seconds = np.array([row[3] for row in self._rows])
+        self.busy = self.fixed > 0
+        self.busy[self.wire] = True
+        return self
+
+    def add(self, run: int, device: int, wire: int, seconds: float) -> None:
+        """Let a run on a device take some seconds of a wire; run -1 is taken in any case."""
+        if run < 0:
+            self.fixed[wire] += seconds
+        else:
+            self._rows.append((run, device, wire, seconds))
+
+    def charge(self, cost: Floats, toll: Floats) -> None:
+        """Add to the cost of each run on each device what its wires cost."""
+        if len(self.seconds):
+            spent = np.bincount(
+                self.run * self.devices + self.device,
+                weights=toll[self.wire] * self.seconds,
+                minlength=cost.size,
+            )
+            cost += spent.reshape(cost.shape)
+
+    def carried(self, at: Ints) -> Floats:
+        """Seconds of each wire when each run is on device `at`."""
+        return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
+
+    def expected(self, at: Floats) -> Floats:
+        """The same when each run is on each device as often as `at` (R, D) says."""
+        return self._sum(at[self.run, self.device] * self.seconds)
+
+    def _sum(self, spent: Floats) -> Floats:
+        found = np.zeros(len(self.fixed))
+        np.add.at(found, self.wire, spent)
+        return found
+
+
+def crossings(problem: Problem) -> Crossings:
+    """What crosses wires because one end of it is where it must be: inputs, deliveries, and runs with one device.
+
+    Whatever way a value takes, it enters a device by one of the links that lead there: where these share a queue or a
+    wire it takes at least as long there as over the quickest. A value comes to a device once, so that of a transfer
+    for one of k readers each pays 1/k.
+    """
+    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.able]
+    entrances = [_entrances(problem, d) for d in range(len(problem.devices))]
+    number = problem.wires + len(problem.copy_lanes)
+    found = Crossings(number, len(problem.devices))
+    for v, readers in enumerate(problem.readers if number else ()):
+        maker = problem.maker[v]
+        source = problem.home[v] if maker < 0 else only[maker]
+        wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
+        if problem.values[v] in problem.holders:
+            continue
+        # A maker that may be repeated may be so wherever its value is wanted.
+        if source < 0 and (not wanted or repeats(problem, maker)):
+            found.uncounted.append(v)
+            continue
+        pays = [(maker, e) for e in problem.able[maker]] if source < 0 else [(-1, source)]
+        for d in wanted:
+            for wire, latency, s_per_byte in entrances[d]:
+                for r, e in pays:
+                    if e != d:
+                        found.add(r, e, wire, latency + problem.bytes[v] * s_per_byte)
+        free = [r for r in readers if only[r] < 0] if source >= 0 else []
+        for r in free:
+            for d in problem.able[r]:
+                for wire, latency, s_per_byte in entrances[d] if d != source and d not in wanted else ():
+                    found.add(r, d, wire, (latency + problem.bytes[v] * s_per_byte) / len(free))
+    return found.close()
+
+
+def _entrances(problem: Problem, d: int) -> list[tuple[int, float, float]]:
+    """The wires and queues that all links into a device take, with the least latency and seconds per byte."""
+    into = [link for row in problem.route for link in row[d] or () if link.dst == d]
+    latency = min((link.latency_s for link in into), default=0.0)
+    s_per_byte = min((link.s_per_byte for link in into), default=0.0)
+    wires, queues = {link.wire for link in into}, {link.lane for link in into}
+    shared = [*wires] if len(wires) == 1 else []
+    shared += [queue + problem.wires if queue >= 0 else -1 for queue in queues if len(queues) == 1]
+    return [(wire, latency, s_per_byte) for wire in shared if wire >= 0]

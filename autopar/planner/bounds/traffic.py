@@ -6,8 +6,7 @@ import numpy as np
 
 from ..model.problem import Problem
 from .critical_path import Floats, Ways
-from .crossings import Crossings, crossings
-from .load import Load, areas
+from .load import Crossings, Load, areas, crossings
 
 ROUNDS = 100
 """Rounds of the search for good prices: any prices give a valid bound."""
