@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...ir.plan import Choice, Plan, Reason
-from ...planner.explain.what_if import changes
+from ...planner.what_if import changes
 from ...text.tables import meant, percent, seconds, table
 from .waits import waited
 
