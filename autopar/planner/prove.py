@@ -23,7 +23,7 @@ PARAMS = Params(effort=2.0)
 NEAR = 0.05
 """Share by which the shortest schedule may be above its bound for a further effort."""
 CLOSE = 2e-3
-"""The same that is left as it is: what is within it costs as much to prove as all before."""
+"""Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
 NEARER = 2 / 3
 """What an effort may leave of that share, or less, for a further one where a proof is not near."""
 

@@ -23,7 +23,7 @@ from autopar.planner.model.simulator import Play
 
 pytest.importorskip("ortools")
 
-from autopar.planner.exact.narrowing import joined, narrowed
+from autopar.planner.exact.windows import joined, narrowed
 
 FIRST, TOLERANCE = Params().first, Params().tolerance
 

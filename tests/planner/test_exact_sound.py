@@ -24,8 +24,8 @@ cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
 from autopar.planner.exact.memory import cap  # noqa: E402
 from autopar.planner.exact.model import Model, Units, price, solver  # noqa: E402
-from autopar.planner.exact.narrowing import joined  # noqa: E402
 from autopar.planner.exact.transfers import Transfers  # noqa: E402
+from autopar.planner.exact.windows import joined  # noqa: E402
 
 UNITS = 10_000
 

@@ -206,7 +206,7 @@ class Crossings:
         return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
 
     def expected(self, at: Floats) -> Floats:
-        """The same when each run is on each device as often as `at` (R, D) says."""
+        """Seconds of each wire when each run is on each device as often as `at` (R, D) says, from 0 to 1."""
         return self._sum(at[self.run, self.device] * self.seconds)
 
     def _sum(self, spent: Floats) -> Floats:

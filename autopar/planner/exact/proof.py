@@ -18,8 +18,8 @@ from ..model.simulator import Move, Play, Schedule
 from . import Exact, Params
 from .memory import cap
 from .model import Model, Units, price, solver
-from .narrowing import joined, narrowed
 from .transfers import Transfers
+from .windows import joined, narrowed
 
 
 class Proof:

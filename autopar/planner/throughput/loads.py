@@ -96,7 +96,7 @@ class Loads:
         self._ways: dict[tuple[int, int], tuple[Hop, ...] | None] = {}
 
     def within(self, room: float) -> Loads:
-        """The same with `room` of the caps, from 0 to 1."""
+        """These loads with `room` of the caps, from 0 to 1."""
         found = copy(self)
         found.caps = tuple(room * cap for cap in self.caps)
         return found

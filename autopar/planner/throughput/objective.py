@@ -26,7 +26,7 @@ from .reasons import Shares
 TRIED = 16
 """Periods tried from the shortest to one call after the other, before the first that fits is halved towards."""
 HALVES = 8
-"""Times that it is."""
+"""Halvings of the last step of periods that leads to one that fits: to within a 256th of it."""
 TICKS = 10**12
 """Of a period: what ends as another begins, but for rounding, is gone by then."""
 ROOM = (1.0, 0.8, 0.6)
