@@ -33,7 +33,7 @@ from .model.problem import Problem
 from .model.simulator import Schedule
 from .model.timing import timing
 from .prove import prove
-from .reasons.placement import Reasons
+from .reasons import Reasons
 from .search.anneal import anneal, polish
 from .search.descent import improve
 from .search.multilevel import coarse

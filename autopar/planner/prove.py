@@ -14,20 +14,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from .candidates import Entry, Race
-from .exact import held, proofs
-from .exact.result import TOLERANCE
-from .model.simulator import Schedule
+from .exact import Params, proofs
 
 RUNS = 60
 """Runs of the largest graph that is worth the effort."""
-HELD = 0.15
-"""Effort spent on schedules whose wires serve first come, first served."""
-LONG = 2.0
-"""Effort spent in all at most: up to some twenty seconds of a core."""
+PARAMS = Params(effort=2.0)
+"""Up to some twenty seconds of a core."""
 NEAR = 0.05
 """Share by which the shortest schedule may be above its bound for a further effort."""
 CLOSE = 2e-3
-"""The same that is left as it is: what is within it costs as much to prove as all before."""
+"""Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
 NEARER = 2 / 3
 """What an effort may leave of that share, or less, for a further one where a proof is not near."""
 
@@ -49,41 +45,24 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
     OR-tools is missing, the graph is large, or `bound` is reached.
     """
     problem = race.problem
-    if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + TOLERANCE):
+    if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + PARAMS.tolerance):
         return Proven(chosen)
     if not find_spec("ortools"):
         return Proven(chosen)
-    began = time.monotonic()
-    if began >= until:
+    if time.monotonic() >= until:
         return Proven(chosen, cut=True)
-    schedule, proven, last, cut = chosen.schedule, bound, until, False
+    schedule, proven, cut = chosen.schedule, bound, False
     gap = _above(chosen.makespan, bound)
-    steps = proofs(problem, schedule, effort=LONG, budget_s=left(until), bound=proven)
+    steps = proofs(problem, schedule, PARAMS, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
         schedule, proven = found.schedule, found.lower_bound
-        if not step:
-            last -= time.monotonic() - began
         before, gap = gap, _above(found.makespan, proven)
         if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
         cut = found.stopped
     if schedule is not chosen.schedule:
         race.enter(schedule)
-        chosen = race.best()
-    served = not problem.costed.machine.queued
-    if served and not race.complete and chosen.makespan > proven * (1 + TOLERANCE):
-        if time.monotonic() < last:
-            _hold(race, schedule, proven, until)
-        else:
-            cut = True
     return Proven(race.best(), proven, cut)
-
-
-def _hold(race: Race, schedule: Schedule, proven: float, until: float) -> None:
-    """Enter what comes near a schedule without holding copies back."""
-    longest = race.best().makespan
-    for other in held(race.problem, schedule, longest, proven, effort=HELD, budget_s=left(until)):
-        race.enter(other)
 
 
 def _above(makespan: float, bound: float) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.planner.formats.replay import replay
 from autopar.text.tables import table
 
 from . import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, planned, unwired, verdict, worst
+from .replay import replay
 
 REDUCED = 6
 NOISE = 0.1

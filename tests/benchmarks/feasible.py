@@ -14,12 +14,12 @@ from contextlib import nullcontext
 from autopar.errors import BoundWarning, MemoryCapError, PlanError
 from autopar.planner import OBJECTIVES
 from autopar.planner.formats import described
-from autopar.planner.formats.replay import replay
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 from autopar.text.tables import table
 
 from .judging import Asked, Data, Goal, verdict, without_solver
+from .replay import replay
 from .varied import lacks_links, varied
 
 REDUCED = 200

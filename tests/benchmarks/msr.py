@@ -16,7 +16,7 @@ from autopar.planner.scheduling import schedule
 from autopar.text.tables import table
 
 from .judging import Asked
-from .strict_model import named, strict_latency, strict_load
+from .strict_model import OBJECTIVES, named, strict_latency, strict_load
 
 LATENCY = {
     "bert24_inference": (100.218, "proven"),
@@ -43,7 +43,7 @@ LOAD = {
 def run(asked: Asked) -> dict[str, Any]:
     """Print and return both tables for the graphs in folders `latency` and `throughput` below that of `--graphs`.
 
-    Every plan is judged by `placement.strict.check`, from the devices of its tasks alone. `machine` is the same graph
+    Every plan is judged by `strict_model.check`, from the devices of its tasks alone. `machine` is the same graph
     with the host's own cores, copies beside computing and several calls for an accelerator.
     """
     if asked.graphs is None:
@@ -72,7 +72,7 @@ def _table(
             continue
         graph = partitioning(data)
         began = time.process_time()
-        plan = schedule(path, objective=objective, model="strict-msr")
+        plan = OBJECTIVES[objective](graph, path.stem)
         took = time.process_time() - began
         ours = judged(graph, plan) * 1e3
         told = (plan.makespan if plan.period is None else plan.period) * 1e3
@@ -99,7 +99,7 @@ def _table(
 
 def _free(path: Path, objective: str) -> float | None:
     try:
-        plan = schedule(path, objective=objective, model="machine")
+        plan = schedule(path, objective=objective)
     except PlanError:
         return None
     return 1e3 * (plan.makespan if plan.period is None else plan.period)

@@ -6,11 +6,11 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.planner.formats.replay import replay
 from autopar.text.tables import table
 
 from . import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, percentile, planned, verdict, worst
+from .replay import replay
 
 REDUCED = 8
 ERROR = 0.3

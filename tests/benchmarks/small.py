@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autopar.planner import place
-from autopar.planner.exact import exact
-from autopar.planner.exact.result import EFFORT
+from autopar.planner.exact import Params, exact
 from autopar.planner.formats import read
 from autopar.planner.model.orders import kept
 from autopar.planner.model.problem import Problem
@@ -22,6 +21,7 @@ from .judging import Asked, Data, Goal, Judged, by_policy, median, planned, verd
 REDUCED = 12
 CEILING = 1.0
 """Seconds that planning may take, and those given as `budget_s` where a proof is not to take longer."""
+EFFORT = Params().effort
 QUICK = 1.0
 """What the solver may spend on each graph in the reduced size, in its own deterministic time, instead of `EFFORT`."""
 PROOF = 20.0
@@ -143,7 +143,7 @@ def solve(graph: Data, effort: float) -> Data:
     """What CP-SAT makes of the best plan in which every task is computed once."""
     start = time.process_time()
     costed = read(graph)
-    found = exact(Problem(costed), kept(place(costed, steps=STEPS)), effort=effort)
+    found = exact(Problem(costed), kept(place(costed, steps=STEPS)), Params(effort=effort))
     return {
         "exact": found.makespan,
         "proven_bound": found.lower_bound,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from benchmarks.strict_model.graph import classes
+
 from autopar.planner.formats.dnn_partitioning import Partitioning, partitioning
 
 
@@ -54,6 +56,6 @@ def graph(seed: int, **more: Any) -> Partitioning:
 
 def placements(graph: Partitioning, devices: int) -> Iterator[list[int]]:
     """Every placement of the classes on so many devices, as the device of each node."""
-    classes, group = graph.classes()
-    for at in product(range(devices), repeat=len(classes)):
+    found, group = classes(graph)
+    for at in product(range(devices), repeat=len(found)):
         yield [at[c] for c in group]

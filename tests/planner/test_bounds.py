@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
+from autopar.planner.bounds.ancestors import local
 from autopar.planner.bounds.critical_path import ways
-from autopar.planner.bounds.local import local
 from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
 from autopar.planner.model.problem import Problem

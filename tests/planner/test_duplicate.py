@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from benchmarks import instances
+from benchmarks.replay import replay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly
@@ -18,7 +19,6 @@ from autopar.planner.duplication.duplicates import again
 from autopar.planner.duplication.greedy import duplicate, with_copies, worthwhile
 from autopar.planner.duplication.originals import once
 from autopar.planner.formats import described, read
-from autopar.planner.formats.replay import replay
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.problem import Problem

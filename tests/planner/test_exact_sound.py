@@ -14,7 +14,6 @@ from autopar.errors import PlanError
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.bounds.load import load
 from autopar.planner.exact import exact
-from autopar.planner.exact.joins import joined
 from autopar.planner.formats import read
 from autopar.planner.model.memory import memory
 from autopar.planner.model.problem import Problem
@@ -24,11 +23,9 @@ from autopar.planner.scheduling import schedule
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
 from autopar.planner.exact.memory import cap  # noqa: E402
-from autopar.planner.exact.model import Model  # noqa: E402
-from autopar.planner.exact.prices import price  # noqa: E402
-from autopar.planner.exact.solve import solver  # noqa: E402
+from autopar.planner.exact.model import Model, Units, price, solver  # noqa: E402
 from autopar.planner.exact.transfers import Transfers  # noqa: E402
-from autopar.planner.exact.units import Units  # noqa: E402
+from autopar.planner.exact.windows import joined  # noqa: E402
 
 UNITS = 10_000
 

@@ -10,6 +10,7 @@ from partitionings import data
 from taskfiles import link
 
 from autopar.planner.candidates import Race
+from autopar.planner.contiguous import parts
 from autopar.planner.formats import described as written
 from autopar.planner.formats.dnn_partitioning import described, partitioning
 from autopar.planner.formats.graph_file import costed
@@ -17,7 +18,6 @@ from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.memory import memory
 from autopar.planner.model.problem import Problem
-from autopar.planner.partition.placements import parts
 from autopar.planner.scheduling import schedule
 from autopar.planner.search.packed import State, pack
 
@@ -99,7 +99,7 @@ def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, he
 
 def test_parts_hold_their_state():
     problem = race_of(short(10)).problem
-    for placement in parts(problem, 20_000):
+    for placement in parts(problem):
         for d, cap in enumerate(problem.caps):
             held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in problem.kept[r])
             assert cap is None or held <= cap
@@ -122,4 +122,4 @@ def test_parts_of_what_cannot_fit_are_none():
         "devices": [{"name": "p", "memory_bytes": 15}, {"name": "q", "memory_bytes": 0}],
         "links": [link("p", "q"), link("q", "p")],
     }
-    assert list(parts(Problem(costed(graph)), 20_000)) == []
+    assert list(parts(Problem(costed(graph)))) == []

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from benchmarks import instances
 from benchmarks.judging import by_direction, planned, unwired
+from benchmarks.replay import replay
 
 from autopar.planner.formats import read
-from autopar.planner.formats.replay import replay
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.nondelay import crowded, nondelay
 from autopar.planner.model.problem import Problem

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
+from benchmarks.replay import replay
 from taskfiles import link, planned, small
 
 from autopar.planner import place
 from autopar.planner.formats import described, read
-from autopar.planner.formats.replay import replay
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.simulator import Schedule
 

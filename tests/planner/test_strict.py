@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from benchmarks.strict_model import named, strict_latency, strict_load
+from benchmarks.strict_model.calls import Calls, Reach, blocks, ones
 from benchmarks.strict_model.plan import OBJECTIVES, strict_plan, strict_throughput
 from partitionings import data, graph, placements
 
@@ -13,8 +14,6 @@ from autopar.errors import MemoryCapError, PlanError
 from autopar.planner.formats import described as written
 from autopar.planner.formats.dnn_partitioning import described, partitioning
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.partition.calls import Calls, Reach, blocks, ones
-from autopar.planner.partition.contiguous import contiguous
 from autopar.planner.scheduling import schedule
 
 
@@ -93,7 +92,7 @@ def test_the_greedy_fill_and_one_call_for_all_are_never_better():
         if all(calls.able):
             assert plan.makespan <= strict_latency(found, [1] * len(found.nodes)) + 1e-12
         line = blocks([list(own) for own in calls.before])
-        assert plan.makespan <= calls.latency(contiguous(calls, line)) + 1e-12
+        assert plan.makespan <= calls.latency(calls.split(line)) + 1e-12
 
 
 def test_hulls_and_blocks():

@@ -10,17 +10,14 @@ from taskfiles import link, randomly
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import place
+from autopar.planner.contiguous import crossing
 from autopar.planner.formats import described, plain, read, text
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.toposort import early, late
-from autopar.planner.partition.segments import crossing
 from autopar.planner.scheduling import schedule
 from autopar.planner.throughput import Hop, Loads, Value, balance, bound
-from autopar.planner.throughput.balance import splits
-from autopar.planner.throughput.in_flight import apart
-from autopar.planner.throughput.lanes import busiest, share
-from autopar.planner.throughput.loads import Standing
-from autopar.planner.throughput.objective import busy, loads_of, throughput
+from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
+from autopar.planner.throughput.objective import apart, busy, throughput
 
 
 def told(plan, graph):
@@ -225,7 +222,6 @@ def test_what_fills_all_devices_is_packed():
     loads = Loads(
         [[1.0] * 4] * count, [1] * 4, [], [[()] * 4] * 4, 4, [[n] * 4 for n in sizes], [cap] * 4, range(count)
     )
-    assert all(Standing(loads, at).over for at in splits(loads))
     at, cut = balance(loads, until=0.0)
     assert cut and at and not Standing(loads, at).over
 
@@ -343,4 +339,4 @@ def test_branches_stay_together_whatever_the_order_of_the_file():
         ],
     }
     loads = loads_of(Problem(read(graph)))[0]
-    assert min(Standing(loads, at).period for at in splits(loads)) <= chains * length / 2 * 1e-3 * 1.02
+    assert Standing(loads, balance(loads)[0]).period <= chains * length / 2 * 1e-3 * 1.02

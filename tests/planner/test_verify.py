@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
+from benchmarks.replay import replay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, planned, randomly, small
 
 from autopar.errors import MemoryCapError
 from autopar.planner.formats import described
-from autopar.planner.formats.replay import replay
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import replace
 
 import numpy as np
 
 from ..model.problem import Problem
-from .antichains import LARGEST, crowded
+from .ancestors import LARGEST, crowded, local
 from .critical_path import Ways, ways
-from .energy import energy
-from .load import Load, load
-from .local import local
+from .load import Load, evenly, load
 from .traffic import traffic
-from .trivial import evenly
 
 __all__ = ["lower_bound", "worth"]
 
@@ -32,10 +28,8 @@ def lower_bound(problem: Problem) -> float:
     The longest way through the graph if queues and wires were never busy (`ways`), on graphs of up to 2,000 runs with
     what each run must have on its own device to start early (`local`); the load of devices, wires and memories when it
     is shared out at best (`load`), where wires are crowded with what must cross them between runs (`traffic`); what
-    comes before and after each run, on graphs of up to 1,000 runs (`crowded`); what must be done within some span of
-    time, on graphs of up to 2,000 (`energy`); all work over all lanes (`evenly`); and the host's dispatch of every run.
-    Near linear in reads times devices
-    squared, but for `local`, `crowded` and `energy`.
+    comes before and after each run, on graphs of up to 1,000 runs (`crowded`); all work over all lanes (`evenly`); and
+    the host's dispatch of every run. Near linear in reads times devices squared, but for `local` and `crowded`.
     """
     way = ways(problem)
     if not problem.runs or way.length == math.inf:
@@ -50,9 +44,7 @@ def lower_bound(problem: Problem) -> float:
         way = local(problem, way)
     unit = _unit(problem)
     bound = max(way.length, shared.seconds, evenly(problem), sum(problem.dispatch))
-    bound = _up(traffic(problem, way, shared, bound), unit)
-    way = _raised(problem, way, shared, unit)
-    return _up(energy(problem, way, shared, max(bound, way.length)), unit)
+    return _up(max(traffic(problem, way, shared, bound), _crowded(problem, way, shared, unit)), unit)
 
 
 def worth(problem: Problem) -> tuple[list[float], float]:
@@ -68,20 +60,19 @@ def worth(problem: Problem) -> tuple[list[float], float]:
     return price.tolist(), shared.seconds / length if length > 0 else math.inf
 
 
-def _raised(problem: Problem, way: Ways, shared: Load, unit: float) -> Ways:
-    """The heads and tails, with what shares the machine before and after each run."""
+def _crowded(problem: Problem, way: Ways, shared: Load, unit: float) -> float:
+    """The longest way through the graph in seconds, with what shares the machine before and after each run."""
     lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
     whole = float(shared.price @ lanes)
     if problem.runs > LARGEST or not whole > 0:
-        return way
+        return 0.0
     able = np.isfinite(way.seconds)
     share = np.where(able, np.where(able, way.seconds, 0.0) * shared.price, np.inf).min(axis=1) / whole
     quickest = way.seconds.min(axis=1)
     head = crowded(problem.before, quickest, share, way.head.min(axis=1), unit)
     tail = crowded(problem.after, quickest, share, way.tail.min(axis=1), unit)
-    head, tail = np.maximum(way.head, head[:, None]), np.maximum(way.tail, tail[:, None])
-    length = float((head + way.seconds + tail).min(axis=1).max())
-    return replace(way, head=head, tail=tail, length=max(way.length, length))
+    with_all = np.maximum(way.head, head[:, None]) + way.seconds + np.maximum(way.tail, tail[:, None])
+    return float(with_all.min(axis=1).max())
 
 
 def _up(bound: float, unit: float) -> float:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.problem import Hop, Problem
+from ..model.problem import Problem
 from .critical_path import Floats, Ints, Ways, repeats
-from .min_cut import Entrances
 
 ROUNDS = 200
 """Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
@@ -143,6 +142,27 @@ def _state(problem: Problem) -> Floats:
     return found
 
 
+def evenly(problem: Problem) -> float:
+    """Seconds of the lanes of some devices, at the least, for the runs that can be on no others, each at its cheapest.
+
+    Of all devices together, and of every set of devices that some run is bound to. Whatever prices `load` ends with,
+    it need not reach these: prices of wires take away from those of lanes. O(R D) for each set.
+    """
+    lanes = [len(names) for names in problem.lane_names]
+    sets = {tuple(range(len(lanes))), *problem.able}
+    work: dict[tuple[int, ...], float] = {}
+    for r, able in enumerate(problem.able):
+        least = min(
+            min((taken * s for taken, s in problem.modes.get((r, d), ())), default=problem.seconds[r][d])
+            for d in able
+        )
+        work[able] = work.get(able, 0.0) + least
+    return max(
+        sum(own for able, own in work.items() if {*able} <= {*some}) / sum(lanes[d] for d in some)
+        for some in sets
+    )
+
+
 class Crossings:
     """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`.
 
@@ -186,7 +206,7 @@ class Crossings:
         return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
 
     def expected(self, at: Floats) -> Floats:
-        """The same when each run is on each device as often as `at` (R, D) says."""
+        """Seconds of each wire when each run is on each device as often as `at` (R, D) says, from 0 to 1."""
         return self._sum(at[self.run, self.device] * self.seconds)
 
     def _sum(self, spent: Floats) -> Floats:
@@ -198,48 +218,44 @@ class Crossings:
 def crossings(problem: Problem) -> Crossings:
     """What crosses wires because one end of it is where it must be: inputs, deliveries, and runs with one device.
 
-    A value comes to a device once, so that of a transfer for one of k readers each pays 1/k. Where it may come over
-    several wires none is charged.
+    Whatever way a value takes, it enters a device by one of the links that lead there: where these share a queue or a
+    wire it takes at least as long there as over the quickest. A value comes to a device once, so that of a transfer
+    for one of k readers each pays 1/k.
     """
     only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.able]
+    entrances = [_entrances(problem, d) for d in range(len(problem.devices))]
     number = problem.wires + len(problem.copy_lanes)
     found = Crossings(number, len(problem.devices))
-    entrances = Entrances(problem)
-
-    def each(hops: tuple[Hop, ...], v: int) -> list[tuple[int, float]]:
-        seconds = [(hop, hop.seconds(problem.bytes[v])) for hop in hops]
-        on_wires = [(hop.wire, s) for hop, s in seconds if hop.wire >= 0]
-        return on_wires + [(problem.wires + hop.lane, s) for hop, s in seconds if hop.lane >= 0]
-
     for v, readers in enumerate(problem.readers if number else ()):
-        maker, held = problem.maker[v], problem.values[v] in problem.holders
+        maker = problem.maker[v]
         source = problem.home[v] if maker < 0 else only[maker]
         wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
-        if held:
+        if problem.values[v] in problem.holders:
             continue
         # A maker that may be repeated may be so wherever its value is wanted.
         if source < 0 and (not wanted or repeats(problem, maker)):
             found.uncounted.append(v)
             continue
-        if source < 0:
-            for e in problem.able[maker]:
-                seen: set[Hop] = set()
-                for d in wanted:
-                    hops = [hop for hop in entrances.between(e, d) if hop not in seen]
-                    seen.update(hops)
-                    for wire, seconds in each(tuple(hops), v):
-                        found.add(maker, e, wire, seconds)
-            continue
-        seen = set()
+        pays = [(maker, e) for e in problem.able[maker]] if source < 0 else [(-1, source)]
         for d in wanted:
-            hops = [hop for hop in entrances.between(source, d) if hop not in seen]
-            seen.update(hops)
-            for wire, seconds in each(tuple(hops), v):
-                found.add(-1, d, wire, seconds)
-        free = [r for r in readers if only[r] < 0]
+            for wire, latency, s_per_byte in entrances[d]:
+                for r, e in pays:
+                    if e != d:
+                        found.add(r, e, wire, latency + problem.bytes[v] * s_per_byte)
+        free = [r for r in readers if only[r] < 0] if source >= 0 else []
         for r in free:
             for d in problem.able[r]:
-                hops = [hop for hop in entrances.between(source, d) if hop not in seen]
-                for wire, seconds in each(tuple(hops), v):
-                    found.add(r, d, wire, seconds / len(free))
+                for wire, latency, s_per_byte in entrances[d] if d != source and d not in wanted else ():
+                    found.add(r, d, wire, (latency + problem.bytes[v] * s_per_byte) / len(free))
     return found.close()
+
+
+def _entrances(problem: Problem, d: int) -> list[tuple[int, float, float]]:
+    """The wires and queues that all links into a device take, with the least latency and seconds per byte."""
+    into = [link for row in problem.route for link in row[d] or () if link.dst == d]
+    latency = min((link.latency_s for link in into), default=0.0)
+    s_per_byte = min((link.s_per_byte for link in into), default=0.0)
+    wires, queues = {link.wire for link in into}, {link.lane for link in into}
+    shared = [*wires] if len(wires) == 1 else []
+    shared += [queue + problem.wires if queue >= 0 else -1 for queue in queues if len(queues) == 1]
+    return [(wire, latency, s_per_byte) for wire in shared if wire >= 0]

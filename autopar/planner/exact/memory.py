@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from .literals import Literal
-from .model import Model
+from .model import Literal, Model
 from .transfers import Transfers
 
 MOST = 2**52

@@ -1,19 +1,102 @@
-"""A problem as a model of CP-SAT: where each run is, when it starts, and what then travels."""
+"""A problem as a model of CP-SAT: where each run is, when it starts, and what the work takes at the least."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ortools.sat.python import cp_model
 
 from ..bounds.critical_path import Ways
+from ..bounds.load import Load
 from ..model.problem import Problem
 from ..model.simulator import Play
-from .literals import Literal, Literals
-from .units import Units
+
+SCALE = 1000
+"""Whole prices add up to about this: the solver has no fractions."""
+
+Literal = Any
+"""True, False, a Boolean variable or its negation."""
+
+
+class Units:
+    """A length of `unit` seconds counts as one; every duration is rounded down.
+
+    A schedule in seconds then maps, its starts rounded down too, to one in units that keeps every constraint and
+    is not longer: floor(s) + floor(p) ≤ floor(s + p). So the optimum in units is a bound on that in seconds.
+    """
+
+    def __init__(self, horizon: float, count: int) -> None:
+        self.unit = horizon / count
+        self.horizon = self.ceil(horizon)
+
+    def floor(self, seconds: float) -> int:
+        """Whole units in some seconds, a hair's breadth below them counting as them. What is longer than the horizon
+        counts as one more than that, as the solver takes no larger numbers."""
+        return math.floor(min(seconds / self.unit * (1 + 1e-12), self.horizon + 1))
+
+    def ceil(self, seconds: float) -> int:
+        """Units that cover some seconds."""
+        return math.ceil(seconds / self.unit * (1 - 1e-12))
+
+    def seconds(self, units: int) -> float:
+        """Units in seconds."""
+        return units * self.unit
+
+
+class Literals:
+    """Boolean variables of `cp`, hinted as they are given."""
+
+    def __init__(self, cp: cp_model.CpModel) -> None:
+        self.cp = cp
+        self._known: dict[int, bool] = {}
+        self._made: dict[tuple[int, ...], Literal] = {}
+
+    def new(self, name: str, hint: bool) -> Literal:
+        """A variable that the best known schedule sets to `hint`."""
+        variable = self.cp.new_bool_var(name)
+        self.cp.add_hint(variable, hint)
+        self._known[variable.index] = hint
+        return variable
+
+    def hint(self, literal: Literal) -> bool:
+        """What the best known schedule makes of a literal."""
+        if isinstance(literal, bool):
+            return literal
+        index = literal.index
+        return self._known[index] if index >= 0 else not self._known[-index - 1]
+
+    def no(self, literal: Literal) -> Literal:
+        """The negation."""
+        return not literal if isinstance(literal, bool) else ~literal
+
+    def any(self, literals: Iterable[Literal], name: str = "any") -> Literal:
+        """True where one of `literals` is."""
+        some: dict[int, Literal] = {}
+        for literal in literals:
+            if literal is True:
+                return True
+            if literal is not False:
+                some[literal.index] = literal
+        if any(-index - 1 in some for index in some):
+            return True
+        if len(some) < 2:
+            return next(iter(some.values()), False)
+        key = tuple(sorted(some))
+        if key not in self._made:
+            found = self.new(name, any(self.hint(literal) for literal in some.values()))
+            self.cp.add_bool_or(*some.values(), ~found)
+            for literal in some.values():
+                self.cp.add_implication(literal, found)
+            self._made[key] = found
+        return self._made[key]
+
+    def all(self, literals: Iterable[Literal], name: str = "all") -> Literal:
+        """True where all of `literals` are."""
+        return self.no(self.any([self.no(literal) for literal in literals], name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +249,43 @@ class Model:
 def total(terms: list[tuple[int, Literal]]) -> Any:
     """The sum of the sizes whose literals hold."""
     return sum(size * int(when) if isinstance(when, bool) else size * when for size, when in terms)
+
+
+def price(model: Model, load: Load) -> None:
+    """Keep the schedule as long as its work at the prices that prove most (`load`).
+
+    The cheapest device of each run is what must be paid; a dearer one takes of what is left, as reduced costs do, so
+    that where the load is what makes a schedule long few runs have a choice.
+    """
+    problem = model.problem
+    prices = [round(SCALE * own) for own in load.price.tolist()]
+    lanes = [len(names) for names in problem.lane_names]
+    least, more = 0, []
+    for r in range(problem.runs):
+        costs = [
+            (prices[d] * lanes_taken * size, when)
+            for d in model.on[r]
+            for lanes_taken, size, when in model.modes[r, d]
+        ]
+        cheapest = min(cost for cost, _ in costs)
+        least += cheapest
+        more += [(cost - cheapest, when) for cost, when in costs if cost > cheapest]
+    for d, own in enumerate(prices):
+        least += own * lanes[d] * model.around(("device", d))
+    paid = sum(own * count for own, count in zip(prices, lanes))
+    if paid:
+        model.cp.add(paid * model.makespan >= least + total(more))
+
+
+def solver(effort: float, until: float) -> cp_model.CpSolver:
+    """A solver that stops when `effort` is spent, or at a time of the monotonic clock."""
+    own = cp_model.CpSolver()
+    parameters = own.parameters
+    parameters.random_seed = 0
+    parameters.max_deterministic_time = effort
+    if until < math.inf:
+        parameters.max_time_in_seconds = max(0.0, until - time.monotonic())
+    # Clauses learnt from conflicts prove these schedules; the linear relaxation costs more than it tells.
+    parameters.num_workers = 1
+    parameters.linearization_level = 0
+    return own

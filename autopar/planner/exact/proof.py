@@ -6,25 +6,27 @@ import math
 import time
 from dataclasses import replace
 
+from ortools.sat.python import cp_model
+
 from ...ir.sound import sound
 from ..bounds import lower_bound
 from ..bounds.critical_path import ways
 from ..bounds.load import load
 from ..model.memory import memory
 from ..model.problem import Problem
-from ..model.simulator import Play, Schedule
-from .joins import joined
-from .result import STAGES, TOLERANCE, Exact
-from .solve import Known, solve
-from .units import Units
-from .windows import narrowed
+from ..model.simulator import Move, Play, Schedule
+from . import Exact, Params
+from .memory import cap
+from .model import Model, Units, price, solver
+from .transfers import Transfers
+from .windows import joined, narrowed
 
 
 class Proof:
     """The best schedule known, a bound for schedules that do every run once, and what is left of the effort."""
 
     def __init__(
-        self, problem: Problem, start: Schedule, bound: float, effort: float, budget_s: float | None
+        self, problem: Problem, start: Schedule, bound: float, params: Params, budget_s: float | None
     ) -> None:
         began = time.monotonic()
         self.problem, self.schedule, self.best = problem, start, Play(problem, start)
@@ -32,16 +34,16 @@ class Proof:
         self.load = load(problem, self.ways)
         self.bound = 0.0
         self._raise(max(bound, lower_bound(problem), self.ways.length, self.load.seconds))
-        self.effort, self.spent = effort, 0.0
+        self.params, self.spent = params, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # What a model takes to be made is not cut short, and takes less than all this.
         self._last = self._until - (time.monotonic() - began)
-        self._stage = 0
+        self._stages = list(params.stages)
 
     @property
     def optimal(self) -> bool:
-        """Whether no schedule is shorter by more than `TOLERANCE`."""
-        return self.best.makespan <= self.bound * (1 + TOLERANCE)
+        """Whether no schedule is shorter by more than the tolerance."""
+        return self.best.makespan <= self.bound * (1 + self.params.tolerance)
 
     @property
     def late(self) -> bool:
@@ -51,7 +53,7 @@ class Proof:
     @property
     def going(self) -> bool:
         """Whether there is something left to prove, and to spend on it."""
-        return not self.optimal and not self.late and self.spent < self.effort and self._stage < len(STAGES)
+        return not self.optimal and not self.late and self.spent < self.params.effort and bool(self._stages)
 
     def known(self) -> Exact:
         """What is known now."""
@@ -59,41 +61,50 @@ class Proof:
 
     def solve(self, effort: float) -> None:
         """Look for a shorter schedule, or a proof that there is none, for so much effort at most."""
-        until = min(self.effort, self.spent + effort)
-        for stage, (count, share) in enumerate(STAGES):
+        until = min(self.params.effort, self.spent + effort)
+        for stage in list(self._stages):
             if not self.going or self.spent >= until:
                 return
-            if stage < self._stage:
-                continue
-            found = solve(
-                self.problem,
-                Known(self.best, replace(self.ways, length=self.bound), self.load),
-                self._below,
-                Units(self.best.makespan, count),
-                (until - self.spent) * share,
-                self._until,
-            )
-            self.spent += found.effort
-            self._stage = stage + 1 if found.done else self._stage
-            self._raise(found.bound)
-            if found.schedule:
-                play = Play(self.problem, found.schedule)
-                if play.makespan < self.best.makespan and _fits(self.problem, play):
-                    self.schedule, self.best = found.schedule, play
-                    self._raise(self.bound)
+            count, share = stage
+            if self._solved(Units(self.best.makespan, count), (until - self.spent) * share):
+                self._stages.remove(stage)
 
     def narrow(self, effort: float) -> None:
         """Look for longer heads and tails, for so much effort at most."""
-        effort = min(effort, self.effort - self.spent)
-        found = narrowed(self.problem, self.best, self.ways, self._below, effort, self._last)
-        self.spent += found.effort
-        self.ways = found.ways
-        self._raise(found.ways.length)
+        effort = min(effort, self.params.effort - self.spent)
+        self.ways, spent = narrowed(self.problem, self.best, self.ways, self._below, effort, self._last)
+        self.spent += spent
+        self._raise(self.ways.length)
+
+    def _solved(self, units: Units, effort: float) -> bool:
+        """Whether one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
+        ceiling in seconds."""
+        problem, aim = self.problem, units.floor(self._below)
+        model = Model(problem, units, self.best, replace(self.ways, length=self.bound), aim)
+        transfers = Transfers(model)
+        model.limit()
+        price(model, self.load)
+        if problem.tight:
+            cap(model, transfers)
+        own = solver(effort, self._until)
+        status = own.solve(model.cp)
+        self.spent += own.response_proto.deterministic_time
+        if status == cp_model.INFEASIBLE:
+            self._raise(units.seconds(aim + 1))
+            return True
+        self._raise(units.seconds(min(max(model.floor, round(own.best_objective_bound)), aim + 1)))
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            schedule = read(model, transfers, own)
+            play = Play(problem, schedule)
+            if play.makespan < self.best.makespan and _fits(problem, play):
+                self.schedule, self.best = schedule, play
+                self._raise(self.bound)
+        return bool(status == cp_model.OPTIMAL)
 
     @property
     def _below(self) -> float:
         """Seconds of the longest schedule that is still sought."""
-        return self.best.makespan / (1 + TOLERANCE)
+        return self.best.makespan / (1 + self.params.tolerance)
 
     def _raise(self, bound: float) -> None:
         self.bound = sound(max(self.bound, bound), self.best.makespan)
@@ -102,3 +113,38 @@ class Proof:
 def _fits(problem: Problem, play: Play) -> bool:
     used = memory(problem, play) if problem.tight else ()
     return all(one.cap is None or one.peak <= one.cap for one in used)
+
+
+def read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:
+    """The orders of all queues; of things at one moment those that take no time come first, then by graph order."""
+    problem = model.problem
+    lanes: dict[str, list[str]] = {lane: [] for names in problem.lane_names for lane in names}
+    free = dict.fromkeys(lanes, 0)
+    device = [next(d for d, here in row.items() if solver.boolean_value(here)) for row in model.on]
+    start = [solver.value(start) for start in model.start]
+    end = [solver.value(end) for end in model.end]
+    for r in sorted(range(problem.runs), key=lambda r: (start[r], end[r], r)):
+        d = device[r]
+        wide = next(n for n, _, when in model.modes[r, d] if solver.boolean_value(when))
+        # The lane that has been free for the shortest time; one that is taken is so for a rounding error.
+        own = sorted(problem.lane_names[d], key=lambda lane: (free[lane] > start[r], -free[lane]))
+        for lane in own[:wide]:
+            lanes[lane].append(problem.names[r])
+            free[lane] = end[r]
+    moves: dict[str, list[tuple[int, int, int, Move]]] = {}
+    for (v, target), brings in transfers.brings.items():
+        for when, via, queue, size in brings:
+            if queue >= 0 and solver.boolean_value(when):
+                maker = problem.maker[v]
+                source = via if via >= 0 else device[maker] if maker >= 0 else problem.home[v]
+                begin = solver.value(transfers.start[v, target])
+                move = problem.values[v], problem.devices[source], problem.devices[target]
+                moves.setdefault(problem.copy_lanes[queue], []).append((begin, begin + size, maker, move))
+    return Schedule(
+        "exact",
+        {lane: tuple(names) for lane, names in lanes.items()},
+        {
+            queue: tuple(move for *_, move in sorted(entries, key=lambda entry: entry[:3]))
+            for queue, entries in moves.items()
+        },
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import PlanError
-from . import fields
+from .fields import Entry, known
 
 BYTES_PER_S = 1e-3
 """What a link of the graph file carries: costs are given in time alone, and accelerators hold the sizes of their nodes
@@ -52,21 +52,6 @@ class Partitioning:
     cpus: int
     cap: int
 
-    def classes(self) -> tuple[list[list[int]], list[int]]:
-        """The nodes, by position, of each class that shares a device, in the order of their first, and the class of
-        each node."""
-        number: dict[tuple[str, object], int] = {}
-        found: list[list[int]] = []
-        of = []
-        for v, node in enumerate(self.nodes):
-            key = ("own", v) if node.color is None else ("color", node.color)
-            if key not in number:
-                number[key] = len(found)
-                found.append([])
-            found[number[key]].append(v)
-            of.append(number[key])
-        return found, of
-
 
 def is_partitioning(data: Any) -> bool:
     """Whether parsed JSON is of this set."""
@@ -75,50 +60,35 @@ def is_partitioning(data: Any) -> bool:
 
 def partitioning(data: Mapping[str, Any]) -> Partitioning:
     """The numbers of a graph of the set; PlanError says what is not as it should be."""
-    nodes: list[Node] = []
-    position: dict[str, int] = {}
-    for index, item in enumerate(fields.items(data["nodes"], '"nodes"')):
-        entry = fields.row(item, "nodes[{}]", index)
-        name = str(fields.need(entry, "id", "nodes[{}]", index))
-        if name in position:
+    graph = Entry(data, "the graph")
+    nodes: dict[str, Node] = {}
+    for entry in graph.entries("nodes"):
+        name = str(entry.need("id"))
+        if name in nodes:
             raise PlanError(f"two nodes have the id {name}; give each an id of its own")
-        cpu, accelerator = (
-            fields.seconds(fields.need(entry, key, "node {}", name), "{} of node {}", key, name) / 1e3
-            for key in ("cpuLatency", "fpgaLatency")
+        entry.called = f"node {name}"
+        cpu, accelerator = (entry.seconds(key) / 1e3 for key in ("cpuLatency", "fpgaLatency"))
+        color = entry.data.get("colorClass")
+        nodes[name] = Node(
+            name,
+            cpu,
+            accelerator if entry.data.get("supportedOnFpga", True) else None,
+            entry.nbytes("size", 0),
+            bool(entry.data.get("isBackwardNode", False)),
+            None if color is None else str(color),
         )
-        color = entry.get("colorClass")
-        position[name] = len(nodes)
-        nodes.append(
-            Node(
-                name,
-                cpu,
-                accelerator if entry.get("supportedOnFpga", True) else None,
-                fields.nbytes(entry.get("size", 0), "size of node {}", name),
-                bool(entry.get("isBackwardNode", False)),
-                None if color is None else str(color),
-            )
-        )
+    position = {name: index for index, name in enumerate(nodes)}
     edges = []
-    for index, item in enumerate(fields.items(data["edges"], '"edges"')):
-        entry = fields.row(item, "edges[{}]", index)
+    for entry in graph.entries("edges"):
         src, dst = (
-            fields.known(
-                str(fields.need(entry, end, "edges[{}]", index)),
-                position,
-                "node",
-                "{} of edges[{}]",
-                end,
-                index,
-            )
+            known(str(entry.need(end)), position, "node", f"{end!r} of {entry.called}")
             for end in ("sourceId", "destId")
         )
-        cost = fields.need(entry, "cost", "edges[{}]", index)
-        edges.append(Edge(src, dst, fields.seconds(cost, "cost of edges[{}]", index) / 1e3))
-    accelerators, cpus = (
-        fields.count(fields.need(data, key, "the graph"), key, least=0) for key in ("maxFPGAs", "maxCPUs")
+        edges.append(Edge(src, dst, entry.seconds("cost") / 1e3))
+    accelerators, cpus = (graph.count(key, least=0) for key in ("maxFPGAs", "maxCPUs"))
+    return Partitioning(
+        tuple(nodes.values()), tuple(edges), accelerators, cpus, graph.nbytes("maxSizePerFPGA")
     )
-    cap = fields.nbytes(fields.need(data, "maxSizePerFPGA", "the graph"), "maxSizePerFPGA")
-    return Partitioning(tuple(nodes), tuple(edges), accelerators, cpus, cap)
 
 
 def described(graph: Partitioning) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Fields of a graph file, read one at a time, each with the sentence that says what is wrong with it.
-
-What a field is called comes as a template and what fills it, so that nothing is put together for files without fault.
-"""
+"""Fields of the objects of a file, each with the sentence that says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -18,52 +15,102 @@ from ...system.jsonfile import short, whole
 LARGEST = 1e30
 """What no number of a file may exceed, so that sums of them stay finite."""
 SMALLEST = 1e-300
-"""Smallest time that counts: dividing by less overflows."""
+"""Smallest time in seconds that counts: dividing by less overflows."""
 MANY = 1_000_000
 """What no number of things may exceed, as each has a name of its own."""
 
-
-def row(data: Any, what: str, *of: Any, such: str = "{…}") -> Mapping[str, Any]:
-    """An object of the file, which looks as `such`."""
-    if type(data) is dict or isinstance(data, Mapping):
-        return cast(Mapping[str, Any], data)
-    raise PlanError(f"{what.format(*of)} is {short(data)}; it must be an object such as {such}")
+_NEEDED: Any = object()
 
 
-def rows(data: Mapping[str, Any], key: str, lists: Sequence[str]) -> Sequence[Any]:
-    """A list of the file, by its key; `lists` are those it must have."""
-    if key not in data:
-        needed = " and ".join((", ".join(f'"{name}"' for name in lists[:-1]), f'"{lists[-1]}"'))
-        raise PlanError(f'the graph has no "{key}"; it needs the lists {needed}')
-    return items(data[key], '"{}"', key)
+class Entry:
+    """An object of a file, and what it is `called` in error messages.
 
+    Each method reads one field, which must be there unless a default is given; a default is returned as it is.
+    """
 
-def items(value: Any, what: str, *of: Any) -> Sequence[Any]:
-    """A list."""
-    if not isinstance(value, (list, tuple)):
-        raise PlanError(f"{what.format(*of)} is {short(value)}; it must be a list")
-    return value
+    __slots__ = ("called", "data")
 
+    def __init__(self, data: Any, called: str, such: str = "{…}") -> None:
+        if type(data) is not dict and not isinstance(data, Mapping):
+            raise PlanError(f"{called} is {short(data)}; it must be an object such as {such}")
+        self.data: Mapping[str, Any] = data
+        self.called = called
 
-def need(data: Mapping[str, Any], key: str, where: str, *of: Any) -> Any:
-    """What an object has under `key`, or PlanError."""
-    if key in data:
-        return data[key]
-    near = get_close_matches(key, [other for other in data if isinstance(other, str)], 1, 0.8)
-    meant = f"is {near[0]!r} meant to be it?" if near else f"add {key!r} to it"
-    raise PlanError(f"{where.format(*of)} has no {key!r}; {meant}")
+    def name(self, kind: str, words: Set[str], key: str = "id") -> str:
+        """The name under `key`, by which it is called from then on; `words` are the keys that the format has, and one
+        that is nearly one of those that are missing is refused, as what it says would go unheard."""
+        found: str = self.text(key)
+        self.called = f"{kind} {found!r}"
+        self.spelt(words)
+        return found
 
+    def spelt(self, words: Set[str]) -> None:
+        """Refuse a key that is none of `words` and nearly one that is missing."""
+        for key in () if self.data.keys() <= words else self.data:
+            near = None if key in words else _meant(key, words)
+            if near is not None and near not in self.data:
+                raise PlanError(
+                    f"{self.called} has {key!r}, which the format does not know; write {near!r}, or another name"
+                )
 
-def spelt(data: Mapping[str, Any], words: Set[str], where: str, *of: Any) -> None:
-    """Refuse a key that is none of `words` and nearly one that is missing: what it says would go unheard."""
-    if data.keys() <= words:
-        return
-    for key in data:
-        near = None if key in words else _meant(key, words)
-        if near is not None and near not in data:
-            raise PlanError(
-                f"{where.format(*of)} has {key!r}, which the format does not know; write {near!r}, or another name"
-            )
+    def need(self, key: str) -> Any:
+        """What is there under a key."""
+        if key in self.data:
+            return self.data[key]
+        near = get_close_matches(key, [other for other in self.data if isinstance(other, str)], 1, 0.8)
+        meant = f"is {near[0]!r} meant to be it?" if near else f"add {key!r} to it"
+        raise PlanError(f"{self.called} has no {key!r}; {meant}")
+
+    def text(self, key: str, default: Any = _NEEDED) -> Any:
+        """A name."""
+        value = self.data.get(key, default)
+        if value is default and default is not _NEEDED:
+            return default
+        if type(value) is str and value and value.isascii():
+            return value
+        return text(self.need(key), f"{key!r} of {self.called}")
+
+    def seconds(self, key: str) -> float:
+        """A finite number of seconds from 0 on; one too small to divide by (below 1e-300) is 0."""
+        return seconds(self.need(key), f"{key!r} of {self.called}")
+
+    def number(self, key: str, unit: str) -> float:
+        """A finite number from 0 on."""
+        return number(self.need(key), unit, f"{key!r} of {self.called}")
+
+    def nbytes(self, key: str, default: Any = _NEEDED) -> Any:
+        """A finite number of bytes from 0 on. Fractions are kept: graphs made of random weights have them."""
+        value = self.data.get(key, default)
+        if (type(value) is int and 0 <= value <= LARGEST) or (value is default and default is not _NEEDED):
+            return value
+        found = number(self.need(key), "bytes", f"{key!r} of {self.called}")
+        return int(found) if found == int(found) else found
+
+    def count(self, key: str, least: int = 1, default: Any = _NEEDED) -> int:
+        """A whole number of things, from `least` to `MANY`."""
+        value = self.data.get(key, default) if default is not _NEEDED else self.need(key)
+        what = f"{key!r} of {self.called}"
+        found = number(value, "how many", what)
+        if not least <= found <= MANY or found != int(found):
+            raise PlanError(f"{what} is {short(value)}; it must be a whole number from {least} to {MANY:,}")
+        return int(found)
+
+    def among(self, key: str, names: Mapping[str, int], kind: str) -> int:
+        """The number that `names` gives a name, which must be among them."""
+        value = self.data.get(key)
+        found = names.get(value, -1) if type(value) is str else -1
+        return found if found >= 0 else known(self.need(key), names, kind, f"{key!r} of {self.called}")
+
+    def items(self, key: str) -> Sequence[Any]:
+        """A list."""
+        value = self.need(key)
+        if not isinstance(value, (list, tuple)):
+            raise PlanError(f"{key!r} of {self.called} is {short(value)}; it must be a list")
+        return value
+
+    def entries(self, key: str) -> list[Entry]:
+        """The objects of a list of the file."""
+        return [Entry(item, f"{key}[{index}]") for index, item in enumerate(self.items(key))]
 
 
 @lru_cache(maxsize=1024)
@@ -75,69 +122,47 @@ def _meant(key: object, words: Set[str]) -> str | None:
     return next(iter(longer or get_close_matches(key, sorted(words), 1, 0.8)), None)
 
 
-def text(value: Any, what: str, *of: Any) -> str:
+def text(value: Any, what: str) -> str:
     """A name."""
     if not isinstance(value, str) or not value:
-        raise PlanError(f"{what.format(*of)} is {short(value)}; it must be a name in quotes")
+        raise PlanError(f"{what} is {short(value)}; it must be a name in quotes")
     if not whole(value):
         raise PlanError(
-            f"{what.format(*of)} is {short(value)}, which has half of a character (a lone surrogate) and so cannot be "
-            "written; give another name"
+            f"{what} is {short(value)}, which has half of a character (a lone surrogate) and so cannot be written; "
+            "give another name"
         )
     return value
 
 
-def seconds(value: Any, what: str, *of: Any) -> float:
+def seconds(value: Any, what: str) -> float:
     """A finite number of seconds from 0 on; one too small to divide by (below 1e-300) is 0."""
-    if type(value) is not float or not 0.0 <= value <= LARGEST:
-        value = float(number(value, "seconds", what, *of))
-    return float(value) if value >= SMALLEST else 0.0
+    found = float(number(value, "seconds", what))
+    return found if found >= SMALLEST else 0.0
 
 
-def nbytes(value: Any, what: str, *of: Any) -> int:
-    """A finite number of bytes from 0 on. Fractions are kept as they are: graphs made of random weights have them."""
-    if type(value) is int and 0 <= value <= LARGEST:
-        return value
-    found = number(value, "bytes", what, *of)
-    return int(found) if found == int(found) else cast(int, found)
-
-
-def count(value: Any, what: str, *of: Any, least: int = 1) -> int:
-    """A whole number of things, from `least` to `MANY`."""
-    found = number(value, "how many", what, *of)
-    if not least <= found <= MANY or found != int(found):
-        raise PlanError(
-            f"{what.format(*of)} is {short(value)}; it must be a whole number from {least} to {MANY:,}"
-        )
-    return int(found)
-
-
-def number(value: Any, unit: str, what: str, *of: Any) -> float:
+def number(value: Any, unit: str, what: str) -> float:
     """A finite number from 0 on; that of another library, such as numpy, as one of Python."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise PlanError(f"{what.format(*of)} is {short(value)}; it must be a number ({unit})")
+        raise PlanError(f"{what} is {short(value)}; it must be a number ({unit})")
     try:
         value = int(value) if isinstance(value, Integral) else float(value)
     except OverflowError:
         value = int(value)
     if value != value or value in (math.inf, -math.inf):
-        raise PlanError(f"{what.format(*of)} is {value}; it must be a finite number ({unit})")
+        raise PlanError(f"{what} is {value}; it must be a finite number ({unit})")
     if value < 0:
-        raise PlanError(f"{what.format(*of)} is {short(value)}; it must not be negative")
+        raise PlanError(f"{what} is {short(value)}; it must not be negative")
     if value > LARGEST:
-        raise PlanError(
-            f"{what.format(*of)} is {short(value)}; {LARGEST:g} is the most there may be ({unit})"
-        )
-    found: float = value
-    return found
+        raise PlanError(f"{what} is {short(value)}; {LARGEST:g} is the most there may be ({unit})")
+    return cast(float, value)
 
 
-def known(name: Any, names: Mapping[str, int], kind: str, what: str, *of: Any) -> int:
+def known(name: Any, names: Mapping[str, int], kind: str, what: str) -> int:
     """The number that `names` gives a name, which must be among them."""
     if isinstance(name, str) and name in names:
         return names[name]
-    text(name, what, *of)
+    text(name, what)
     near = get_close_matches(name, names, 1)
     listed = ", ".join(map(repr, [*names][:8])) + (", …" if len(names) > 8 else "")
     meant = f"did you mean {near[0]!r}?" if near else f"there are {listed or 'none'}"
-    raise PlanError(f"{what.format(*of)} is {short(name)}, which is no {kind} of this graph; {meant}")
+    raise PlanError(f"{what} is {short(name)}, which is no {kind} of this graph; {meant}")

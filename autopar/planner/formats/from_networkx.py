@@ -9,6 +9,7 @@ import networkx
 
 from ...errors import PlanError
 from ...ir.machine import Machine
+from .fields import Entry
 from .machine_file import described as described_machine
 from .machine_file import machine as read_machine
 
@@ -36,7 +37,7 @@ def described(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
         if machine
         else {key: graph.graph.get(key, []) for key in ("devices", "links")}
     )
-    names = [device.name for device in read_machine(on).devices]
+    names = [device.name for device in read_machine(Entry(on, "the graph")).devices]
     tasks = []
     for node, given in graph.nodes(data=True):
         if "seconds" not in given:

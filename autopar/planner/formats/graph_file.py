@@ -16,15 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...errors import PlanError
+import networkx
+
+from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph, Run, TaskCost
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.machine import Machine
-from . import fields
-from .machine_file import LISTS
+from ..model.topological import topological
+from .fields import LARGEST, SMALLEST, Entry, known, seconds
+from .machine_file import listed
 from .machine_file import machine as read_machine
-from .order import in_order
-from .reach import check_reach
 
 TASK = frozenset(("id", "seconds", "state_bytes", "workspace_bytes", "colocate", "pin"))
 """What is said of a task."""
@@ -34,13 +35,15 @@ TARGET = "task"
 """What a task of a file calls: nothing that could be run."""
 
 Modes = tuple[tuple[int, int, float], ...]
+Ends = list[tuple[str, str]]
+"""Values, each with the device that it is on at first, or must come to."""
 
 log = logging.getLogger("autopar")
 
 
 @dataclass(slots=True)
 class _Row:
-    """A task of the file."""
+    """A task of the file; `before` are the numbers of the tasks that it waits for."""
 
     name: str
     seconds: tuple[float | None, ...]
@@ -59,25 +62,24 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     Keys that the format does not have are not looked at, but one that is nearly a word of it is refused. Raises
     PlanError with one sentence for the first thing that is wrong. Near linear in tasks, values and their consumers.
     """
-    data = fields.row(data, "the graph")
+    whole = Entry(data, "the graph")
     # A file may be called what no text can hold.
     name = name.encode(errors="replace").decode()
-    listed = fields.rows(data, "tasks", LISTS)
-    on = machine.check() if machine else read_machine(data)
+    entries = listed(whole, "tasks")
+    on = machine.check() if machine else read_machine(whole)
     position = {device.name: index for index, device in enumerate(on.devices)}
-    lanes = [device.lanes for device in on.devices]
     tasks: dict[str, int] = {}
     rows: list[_Row] = []
-    for index, item in enumerate(listed):
-        task = _task(item, index, position, lanes)
+    for entry in entries:
+        task = _task(entry, position, [device.lanes for device in on.devices])
         if task.name in tasks:
             raise PlanError(f"two tasks have the id {task.name!r}; give each an id of its own")
         tasks[task.name] = len(rows)
         rows.append(task)
-    _share(rows, [device.name for device in on.devices])
-    values, deliver, homes = _values(fields.rows(data, "values", LISTS), rows, tasks, position)
-    order = in_order([task.name for task in rows], [task.before for task in rows])
-    check_reach(on, rows, deliver, homes)
+    _share(rows, [*position])
+    values, deliver, homes = _values(listed(whole, "values"), rows, tasks, position)
+    order = _in_order(rows)
+    _check_reach(on, rows, deliver, homes)
     return _assemble(name, _used(on, rows), [rows[t] for t in order], values, deliver, homes)
 
 
@@ -93,69 +95,53 @@ def _used(on: Machine, rows: Sequence[_Row]) -> Machine:
     return replace(on, devices=tuple(devices))
 
 
-def _task(item: Any, index: int, position: Mapping[str, int], lanes: Sequence[int]) -> _Row:
-    entry = fields.row(item, "tasks[{}]", index)
-    name = fields.text(fields.need(entry, "id", "tasks[{}]", index), "the id of tasks[{}]", index)
-    fields.spelt(entry, TASK, "task {!r}", name)
-    given = fields.need(entry, "seconds", "task {!r}", name)
-    given = fields.row(given, "'seconds' of task {!r}", name, such='{"cpu": 1.0}')
-    seconds: list[float | None] = [None] * len(position)
+def _task(entry: Entry, position: Mapping[str, int], lanes: Sequence[int]) -> _Row:
+    name = entry.name("task", TASK)
+    given = Entry(entry.need("seconds"), f"'seconds' of {entry.called}", such='{"cpu": 1.0}').data
+    times: list[float | None] = [None] * len(position)
     modes: list[tuple[int, int, float]] = []
     for device, cost in given.items():
-        if type(cost) is float and device in position and fields.SMALLEST <= cost <= fields.LARGEST:
-            seconds[position[device]] = cost
+        if type(cost) is float and device in position and SMALLEST <= cost <= LARGEST:
+            times[position[device]] = cost
             continue
-        d = fields.known(device, position, "device", "a device in 'seconds' of task {!r}", name)
+        d = known(device, position, "device", f"a device in 'seconds' of task {name!r}")
         if isinstance(cost, dict):
             ways = _ways(cost, name, device, lanes[d])
-            seconds[d] = min((s for _, s in ways), default=None)
+            times[d] = min((s for _, s in ways), default=None)
             modes += [(d, taken, s) for taken, s in ways]
         else:
-            seconds[d] = fields.seconds(cost, "the time of task {!r} on {!r}", name, device)
-    pin = entry.get("pin")
-    if pin is not None:
-        d = fields.known(pin, position, "device", "the pin of task {!r}", name)
-        if seconds[d] is None:
+            times[d] = seconds(cost, f"the time of task {name!r} on {device!r}")
+    if entry.data.get("pin") is not None:
+        d = entry.among("pin", position, "device")
+        if times[d] is None:
             raise PlanError(
-                f"task {name!r} is pinned to {pin!r}, which cannot run it; give its seconds there"
+                f"task {name!r} is pinned to {entry.data['pin']!r}, which cannot run it; give its seconds there"
             )
-        seconds = [s if d == e else None for e, s in enumerate(seconds)]
+        times = [s if d == e else None for e, s in enumerate(times)]
         modes = [mode for mode in modes if mode[0] == d]
-    if seconds.count(None) == len(seconds):
+    if times.count(None) == len(times):
         few = f", for as many lanes as it has ({', '.join(map(str, lanes))}) or fewer" if given else ""
         raise PlanError(
             f"no device can run task {name!r}; give its seconds on at least one of {', '.join(position)}{few}"
         )
-    state, workspace, together = (
-        entry.get("state_bytes", 0),
-        entry.get("workspace_bytes", 0),
-        entry.get("colocate"),
-    )
-    return _Row(
-        name,
-        tuple(seconds),
-        tuple(modes),
-        None if together is None else fields.text(together, "'colocate' of task {!r}", name),
-        fields.nbytes(state, "'state_bytes' of task {!r}", name),
-        fields.nbytes(workspace, "'workspace_bytes' of task {!r}", name),
-    )
+    group, state, workspace = (
+        entry.text("colocate", None), entry.nbytes("state_bytes", 0), entry.nbytes("workspace_bytes", 0)
+    )  # fmt: skip
+    return _Row(name, tuple(times), tuple(modes), group, state, workspace)
 
 
 def _ways(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[tuple[int, float]]:
     """(lanes taken, seconds) that the device has lanes enough for, by lanes."""
-    ways: list[tuple[int, float]] = []
+    ways: dict[int, float] = {}
     for key, value in cost.items():
         if not (str(key).isdecimal() and len(str(key)) < 10 and int(key)):
             raise PlanError(
                 f"task {name!r} has seconds for {key!r} lanes of {device!r}; write a number from 1 on"
             )
-        taken = int(key)
-        if any(taken == other for other, _ in ways):
-            raise PlanError(f"task {name!r} has two times on {taken} lanes of {device!r}; leave one out")
-        ways.append(
-            (taken, fields.seconds(value, "the time of task {!r} on {} lanes of {!r}", name, taken, device))
-        )
-    return sorted(way for way in ways if way[0] <= lanes)
+        if int(key) in ways:
+            raise PlanError(f"task {name!r} has two times on {int(key)} lanes of {device!r}; leave one out")
+        ways[int(key)] = seconds(value, f"the time of task {name!r} on {int(key)} lanes of {device!r}")
+    return sorted(way for way in ways.items() if way[0] <= lanes)
 
 
 def _share(rows: Sequence[_Row], devices: Sequence[str]) -> None:
@@ -176,60 +162,89 @@ def _share(rows: Sequence[_Row], devices: Sequence[str]) -> None:
 
 
 def _values(
-    listed: Sequence[Any], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
-) -> tuple[list[Value], list[tuple[str, str]], list[tuple[str, str]]]:
+    entries: Sequence[Entry], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
+) -> tuple[list[Value], Ends, Ends]:
     """The values of the file, where they must come to, and where those are that no task makes."""
     found: dict[str, Value] = {}
-    deliver, homes, both = [], [], []
-    for index, item in enumerate(listed):
-        # What is as it should be is seen at once: a large graph has several values for each task.
-        entry = item if type(item) is dict else fields.row(item, "values[{}]", index)
-        name = entry.get("id")
-        if type(name) is not str or not name or not name.isascii():
-            name = fields.text(fields.need(entry, "id", "values[{}]", index), "the id of values[{}]", index)
-        fields.spelt(entry, VALUE, "value {!r}", name)
+    deliver: Ends = []
+    homes: Ends = []
+    both: list[str] = []
+    for entry in entries:
+        name = entry.name("value", VALUE)
         if name in found:
             raise PlanError(f"two values have the id {name!r}; give each an id of its own")
-        size = entry.get("bytes")
-        if type(size) is not int or not 0 <= size <= fields.LARGEST:
-            size = fields.need(entry, "bytes", "value {!r}", name)
-            size = fields.nbytes(size, "'bytes' of value {!r}", name)
-        producer = entry.get("producer")
-        maker = -1
-        if producer is not None:
-            maker = tasks.get(producer, -1) if type(producer) is str else -1
-            if maker < 0:
-                maker = fields.known(producer, tasks, "task", "the producer of value {!r}", name)
-            if entry.get("home") is not None:
-                both.append(name)
+        size, maker, home = entry.nbytes("bytes"), -1, entry.data.get("home", "")
+        if entry.data.get("producer") is not None:
+            maker = entry.among("producer", tasks, "task")
             rows[maker].makes.append(name)
+            both += [name] if home else []
         else:
-            home = fields.need(entry, "home", "value {!r}, which has no producer,", name)
-            fields.known(home, position, "device", "the home of value {!r}", name)
+            if "home" not in entry.data:
+                entry.called += ", which has no producer,"
+            entry.among("home", position, "device")
             homes.append((name, home))
-        consumers = entry.get("consumers")
-        if type(consumers) is not list:
-            consumers = fields.need(entry, "consumers", "value {!r}", name)
-            consumers = fields.items(consumers, "'consumers' of value {!r}", name)
+        consumers = entry.items("consumers")
         try:
-            readers = [tasks[reader] for reader in consumers]
+            readers = dict.fromkeys([tasks[reader] for reader in consumers])
         except (KeyError, TypeError):
-            readers = [
-                fields.known(each, tasks, "task", "a consumer of value {!r}", name) for each in consumers
-            ]
-        for t in readers if len(readers) < 2 else dict.fromkeys(readers):
+            what = f"a consumer of value {name!r}"
+            readers = dict.fromkeys([known(each, tasks, "task", what) for each in consumers])
+        for t in readers:
             rows[t].reads.append(name)
             if maker >= 0:
                 rows[t].before.append(maker)
         found[name] = Value(name, (), "", size, name, "made" if maker >= 0 else "input")
-        wanted = entry.get("deliver_to")
-        if wanted is not None:
-            fields.known(wanted, position, "device", "'deliver_to' of value {!r}", name)
-            deliver.append((name, wanted))
+        if entry.data.get("deliver_to") is not None:
+            entry.among("deliver_to", position, "device")
+            deliver.append((name, entry.data["deliver_to"]))
     if both:
         others = f" and {len(both) - 1} more" if both[1:] else ""
         log.warning("value %r%s: 'home' is not heeded where there is a 'producer'", both[0], others)
     return list(found.values()), deliver, homes
+
+
+def _in_order(rows: Sequence[_Row]) -> list[int]:
+    """Task numbers in file order as far as what each waits for permits, or PlanError naming the tasks of a cycle."""
+    if all(p < t for t, row in enumerate(rows) for p in row.before):
+        return list(range(len(rows)))
+    found = topological({t: row.before for t, row in enumerate(rows)})
+    if len(found) == len(rows):
+        return found
+    graph = networkx.DiGraph((p, t) for t, row in enumerate(rows) for p in row.before)
+    cycle = networkx.find_cycle(graph)
+    circle = [rows[t].name for t in (cycle[0][0], *(t for _, t in cycle))]
+    shown = circle if len(circle) <= 8 else [*circle[:4], "…", *circle[-3:]]
+    raise PlanError(
+        f"the tasks wait for each other in a circle: {' → '.join(map(repr, shown))}; take one of these values out"
+    )
+
+
+def _check_reach(on: Machine, rows: Sequence[_Row], deliver: Ends, homes: Ends) -> None:
+    """Raise PlanError for a value that no route, of two links at most, brings from any device that may make it to
+    any that may read it."""
+    names = [device.name for device in on.devices]
+    reach = [[_leads(on, src, dst) for dst in names] for src in names]
+    if all(map(all, reach)):
+        return
+    able = {row.name: tuple(d for d, s in enumerate(row.seconds) if s is not None) for row in rows}
+    whereabouts = {value: able[row.name] for row in rows for value in row.makes}
+    whereabouts |= {value: (names.index(device),) for value, device in homes}
+    wanted = [(value, able[row.name], f"task {row.name!r}") for row in rows for value in row.reads]
+    wanted += [(value, (names.index(device),), "its delivery") for value, device in deliver]
+    for value, targets, what in wanted:
+        if not any(reach[s][d] for s in whereabouts[value] for d in targets):
+            there, here = (" or ".join(names[d] for d in side) for side in (whereabouts[value], targets))
+            raise PlanError(
+                f"no link, nor two in a row, brings value {value!r} from {there} to {here} for {what}; add a link"
+            )
+
+
+def _leads(on: Machine, src: str, dst: str) -> bool:
+    try:
+        on.route(src, dst)
+    except DeviceError:
+        return False
+    return True
 
 
 def _assemble(
@@ -237,8 +252,8 @@ def _assemble(
     on: Machine,
     rows: Sequence[_Row],
     values: list[Value],
-    deliver: Sequence[tuple[str, str]],
-    homes: Sequence[tuple[str, str]],
+    deliver: Ends,
+    homes: Ends,
 ) -> CostedGraph:
     taken = {value.name for value in values}
     inputs = tuple(home for home, _ in homes)

@@ -8,47 +8,44 @@ from typing import Any
 from ...errors import PlanError
 from ...ir.device import Device, Link
 from ...ir.machine import Machine
-from . import fields
+from .fields import LARGEST, Entry
 
 DEVICE = frozenset(("name", "lanes", "memory_bytes"))
 """What is said of a device."""
 LINK = frozenset(("src", "dst", "latency_s", "bytes_per_s", "wire"))
 """What is said of a link."""
-LISTS = ("tasks", "values", "devices", "links")
-"""The lists that a graph file has."""
 
 
-def machine(data: Mapping[str, Any]) -> Machine:
+def listed(data: Entry, key: str) -> list[Entry]:
+    """The entries of one of the lists that a graph file has."""
+    if key not in data.data:
+        raise PlanError(
+            f'the graph has no "{key}"; it needs the lists "tasks", "values", "devices" and "links"'
+        )
+    return data.entries(key)
+
+
+def machine(data: Entry) -> Machine:
     """The machine of a graph file: transfers wait for wires alone, and a link without a wire has its own.
 
     Raises PlanError for what is no machine. A link from a device to itself is of no use and left out.
     """
     devices: dict[str, Device] = {}
-    for index, item in enumerate(fields.rows(data, "devices", LISTS)):
-        entry = fields.row(item, "devices[{}]", index)
-        name = fields.text(fields.need(entry, "name", "devices[{}]", index), "the name of devices[{}]", index)
-        fields.spelt(entry, DEVICE, "device {!r}", name)
+    for entry in listed(data, "devices"):
+        name = entry.name("device", DEVICE, "name")
         if name in devices:
             raise PlanError(f"two devices are called {name!r}; give each a name of its own")
-        cap = entry.get("memory_bytes")
-        devices[name] = Device(
-            name,
-            name.split(":")[0],
-            lanes=fields.count(entry.get("lanes", 1), "'lanes' of device {!r}", name),
-            memory_bytes=None if cap is None else fields.nbytes(cap, "'memory_bytes' of device {!r}", name),
-        )
+        lanes, cap = entry.count("lanes", default=1), entry.nbytes("memory_bytes", None)
+        devices[name] = Device(name, name.split(":")[0], lanes=lanes, memory_bytes=cap)
     if not devices:
         raise PlanError('the list "devices" is empty; give at least one, such as {"name": "cpu", "lanes": 1}')
     position = {name: index for index, name in enumerate(devices)}
-    alone = len(devices) == 1 and "links" not in data
+    alone = len(devices) == 1 and "links" not in data.data
     links: dict[tuple[str, str], Link] = {}
-    entries = [
-        fields.row(item, "links[{}]", index)
-        for index, item in enumerate(() if alone else fields.rows(data, "links", LISTS))
-    ]
-    named = {str(entry.get("wire")) for entry in entries}
-    for index, entry in enumerate(entries):
-        link = _link(entry, index, position, named)
+    entries = [] if alone else listed(data, "links")
+    named = {str(entry.data.get("wire")) for entry in entries}
+    for entry in entries:
+        link = _link(entry, position, named)
         if (link.src, link.dst) in links:
             raise PlanError(f"two links lead from {link.src!r} to {link.dst!r}; leave one out")
         if link.src != link.dst:
@@ -56,24 +53,21 @@ def machine(data: Mapping[str, Any]) -> Machine:
     return Machine(tuple(devices.values()), tuple(links.values()), absent=True, queued=False)
 
 
-def _link(entry: Mapping[str, Any], index: int, position: Mapping[str, int], named: Container[str]) -> Link:
-    ends = [fields.need(entry, end, "links[{}]", index) for end in ("src", "dst")]
-    for name, end in zip(ends, ("src", "dst")):
-        fields.known(name, position, "device", "{!r} of links[{}]", end, index)
-    src, dst = ends
-    where = f"the link {src} → {dst}"
-    fields.spelt(entry, LINK, "{}", where)
-    latency = fields.seconds(fields.need(entry, "latency_s", "{}", where), "'latency_s' of {}", where)
-    rate = fields.number(
-        fields.need(entry, "bytes_per_s", "{}", where), "bytes a second", "'bytes_per_s' of {}", where
-    )
-    if rate < 1 / fields.LARGEST:
-        raise PlanError(f"'bytes_per_s' of {where} is {rate}; it must be more than 0, or leave the link out")
+def _link(entry: Entry, position: Mapping[str, int], named: Container[str]) -> Link:
+    names = [*position]
+    src, dst = (names[entry.among(end, position, "device")] for end in ("src", "dst"))
     own = f"{src} → {dst}"
+    entry.called = f"the link {own}"
+    entry.spelt(LINK)
+    latency, rate = entry.seconds("latency_s"), entry.number("bytes_per_s", "bytes a second")
+    if rate < 1 / LARGEST:
+        raise PlanError(
+            f"'bytes_per_s' of {entry.called} is {rate}; it must be more than 0, or leave the link out"
+        )
     while own in named:
         own += "'"
-    wire = entry.get("wire", own)
-    return Link(src, dst, latency, rate, wire if wire is None else fields.text(wire, "'wire' of {}", where))
+    wire = None if entry.data.get("wire", own) is None else entry.text("wire", own)
+    return Link(src, dst, latency, rate, wire)
 
 
 def described(on: Machine) -> dict[str, Any]:

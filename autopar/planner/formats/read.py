@@ -22,7 +22,7 @@ from . import stg
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
 """What a task graph is read from."""
 WAY = "write a graph as a JSON object of four lists"
-"""The command that writes a graph file, for error messages."""
+"""What to do instead, for error messages."""
 
 
 def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
@@ -50,23 +50,13 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
         name = path.stem
         if path.suffix.lower() == ".stg":
             return name, stg.described(jsonfile.text(path, WAY), _processors(machine, path))
-        data = load(path)
+        data = jsonfile.load(path, WAY)
     on = _machine(machine)
     if isinstance(data, networkx.Graph):
         return str(data.name or name), networks.described(data, on)
     if msr.is_partitioning(data):
         data = msr.described(msr.partitioning(data))
     return name, data
-
-
-def partitioned(source: Source) -> tuple[str, msr.Partitioning | None]:
-    """A name for a source, and its graph in the numbers of the dnn-partitioning set: None where it is not of it."""
-    name: str = "graph"
-    data: Any = source
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        name, data = path.stem, None if path.suffix.lower() == ".stg" else load(path)
-    return name, msr.partitioning(data) if msr.is_partitioning(data) else None
 
 
 def _on(costed: CostedGraph, machine: Machine) -> CostedGraph:
@@ -100,8 +90,3 @@ def _processors(machine: Machine | int | None, path: Path) -> int:
         f"{path.name} does not say on how many processors it is to be planned{given}; give a number of them, such as 4 "
         "(on the command line --processors 4)"
     )
-
-
-def load(path: Path) -> Any:
-    """The JSON in a file; PlanError when it is none."""
-    return jsonfile.load(path, WAY)

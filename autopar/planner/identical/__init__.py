@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
-from ..bounds.antichains import LARGEST
+from ..bounds.ancestors import LARGEST
 from ..model.orders import in_order
 from ..model.problem import Problem
 from ..model.simulator import Schedule

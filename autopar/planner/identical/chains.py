@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..bounds.antichains import LARGEST
+from ..bounds.ancestors import LARGEST
 from ..bounds.critical_path import Floats, Ints
 from .lists import Way
 

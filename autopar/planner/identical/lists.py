@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..bounds.antichains import crowded
+from ..bounds.ancestors import crowded
 
 
 class Way:

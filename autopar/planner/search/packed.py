@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..candidates import SHORTER, Entry, Race
+from ..contiguous import parts
 from ..lists.heft import list_schedule
 from ..lists.ranking import urgent_first
 from ..model.problem import Problem
 from ..native import searches
-from ..partition.placements import parts
 from .evaluate import Timed
 from .network import Network
 
@@ -23,8 +23,6 @@ EACH = 7_000
 """Runs placed for each run of a graph, at most."""
 FEWEST = 512
 """Placements below which it is not worth beginning."""
-LOOKS = 10
-"""Nodes and edges that the search for starts looks at, for each run that is placed."""
 TRIAL = 5
 """Times as many steps that a simulation with its memory takes as a placement that is timed to its end."""
 LOOK = 20
@@ -51,12 +49,11 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
     steps = min(steps, EACH * problem.runs)
     if problem.modes or len(problem.devices) < 2 or steps < FEWEST * problem.runs:
         return
-    for placement in parts(problem, LOOKS * steps, until):
+    for placement in parts(problem):
         allowed = [(d,) for d in placement]
         entry = race.trial(list_schedule(problem, "packed", urgent_first(problem), allowed=allowed))
         if entry and not entry.over:
             race.admit(entry)
-            break
     fitting = [entry for entry in race.entries if not entry.over]
     if fitting and searches():
         _Packing(race, min(fitting, key=lambda entry: entry.makespan)).search(steps, bound, until)

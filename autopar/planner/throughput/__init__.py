@@ -1,7 +1,6 @@
 """Pipelined calls: the placement of the smallest period, and a lower bound on the period."""
 
-from .balance import balance
-from .bound import bound
-from .loads import Hop, Loads, Value
+from .balance import balance, bound
+from .loads import Hop, Loads, Standing, Value, loads_of
 
-__all__ = ["Hop", "Loads", "Value", "balance", "bound"]
+__all__ = ["Hop", "Loads", "Standing", "Value", "balance", "bound", "loads_of"]

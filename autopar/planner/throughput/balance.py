@@ -1,4 +1,4 @@
-"""Search for the placement of the smallest largest load: contiguous splits of an order, then annealing."""
+"""Search for the placement of the smallest largest load, by annealing, and a lower bound on the period."""
 
 from __future__ import annotations
 
@@ -6,61 +6,102 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..partition.segments import Floats, crossing, spread
 from .loads import Loads, Standing
 
-STEPS = 24_000
-"""Moves tried in all, fewer where a group touches many values."""
-PAIRS = 200
-"""Moves for each pair of groups, at most."""
-TOUCHES = 120_000
-"""Values looked at in all, about."""
-WIDEST = 480
-"""Positions of an order that splits are weighed for; longer orders are cut into pieces of equal work."""
-POWER = 16
-"""Power of the mean of loads that annealing lowers: near the largest load, but with a slope on all others too."""
-STEEPEST = 1e18
-"""Times the largest load at first above which a load counts as this: its power is still a number."""
-CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))
-"""Of each chain of annealing: the start it goes on from (-1: the best so far), the share of itself that the mean may
-rise by at the beginning, falling to nothing, and its share of the steps. Of many groups, in which there are too many
-ways up, those that never rise find what is near the best split."""
+
+@dataclass(frozen=True)
+class Params:
+    """How much is searched, and how hot.
+
+    `steps` are the moves tried in all, at most `pairs` for each pair of groups, fewer where a group touches many
+    values, so that about `touches` values are looked at. What is lowered is the mean of loads to the power of `power`:
+    near the largest load, but with a slope on all others too; a load above `steepest` times the largest at first
+    counts as this, so that its power is still a number. Of each of the `chains`: the start it goes on from (-1: the
+    best so far), the share of itself that the mean may rise by at the beginning, falling to nothing, and its share of
+    the steps. Of many groups, in which there are too many ways up, those that never rise find what is near the best
+    start. `rounds` are those of the search for the prices of the bound: any prices give a valid one.
+    """
+
+    steps: int = 24_000
+    pairs: int = 200
+    touches: int = 120_000
+    power: int = 16
+    steepest: float = 1e18
+    chains: tuple[tuple[int, float, float], ...] = (
+        (0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25)
+    )  # fmt: skip
+    rounds: int = 300
 
 
-def balance(loads: Loads, until: float = math.inf) -> tuple[list[int] | None, bool]:
+def balance(
+    loads: Loads, until: float = math.inf, starts: Sequence[Sequence[int]] = (), params: Params = Params()
+) -> tuple[list[int] | None, bool]:
     """The device of each group in the best placement found (None: nothing found fits), and whether the time that
     `until` names (of `time.monotonic`) ended the search.
 
-    Starts are all groups on one device, and splits of the order of the graph into one contiguous piece for each
-    device, optimal for their sequence of devices by dynamic programming (as Tarnawski et al., NeurIPS 2020, over
-    ideals); where none of these fits, the largest first, each on the fullest device that has room. The best are
-    improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983): a
-    group, a run of neighbours in the order, or two groups swapped, mostly from the busiest device. Deterministic.
+    It begins from `starts` and from all groups on one device; where none of these fits, from the largest first, each
+    on the fullest device that has room. The best are improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi,
+    Science 220, 1983): a group, a run of neighbours in the order, or two groups swapped, mostly from the busiest
+    device. Deterministic.
     """
     if not loads.groups:
         return [], False
-    found = [Standing(loads, _only(loads, device)) for device in range(loads.devices)]
-    found += [Standing(loads, at) for at in splits(loads)]
+    found = [Standing(loads, at) for at in (*(_only(loads, d) for d in range(loads.devices)), *starts)]
     if all(stand.over for stand in found):
         found.append(Standing(loads, _fullest(loads)))
     found.sort(key=lambda stand: (stand.lost, stand.over, stand.period))
     if loads.devices == 1:
         return (None if found[0].over or found[0].lost else found[0].at), False
     touched = sum(len(own) for own in loads.touches) / loads.groups
-    steps = max(1000, min(STEPS, int(TOUCHES / (1 + touched))))
+    steps = max(1000, min(params.steps, int(params.touches / (1 + touched))))
+    most = params.pairs * loads.groups * loads.groups
     best: list[int] | None = None
     period, cut = math.inf, False
-    for index, (start, heat, share) in enumerate(CHAINS):
+    for index, (start, heat, share) in enumerate(params.chains):
         stand = Standing(loads, found[start].at if start >= 0 or best is None else best)
-        at, reached, cut = _anneal(loads, stand, heat, int(steps * share), random.Random(index), until)
+        tried = min(int(steps * share), most)
+        at, reached, cut = _anneal(loads, stand, heat, tried, random.Random(index), until, params)
         if at is not None and reached < period:
             best, period = at, reached
         if cut:
             break
     return best, cut
+
+
+def bound(loads: Loads, params: Params = Params()) -> float:
+    """The dual of the linear program that may cut groups into pieces and moves values for nothing, in seconds.
+
+    With a price for a second of each lane, all prices adding up to 1, no placement is better than each group on the
+    device where it is cheapest (Lenstra, Shmoys and Tardos, Mathematical Programming 46, 1990). Prices are found by
+    multiplicative weights.
+    """
+    found = max((busy / width for busy, width in zip(loads.fixed, loads.width)), default=0.0)
+    if not loads.groups:
+        return found
+    area = loads.area
+    found = max(found, float(area.min(axis=1).max()) / max(loads.lanes))
+    idle = np.array([busy / lanes for busy, lanes in zip(loads.fixed, loads.lanes)])
+    price = np.isfinite(area).any(axis=0).astype(float)
+    price /= price.sum()
+    every = np.arange(loads.groups)
+    finite = np.where(np.isfinite(area), area, 1e300)
+    for step in range(params.rounds if loads.devices > 1 else 1):
+        cost = finite * price
+        # A device that cannot run a group is no way out of its cost, whatever its price.
+        cost[~np.isfinite(area)] = np.inf
+        at = cost.argmin(axis=1)
+        found = max(found, float(cost[every, at].sum() + price @ idle))
+        busy = idle + np.bincount(at, weights=area[every, at], minlength=loads.devices)
+        longest = float(busy.max())
+        if longest <= 0:
+            break
+        price = price * (1 + 0.5 / (1 + step / 20) * (busy / longest - 0.5))
+        price /= price.sum()
+    return found
 
 
 def _only(loads: Loads, device: int) -> list[int]:
@@ -79,116 +120,8 @@ def _fullest(loads: Loads) -> list[int]:
     return at
 
 
-def splits(loads: Loads) -> list[list[int]]:
-    """The best contiguous split of the order for each of some sequences of the devices."""
-    pieces = _pieces(loads)
-    length = max(pieces) + 1
-    area = np.zeros((loads.devices, length))
-    held = np.zeros((loads.devices, length))
-    for g, piece in enumerate(pieces):
-        area[:, piece] += np.array(loads.seconds[g]) / np.array(loads.lanes)
-        held[:, piece] += np.array(loads.held[g], dtype=float)
-    kinds: dict[bytes, list[int]] = {}
-    for d in range(loads.devices):
-        own = (loads.lanes[d], loads.caps[d], *_link(loads, d))
-        kinds.setdefault(area[d].tobytes() + held[d].tobytes() + repr(own).encode(), []).append(d)
-    costs: dict[int, Floats] = {}
-    for devices in kinds.values():
-        d = devices[0]
-        latency, rate, shared = _link(loads, d)
-        moved = crossing(
-            length,
-            (
-                (
-                    pieces[value.maker] if value.maker >= 0 else -1,
-                    [pieces[g] for g in value.readers],
-                    latency + rate * value.nbytes,
-                )
-                for value in loads.values
-                if value.home != d
-            ),
-        )
-        work = spread(area[d])
-        cost = work + moved if shared else np.maximum(work, moved)
-        cost[spread(held[d]) > loads.caps[d]] = np.inf
-        costs.update(dict.fromkeys(devices, cost))
-    found = []
-    for sequence in _sequences(list(kinds.values())):
-        cuts = _split([costs[d] for d in sequence])
-        if cuts:
-            where = [0] * length
-            for d, (a, b) in zip(sequence, cuts):
-                where[a:b] = [d] * (b - a)
-            found.append([where[piece] for piece in pieces])
-    return found
-
-
-def _pieces(loads: Loads) -> list[int]:
-    """The position of each group in the order, in pieces of about equal work where it is long."""
-    pieces = [0] * loads.groups
-    work = loads.area.min(axis=1)
-    total = float(work.sum())
-    done = 0.0
-    for position, g in enumerate(loads.order):
-        if loads.groups <= WIDEST:
-            pieces[g] = position
-        else:
-            pieces[g] = min(WIDEST - 1, int(done / total * WIDEST)) if total else position % WIDEST
-            done += float(work[g])
-    named = {piece: rank for rank, piece in enumerate(sorted(set(pieces)))}
-    return [named[piece] for piece in pieces]
-
-
-def _link(loads: Loads, device: int) -> tuple[float, float, bool]:
-    """Latency and seconds a byte of the quickest way from a device, and whether it keeps the device itself busy."""
-    ways = [hops for d, hops in enumerate(loads.routes[device]) if hops and d != device]
-    if not ways:
-        return 0.0, 0.0, False
-    way = min(ways, key=lambda hops: (sum(h.s_per_byte for h in hops), sum(h.latency_s for h in hops)))
-    own = [hop for hop in way if device in hop.resources]
-    if own:
-        return own[0].latency_s, own[0].s_per_byte, True
-    if any(hop.resources for hop in way):
-        return way[0].latency_s, way[0].s_per_byte, False
-    return 0.0, 0.0, False
-
-
-def _sequences(kinds: list[list[int]]) -> list[list[int]]:
-    """Orders of the devices: alike ones side by side, and each kind of few at every place among the rest."""
-    plain = [d for kind in kinds for d in kind]
-    found = {tuple(plain), tuple(plain[::-1])}
-    for kind in kinds:
-        rest = [d for d in plain if d not in kind]
-        for place in range(len(rest) + 1):
-            found.add((*rest[:place], *kind, *rest[place:]))
-    return [list(sequence) for sequence in sorted(found)][:24]
-
-
-def _split(costs: list[Floats]) -> list[tuple[int, int]] | None:
-    """For each device of a sequence the segment it takes, so that the largest cost is smallest; None without any."""
-    length = len(costs[0]) - 1
-    best = np.full(length + 1, np.inf)
-    best[0] = 0.0
-    # A device may stay without work: an empty segment costs nothing.
-    since: list[Sequence[int]] = []
-    for cost in costs:
-        weighed = np.maximum(best[:, None], cost)
-        weighed[np.tril_indices(length + 1, -1)] = np.inf
-        weighed[np.diag_indices(length + 1)] = best
-        start = weighed.argmin(axis=0)
-        best = weighed[start, np.arange(length + 1)]
-        since.append(start)
-    if not best[length] < np.inf:
-        return None
-    cuts, end = [], length
-    for start in reversed(since):
-        cuts.append((int(start[end]), end))
-        end = int(start[end])
-    return cuts[::-1]
-
-
 def _anneal(
-    loads: Loads, stand: Standing, hot: float, steps: int, draw: random.Random, until: float
+    loads: Loads, stand: Standing, hot: float, steps: int, draw: random.Random, until: float, params: Params
 ) -> tuple[list[int] | None, float, bool]:
     """The best placement met, its period, and whether time ran out."""
     rank = {g: index for index, g in enumerate(loads.order)}
@@ -199,14 +132,13 @@ def _anneal(
     def height() -> float:
         total = 0.0
         for load in stand.load:
-            total += min(load / scale, STEEPEST) ** POWER
-        made: float = total ** (1 / POWER) + 10 * stand.over / room + 10 * stand.lost
+            total += min(load / scale, params.steepest) ** params.power
+        made: float = total ** (1 / params.power) + 10 * stand.over / room + 10 * stand.lost
         return made
 
     current = height()
     best: list[int] | None = None
     period = math.inf
-    steps = min(steps, PAIRS * loads.groups * loads.groups)
     if not stand.over and not stand.lost:
         best, period = list(stand.at), stand.period
     for step in range(steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from collections import Counter
@@ -12,8 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ..partition.segments import Floats
-from .lanes import Part, busiest
+from ..contiguous import Floats
+from ..model.problem import Problem
+from ..model.toposort import late
+
+Part = tuple[float, int]
+"""Seconds, and the lanes taken for so long."""
 
 FEW = 64
 """Parts of all groups up to which they are shared out to lanes at each move; the lanes of a device with many are about
@@ -91,7 +96,7 @@ class Loads:
         self._ways: dict[tuple[int, int], tuple[Hop, ...] | None] = {}
 
     def within(self, room: float) -> Loads:
-        """The same with `room` of the caps, from 0 to 1."""
+        """These loads with `room` of the caps, from 0 to 1."""
         found = copy(self)
         found.caps = tuple(room * cap for cap in self.caps)
         return found
@@ -190,3 +195,97 @@ class Standing:
             seconds = sign * (hop.latency_s + value.nbytes * hop.s_per_byte)
             for resource in hop.resources:
                 self.load[resource] += seconds / self.loads.width[resource]
+
+
+def share(parts: Sequence[Part], lanes: int) -> list[tuple[int, ...]]:
+    """The lanes of each part: the longest first, on those that are least busy so far (Graham, "Bounds on
+    multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969)."""
+    found: list[tuple[int, ...]] = [()] * len(parts)
+    busy = [(0.0, lane) for lane in range(lanes)]
+    for index in sorted(range(len(parts)), key=lambda index: (-parts[index][0], -parts[index][1], index)):
+        seconds, wide = parts[index]
+        taken = [heapq.heappop(busy) for _ in range(wide)]
+        for so_far, lane in taken:
+            heapq.heappush(busy, (so_far + seconds, lane))
+        found[index] = tuple(sorted(lane for _, lane in taken))
+    return found
+
+
+def busiest(parts: Sequence[tuple[float, int]], lanes: int) -> float:
+    """Seconds of the busiest lane when parts, given as (-seconds, -lanes) in order, are shared out by `share`."""
+    busy = [0.0] * lanes
+    for less, fewer in parts:
+        if fewer == -1:
+            heapq.heapreplace(busy, busy[0] - less)
+        else:
+            taken = [heapq.heappop(busy) for _ in range(-fewer)]
+            for so_far in taken:
+                heapq.heappush(busy, so_far - less)
+    return max(busy)
+
+
+def loads_of(problem: Problem) -> tuple[Loads, list[list[int]]]:
+    """The problem as loads, and the runs of each group."""
+    devices = len(problem.devices)
+    of = [-1] * problem.runs
+    groups: list[list[int]] = []
+    for r in range(problem.runs):
+        if of[r] < 0:
+            members = problem.members[problem.group[r]] if problem.group[r] >= 0 else [r]
+            for member in members:
+                of[member] = len(groups)
+            groups.append(list(members))
+    seconds, held, parts = [], [], []
+    for members in groups:
+        row = [0.0] * devices
+        tasks: list[list[Part]] = [[] for _ in range(devices)]
+        kept: dict[str, int] = {}
+        made = 0
+        for r in members:
+            kept.update(problem.kept[r])
+            made += sum(problem.bytes[v] for v in problem.makes[r])
+            for d in range(devices):
+                ways = problem.modes.get((r, d), ((1, problem.seconds[r][d]),))
+                able = d in problem.able[r]
+                lanes, took = ways[0]
+                row[d] += lanes * took if able else math.inf
+                tasks[d].append((took, lanes))
+        seconds.append(row)
+        parts.append(tasks)
+        given = problem.given
+        held.append([
+            made + sum(nbytes for storage, nbytes in kept.items() if storage not in given[d]) for d in range(devices)
+        ])  # fmt: skip
+    scratch = max(problem.workspace, default=0)
+    caps = [
+        math.inf if cap is None else cap - sum(given.values()) - scratch
+        for cap, given in zip(problem.caps, problem.given)
+    ]
+    values = []
+    for v, readers in enumerate(problem.readers):
+        maker = problem.maker[v]
+        group = of[maker] if maker >= 0 else -1
+        apart = problem.values[v] not in problem.holders
+        if apart and (problem.deliver[v] or any(of[r] != group for r in readers)):
+            reads = tuple(of[r] for r in readers)
+            values.append(Value(problem.bytes[v], group, problem.home[v], reads, tuple(problem.deliver[v])))
+    queues = devices + problem.wires
+    last = queues + len(problem.copy_lanes)
+    numbers: dict[tuple[int, int], int] = {}
+    routes: list[list[tuple[Hop, ...] | None]] = []
+    for ways_from in problem.route:
+        found: list[tuple[Hop, ...] | None] = []
+        for hops in ways_from:
+            way = []
+            for hop in hops or ():
+                number = numbers.setdefault((hop.src, hop.dst), len(numbers))
+                taken = [queues + hop.lane] if hop.lane >= 0 else []
+                taken += [devices + hop.wire] if hop.wire >= 0 else []
+                way.append(Hop(number, tuple(taken), hop.latency_s, hop.s_per_byte))
+            found.append(None if hops is None else tuple(way))
+        routes.append(found)
+    widths = [len(names) for names in problem.lane_names]
+    fixed = [0.0] * last + [sum(problem.dispatch)]
+    rank = {r: place for place, r in enumerate(late(problem.before))}
+    position = [float(min(rank[r] for r in members)) for members in groups]
+    return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts), groups

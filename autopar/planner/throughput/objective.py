@@ -14,19 +14,21 @@ from ...ir.costed import CostedGraph, Run
 from ...ir.plan import Plan
 from ...ir.steps import Placed
 from ..bounds.critical_path import Ways
-from ..bounds.load import load
+from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
-from ..bounds.trivial import evenly
 from ..model.problem import Problem
-from ..model.toposort import late
 from ..portfolio import place, replan
 from ..prove import left
-from . import Hop, Loads, Value, balance, bound
-from .in_flight import apart
-from .lanes import Part, busiest, share
-from .loads import Standing
+from .balance import balance, bound
+from .loads import Loads, Standing, busiest, loads_of, share
 from .reasons import Shares
 
+TRIED = 16
+"""Periods tried from the shortest to one call after the other, before the first that fits is halved towards."""
+HALVES = 8
+"""Halvings of the last step of periods that leads to one that fits: to within a 256th of it."""
+TICKS = 10**12
+"""Of a period: what ends as another begins, but for rounding, is gone by then."""
 ROOM = (1.0, 0.8, 0.6)
 """Shares of the caps to balance for, in turn, while what is in flight does not fit."""
 
@@ -190,68 +192,47 @@ def _shared(problem: Problem) -> float:
     return traffic(problem, ways, shared, shared.seconds)
 
 
-def loads_of(problem: Problem) -> tuple[Loads, list[list[int]]]:
-    """The problem as loads, and the runs of each group."""
-    devices = len(problem.devices)
-    of = [-1] * problem.runs
-    groups: list[list[int]] = []
-    for r in range(problem.runs):
-        if of[r] < 0:
-            members = problem.members[problem.group[r]] if problem.group[r] >= 0 else [r]
-            for member in members:
-                of[member] = len(groups)
-            groups.append(list(members))
-    seconds, held, parts = [], [], []
-    for members in groups:
-        row = [0.0] * devices
-        tasks: list[list[Part]] = [[] for _ in range(devices)]
-        kept: dict[str, int] = {}
-        made = 0
-        for r in members:
-            kept.update(problem.kept[r])
-            made += sum(problem.bytes[v] for v in problem.makes[r])
-            for d in range(devices):
-                ways = problem.modes.get((r, d), ((1, problem.seconds[r][d]),))
-                able = d in problem.able[r]
-                lanes, took = ways[0]
-                row[d] += lanes * took if able else math.inf
-                tasks[d].append((took, lanes))
-        seconds.append(row)
-        parts.append(tasks)
-        given = problem.given
-        held.append([
-            made + sum(nbytes for storage, nbytes in kept.items() if storage not in given[d]) for d in range(devices)
-        ])  # fmt: skip
-    scratch = max(problem.workspace, default=0)
-    caps = [
-        math.inf if cap is None else cap - sum(given.values()) - scratch
-        for cap, given in zip(problem.caps, problem.given)
-    ]
-    values = []
-    for v, readers in enumerate(problem.readers):
-        maker = problem.maker[v]
-        group = of[maker] if maker >= 0 else -1
-        apart = problem.values[v] not in problem.holders
-        if apart and (problem.deliver[v] or any(of[r] != group for r in readers)):
-            reads = tuple(of[r] for r in readers)
-            values.append(Value(problem.bytes[v], group, problem.home[v], reads, tuple(problem.deliver[v])))
-    queues = devices + problem.wires
-    last = queues + len(problem.copy_lanes)
-    numbers: dict[tuple[int, int], int] = {}
-    routes: list[list[tuple[Hop, ...] | None]] = []
-    for ways_from in problem.route:
-        found: list[tuple[Hop, ...] | None] = []
-        for hops in ways_from:
-            way = []
-            for hop in hops or ():
-                number = numbers.setdefault((hop.src, hop.dst), len(numbers))
-                taken = [queues + hop.lane] if hop.lane >= 0 else []
-                taken += [devices + hop.wire] if hop.wire >= 0 else []
-                way.append(Hop(number, tuple(taken), hop.latency_s, hop.s_per_byte))
-            found.append(None if hops is None else tuple(way))
-        routes.append(found)
-    widths = [len(names) for names in problem.lane_names]
-    fixed = [0.0] * last + [sum(problem.dispatch)]
-    rank = {r: place for place, r in enumerate(late(problem.before))}
-    position = [float(min(rank[r] for r in members)) for members in groups]
-    return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts), groups
+def apart(plan: Plan, least: float) -> float:
+    """The shortest period found, from `least` to the makespan, in seconds, at which caps hold."""
+    if fits(plan, least):
+        return least
+    short, long = least, plan.makespan
+    for step in range(1, TRIED):
+        period = least * (plan.makespan / least) ** (step / TRIED)
+        if fits(plan, period):
+            long = period
+            break
+        short = period
+    for _ in range(HALVES):
+        middle = (short + long) / 2
+        short, long = (short, middle) if fits(plan, middle) else (middle, long)
+    return long
+
+
+def fits(plan: Plan, period: float) -> bool:
+    """Whether caps hold with a call begun every `period` seconds, each as in the plan. O(n log n) for n changes."""
+    if period <= 0:
+        return True
+    for memory in plan.memory:
+        if memory.cap is None:
+            continue
+        base = min((level for _, level in memory.steps), default=0)
+        changes: list[tuple[int, int]] = []
+        always = base
+        for (start, level), (end, _) in zip(memory.steps, (*memory.steps[1:], (plan.makespan, 0))):
+            begin = round(start / period * TICKS)
+            whole, rest = divmod(max(0, round(end / period * TICKS) - begin), TICKS)
+            begin %= TICKS
+            always += whole * (level - base)
+            if begin + rest > TICKS:
+                always += level - base
+                changes += [(begin + rest - TICKS, base - level), (begin, level - base)]
+            else:
+                changes += [(begin, level - base), (begin + rest, base - level)]
+        peak = always
+        for _, change in sorted(changes):
+            always += change
+            peak = max(peak, always)
+        if peak > memory.cap:
+            return False
+    return True

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ...ir.critical_path import Critical
 from ...ir.plan import Choice, Plan, Reason
 from ...ir.steps import Placed, Transfer
-from ...planner.explain.what_if import changes
+from ...planner.what_if import changes
 from ...text.tables import meant, percent, seconds, table
 
 _MOST_CHANGES = 6

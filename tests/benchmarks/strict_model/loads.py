@@ -7,8 +7,9 @@ from collections import deque
 
 from autopar.planner.formats.dnn_partitioning import Partitioning
 from autopar.planner.model.toposort import late
-from autopar.planner.partition.graph import outputs
 from autopar.planner.throughput import Hop, Loads, Value
+
+from .graph import classes, outputs
 
 
 def strict_loads(graph: Partitioning) -> Loads:
@@ -18,11 +19,11 @@ def strict_loads(graph: Partitioning) -> Loads:
     What an accelerator sends to the host and fetches from there keeps it busy, and cores pay for no transfer. A value
     stands for its seconds in place of bytes.
     """
-    classes, group = graph.classes()
-    position = _positions(graph, group, len(classes))
+    found, group = classes(graph)
+    position = _positions(graph, group, len(found))
     cores, accelerators = graph.cpus, graph.accelerators
     seconds, held = [], []
-    for members in classes:
+    for members in found:
         own = [graph.nodes[v] for v in members]
         on_core = sum(node.cpu_s for node in own)
         able = all(node.accelerator_s is not None for node in own)

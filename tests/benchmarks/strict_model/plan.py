@@ -18,14 +18,15 @@ from autopar.planner.formats.graph_file import costed
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import simulate
 from autopar.planner.model.topological import topological
-from autopar.planner.partition.calls import Calls
-from autopar.planner.partition.graph import order, outputs
-from autopar.planner.partition.search import search
 from autopar.planner.throughput import balance, bound
 from autopar.planner.throughput.loads import Standing
 
+from .calls import Calls
+from .graph import classes, order, outputs
 from .loads import strict_loads
 from .reasons import StrictReasons, StrictShares
+from .search import search
+from .splits import splits
 
 STRICT = "strict-msr"
 """The policy of plans under this model."""
@@ -65,7 +66,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         raise PlanError(f"node {stuck.name} cannot run on an accelerator and maxCPUs is 0; give a CPU core")
     loads = strict_loads(graph)
     until = math.inf if budget_s is None else time.monotonic() + budget_s
-    at, cut = balance(loads, until)
+    at, cut = balance(loads, until, splits(loads))
     if at is None:
         total = sum(node.nbytes for node in graph.nodes)
         raise MemoryCapError(
@@ -73,7 +74,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
             "with them; raise maxSizePerFPGA or maxFPGAs, or give CPU cores"
         )
     period = Standing(loads, at).period
-    _, group = graph.classes()
+    _, group = classes(graph)
     built = costed(described(graph), name)
     lanes: dict[str, list[str]] = {}
     for v in nodes:

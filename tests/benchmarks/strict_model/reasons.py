@@ -9,14 +9,16 @@ from dataclasses import replace
 from autopar.ir.plan import Reason
 from autopar.planner.formats.dnn_partitioning import Partitioning
 from autopar.planner.model.lazy_sequence import Lazily
-from autopar.planner.partition.calls import Calls
-from autopar.planner.partition.search import resplit
 from autopar.planner.throughput import balance, bound
 from autopar.planner.throughput.loads import Standing
 from autopar.planner.throughput.reasons import Shares, listed
 from autopar.text.tables import seconds
 
+from .calls import Calls
+from .graph import classes
 from .loads import strict_loads
+from .search import resplit
+from .splits import splits
 
 NEGLIGIBLE = 1e-9
 """Share of the latency that is no reason for anything."""
@@ -70,7 +72,7 @@ class StrictShares(Shares):
     def __init__(
         self, graph: Partitioning, runs: Sequence[str], at: Sequence[int], called: Sequence[str]
     ) -> None:
-        _, group = graph.classes()
+        _, group = classes(graph)
         of = {node.name: group[v] for v, node in enumerate(graph.nodes)}
         super().__init__({run: of[run] for run in runs}, strict_loads(graph), at, called)
         self.graph = graph
@@ -86,7 +88,7 @@ class StrictShares(Shares):
             hoped.append((bound(loads), position, what, loads, found))
         hoped.sort(key=lambda each: each[:2])
         for rank, (least, _, what, loads, found) in enumerate(hoped):
-            better = balance(loads)[0] if rank < FINAL and least < found else None
+            better = balance(loads, starts=splits(loads))[0] if rank < FINAL and least < found else None
             yield what, found if better is None else min(found, Standing(loads, better).period)
 
 

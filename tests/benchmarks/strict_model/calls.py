@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ..formats.dnn_partitioning import Partitioning
-from .graph import outputs
+import networkx
+
+from autopar.planner import contiguous
+from autopar.planner.formats.dnn_partitioning import Partitioning
+
+from .graph import classes, outputs
 
 
 class Calls:
@@ -57,10 +61,23 @@ class Calls:
             [node.nbytes for node in graph.nodes],
             [readers for readers, _ in found],
             [seconds for _, seconds in found],
-            graph.classes()[0],
+            classes(graph)[0],
             graph.accelerators,
             graph.cap,
         )
+
+    def split(self, line: Sequence[Sequence[int]]) -> list[int]:
+        """The part of each class in the quickest contiguous split of `line`, blocks of classes in a topological order;
+        everything on the host where nothing fits."""
+        place = [0] * len(self.members)
+        for position, block in enumerate(line):
+            for c in block:
+                place[c] = position
+        nodes = contiguous.Calls(
+            self.host, self.call, self.nbytes, self.readers, self.move, self.parts, self.cap
+        )
+        found = contiguous.contiguous(nodes, [place[c] for c in self.group])
+        return [found[own[0]] if found else 0 for own in self.members]
 
     def fits(self, at: Sequence[int]) -> bool:
         """Whether every class may be where it is, and every accelerator holds its part."""
@@ -168,38 +185,9 @@ def ones(bits: int) -> Iterator[int]:
 
 
 def blocks(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Classes that lead to each other together, in topological order (Tarjan, SIAM Journal on Computing 1(2), 1972)."""
-    count = len(before)
-    index, low = [-1] * count, [0] * count
-    on, stack, found, number = [False] * count, [], [], 0
-    for root in range(count):
-        if index[root] >= 0:
-            continue
-        path = [(root, 0)]
-        while path:
-            v, at = path.pop()
-            if at == 0:
-                index[v] = low[v] = number
-                number += 1
-                stack.append(v)
-                on[v] = True
-            elif on[before[v][at - 1]]:
-                low[v] = min(low[v], low[before[v][at - 1]])
-            needs = before[v]
-            while at < len(needs) and index[needs[at]] >= 0:
-                if on[needs[at]]:
-                    low[v] = min(low[v], index[needs[at]])
-                at += 1
-            if at < len(needs):
-                path.append((v, at + 1))
-                path.append((needs[at], 0))
-            elif low[v] == index[v]:
-                own = []
-                while True:
-                    w = stack.pop()
-                    on[w] = False
-                    own.append(w)
-                    if w == v:
-                        break
-                found.append(sorted(own))
-    return found
+    """Classes that lead to each other together, in topological order."""
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(len(before)))
+    graph.add_edges_from((p, c) for c, needs in enumerate(before) for p in needs)
+    whole = networkx.condensation(graph)
+    return [sorted(whole.nodes[block]["members"]) for block in networkx.topological_sort(whole)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...errors import PlanError
-from ..formats.dnn_partitioning import Partitioning
+from autopar.errors import PlanError
+from autopar.planner.formats.dnn_partitioning import Partitioning
 
 
 def outputs(graph: Partitioning) -> list[tuple[list[int], float]]:
@@ -44,3 +44,19 @@ def order(graph: Partitioning, broad: bool = False) -> list[int]:
         stuck = next(v for v, count in enumerate(missing) if count)
         raise PlanError(f"node {graph.nodes[stuck].name} waits for itself; take an edge of the cycle away")
     return found
+
+
+def classes(graph: Partitioning) -> tuple[list[list[int]], list[int]]:
+    """The nodes, by position, of each class that shares a device, in the order of their first, and the class of each
+    node."""
+    number: dict[tuple[str, object], int] = {}
+    found: list[list[int]] = []
+    of = []
+    for v, node in enumerate(graph.nodes):
+        key = ("own", v) if node.color is None else ("color", node.color)
+        if key not in number:
+            number[key] = len(found)
+            found.append([])
+        found[number[key]].append(v)
+        of.append(number[key])
+    return found, of

@@ -1,4 +1,5 @@
-"""How early a run can start on a device when results that would come too late from elsewhere must be made there."""
+"""What a run's ancestors and followers take: those it must have on its own device to start early, and all that must
+come before it or follow it when that shares the machine."""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.problem import Problem
-from .critical_path import Network, Ways, levels
+from .critical_path import Floats, Ints, Network, Ways, levels
 from .load import areas
 
-LARGEST = 2_000
-"""Runs above which it is not tried: the load of devices says more of so many."""
+LARGEST_LOCAL = 2_000
+"""Runs above which `local` is not tried: the load of devices says more of so many."""
 STEPS = 150_000
 """Pairs of ancestors of a run weighed in all, which is what makes those of each run fewer."""
+LARGEST = 1_000
+"""Runs above which `crowded` is not tried: time and memory grow with their square."""
 
 
 def local(problem: Problem, ways: Ways) -> Ways:
@@ -28,7 +31,7 @@ def local(problem: Problem, ways: Ways) -> Ways:
     copies an ancestor has, only that one is there.
     """
     runs, devices = ways.seconds.shape
-    if devices < 2 or not 0 < runs <= LARGEST:
+    if devices < 2 or not 0 < runs <= LARGEST_LOCAL:
         return ways
     deepest = math.isqrt(2 * STEPS // (runs * devices))
     cones = _Cones(problem, ways, deepest)
@@ -123,3 +126,58 @@ def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> floa
                 longest = max(longest, now - after)
                 heapq.heappop(waiting)
     return longest
+
+
+def crowded(
+    after: Sequence[Sequence[int]], seconds: Floats, share: Floats, rest: Floats, unit: float = 0.0
+) -> Floats:
+    """At least the seconds (R) from the end of each run to the end of any schedule, no less than `rest` (R).
+
+    What follows a run and is itself followed by x seconds or more is done before these x, and takes its `share` (R),
+    in seconds of the whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973, for the
+    successors of each run). `seconds` (R) are those of a run where it is quickest; all is rounded up to whole `unit`s
+    where that is not 0. With what comes before for `after` and heads for `rest`: the seconds before each run can
+    start. Vectorised; O(R²) in all.
+    """
+    before: list[list[int]] = [[] for _ in after]
+    for r, later in enumerate(after):
+        for follower in later:
+            before[follower].append(r)
+    above = _above(before)
+    left, found = [len(later) for later in after], rest.copy()
+    much = np.zeros(len(after))
+    for r, own in enumerate(above):
+        much[own] += share[r]
+    # Runs by rising `found`, so that `much` always is what follows with as much after it, or more.
+    heap = [(rest[r], r) for r, count in enumerate(left) if not count]
+    heapq.heapify(heap)
+    while heap:
+        last, r = heapq.heappop(heap)
+        own = above[r]
+        crowd = much[own] + last
+        if unit:
+            crowd = unit * np.ceil(crowd / unit * (1 - 1e-9))
+        found[own] = np.maximum(found[own], crowd)
+        much[own] -= share[r]
+        for earlier in before[r]:
+            found[earlier] = max(found[earlier], last + seconds[r])
+            left[earlier] -= 1
+            if not left[earlier]:
+                heapq.heappush(heap, (found[earlier], earlier))
+    return found
+
+
+def _above(before: Sequence[Sequence[int]]) -> list[Ints]:
+    """All that must come before each run."""
+    size = -(-len(before) // 8)
+    forward = all(p < r for r, own in enumerate(before) for p in own)
+    reached = [0] * len(before)
+    for r in range(len(before)) if forward else reversed(range(len(before))):
+        for p in before[r]:
+            reached[r] |= reached[p] | 1 << p
+    return [
+        np.flatnonzero(
+            np.unpackbits(np.frombuffer(bits.to_bytes(size, "little"), dtype=np.uint8), bitorder="little")
+        )
+        for bits in reached
+    ]

@@ -7,9 +7,9 @@ import random
 import time
 from collections.abc import Sequence
 
-from ..model.toposort import early, late
+from autopar.planner.model.toposort import early, late
+
 from .calls import Calls, Reach, blocks, ones
-from .contiguous import contiguous
 
 WORK = 100_000_000
 """Nodes and edges looked at in all, about: what the search is counted in, unless fewer are asked for."""
@@ -39,7 +39,7 @@ def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[lis
     reach = Reach([list(own) for own in calls.before], ring)
     starts = [[0] * len(calls.members), *(_filled(calls, line) for line in _lines(calls, ring)[:2])]
     for line in _lines(calls, ring):
-        starts.append(contiguous(calls, line))
+        starts.append(calls.split(line))
         if time.monotonic() > until:
             break
     good = [(calls.latency(at), index) for index, at in enumerate(starts) if calls.fits(at)]
@@ -64,7 +64,7 @@ def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[lis
             best, latency = found, reached
         if cut:
             break
-        again = contiguous(calls, _own_line(calls, ring, best))
+        again = calls.split(_own_line(calls, ring, best))
         if calls.fits(again) and calls.latency(again) < latency:
             best, latency = again, calls.latency(again)
     return best, cut
@@ -73,7 +73,7 @@ def search(calls: Calls, until: float = math.inf, work: int = WORK) -> tuple[lis
 def resplit(calls: Calls, at: Sequence[int]) -> float:
     """The latency of a placement, or of the best split of its own order if that is shorter; inf where nothing fits."""
     ring = blocks([list(own) for own in calls.before])
-    split = contiguous(calls, _own_line(calls, ring, at))
+    split = calls.split(_own_line(calls, ring, at))
     return min((calls.latency(found) for found in (at, split) if calls.fits(found)), default=math.inf)
 
 

@@ -1,1 +1,0 @@
-"""What-if analysis: the one change of hardware or cap that would shorten a plan most."""

@@ -1,1 +1,0 @@
-"""Contiguous cuts of a graph into parts for devices."""

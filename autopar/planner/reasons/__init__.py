@@ -1,1 +1,0 @@
-"""Reasons for the place of each cluster of a plan, worked out when asked for."""

@@ -1,0 +1,329 @@
+"""Which one change of hardware or cap would shorten a plan most: each planned for, from the plan there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import AutoparError
+from ..ir.costed import CostedGraph, Run
+from ..ir.device import Device, Link
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..ir.steps import Placed
+from .bounds import lower_bound
+from .candidates import Race
+from .duplication.originals import once
+from .duplication.search import repeated
+from .lists.fill import fill
+from .lists.follow import follow
+from .lists.heft import heft, lookahead
+from .lists.weighted_lists import LARGE
+from .model.orders import kept
+from .model.problem import Problem
+from .portfolio import enter_fitting
+from .search.anneal import anneal, polish
+from .search.descent import improve
+from .search.transfer_order import hold_back
+from .throughput import Standing, balance, bound, loads_of
+from .throughput.reasons import Shares
+
+MOST = 16
+"""Changes tried, of those that what the critical path is made of could gain most from."""
+FEWER = 60_000
+"""Runs of all changes tried together, about: fewer changes are tried on large graphs, but `FEWEST`."""
+FEWEST = 6
+FINAL = 3
+"""Changes planned for more thoroughly: those that were best."""
+STEPS = 40_000
+"""Steps of the search for each of these."""
+HELPS = 0.005
+"""Share by which a change must shorten a plan to be worth naming."""
+FASTER = 2.0
+"""Times as fast as it is that a device or a wire is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change, such as `cuda:0 twice as fast`, and the makespan (for throughput the period) of the best plan found
+    with it, in seconds: a better one may exist."""
+
+    what: str
+    seconds: float
+
+
+def changes(plan: Plan) -> tuple[Change, ...]:
+    """The changes that would shorten a plan, the best first: empty when none of those tried does.
+
+    Each is planned for as follows, and the shortest counts: the plan as it is, on the changed machine; list schedules;
+    and for the best few a search. Deterministic; as the search of the plan itself may have been longer, what is
+    predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
+    """
+    reached = plan.makespan if plan.period is None else plan.period
+    found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
+    helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
+    return tuple(sorted(helping, key=lambda change: change.seconds))
+
+
+def promising(plan: Plan, most: int) -> list[Option]:
+    """The changes that the critical path could gain most from, at most so many, in the order of `options`; of like
+    changes to devices of one kind the best before the second best of any."""
+    machine, gain = plan.costed.machine, _gains(plan)
+    kind_of = {device.name: device.kind for device in machine.devices}
+    found = options(plan.costed)
+
+    def gained(i: int) -> float:
+        # A second device takes work over as another lane does.
+        kind = "lanes" if found[i].kind == "device" else found[i].kind
+        return gain.get((kind, found[i].of), 0.0)
+
+    alike: dict[tuple[str, str], int] = {}
+    ranks = {}
+    for i in sorted(range(len(found)), key=lambda i: (-gained(i), i)):
+        key = found[i].kind, kind_of.get(found[i].of, found[i].of)
+        ranks[i] = alike[key] = alike.get(key, -1) + 1
+    first = sorted(range(len(found)), key=lambda i: (ranks[i], -gained(i), i))
+    return [found[i] for i in sorted(first[:most])]
+
+
+def _gains(plan: Plan) -> dict[tuple[str, str], float]:
+    """Seconds of the critical path that each kind of change of a device or wire has to do with."""
+    machine, found = plan.costed.machine, plan.critical
+    name_of = {(link.src, link.dst): name for name, links in wires(machine).items() for link in links}
+    gain: dict[tuple[str, str], float] = {}
+
+    def add(kind: str, of: str, seconds: float) -> None:
+        gain[kind, of] = gain.get((kind, of), 0.0) + seconds
+
+    for number in found.path:
+        step, binding = found.steps[number], found.last[number]
+        took = step.end - step.start
+        if isinstance(step, Placed):
+            add("compute", step.device, took / 2)
+            if binding and binding.kind == "lane":
+                add("lanes", step.device, min(took, step.start - found.ready(number)))
+        else:
+            wire = name_of[step.src, step.dst]
+            latency = machine.link[step.src, step.dst].latency_s
+            add("latency", wire, latency)
+            add("bytes", wire, (took - latency) / 2)
+    used = {step.device for step in plan.placed}
+    for device in machine.devices:
+        # What keeps all work away leaves a device as empty as one that nobody wants.
+        if device.memory_bytes is not None and (
+            device.name not in used or plan.peaks.get(device.name, 0) * 2 > device.memory_bytes
+        ):
+            add("memory", device.name, plan.makespan)
+    return gain
+
+
+def _latency(plan: Plan) -> Iterator[Change]:
+    runs = max(1, len(plan.costed.runs))
+    tried = []
+    for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // runs)))):
+        try:
+            race = _raced(plan, option)
+            found = min(plan.makespan, _as_it_was(plan, option), race.best().makespan)
+        except AutoparError:
+            continue
+        tried.append((found, position, option, race))
+    tried.sort(key=lambda each: each[:2])
+    for rank, (found, _, option, race) in enumerate(tried):
+        if rank < FINAL and runs <= LARGE and not plan.costed.machine.queued:
+            found = min(found, _searched(plan, race))
+        yield Change(option.what, found)
+
+
+def _throughput(plan: Plan) -> Iterator[Change]:
+    """Periods: of the placement there is, and for changes of which most is to be hoped of a better one."""
+    at = {step.run: step.device for step in plan.placed}
+    hoped = []
+    for position, option in enumerate(options(plan.costed)):
+        problem = Problem(option.apply(plan.costed))
+        loads, groups = loads_of(problem)
+        where = [problem.costed.index[at[problem.names[members[0]]]] for members in groups]
+        found = min(plan.period or math.inf, Standing(loads, where).period)
+        hoped.append((bound(loads), position, option, loads, where, found))
+    hoped.sort(key=lambda each: each[:2])
+    for rank, (least, _, option, loads, where, found) in enumerate(hoped):
+        if rank < FINAL and least < found:
+            better = balance(loads, starts=[where])[0]
+            found = min(found, Standing(loads, better).period) if better is not None else found
+        yield Change(option.what, found)
+
+
+def _raced(plan: Plan, option: Option) -> Race:
+    """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
+    machine; of a large graph what one annealing chain makes of the best of these."""
+    race = Race(Problem(option.apply(once(plan.costed))))
+    problem = race.problem
+    if not plan.costed.again:
+        race.enter(kept(plan))
+    for policy in (
+        heft,
+        *(() if problem.runs > LARGE else (lookahead,)),
+        *((fill, follow) if problem.tight else ()),
+    ):
+        enter_fitting(race, policy)
+    if problem.runs > LARGE and (leader := race.leading()):
+        for schedule in polish(problem, 0.0, leader.play, STEPS, math.inf):
+            race.enter(schedule)
+    return race
+
+
+def _as_it_was(plan: Plan, option: Option) -> float:
+    """Seconds of a plan that computes some runs again, on the changed machine in the same places and orders."""
+    if not plan.costed.again:
+        return math.inf
+    entry = Race(Problem(option.apply(plan.costed))).trial(kept(plan))
+    return math.inf if entry is None or entry.over else entry.makespan
+
+
+def _searched(plan: Plan, race: Race) -> float:
+    """Seconds of what a search finds from the best of a race on."""
+    bound = lower_bound(race.problem)
+    for schedule in anneal(race.problem, bound, STEPS):
+        race.enter(schedule)
+    improve(race, race.best(), bound)
+    best = race.best()
+    if plan.costed.again:
+        best = repeated(race, best, bound, math.inf)
+    return hold_back(best, bound, math.inf).makespan
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A change, what it is called, and what it is a change of: a device (`compute`, `lanes`, `device`, `memory`)
+    or a wire (`bytes`, `latency`) by name."""
+
+    what: str
+    kind: str
+    of: str
+    apply: Callable[[CostedGraph], CostedGraph]
+
+
+def options(costed: CostedGraph) -> list[Option]:
+    """Every change of one thing: a device or a wire twice as fast, a wire without latency, a lane or a device more, a
+    cap lifted.
+
+    More lanes go to devices that have several, to CPUs, and to all of a graph file; more CPUs to a graph file alone.
+    """
+    machine = costed.machine
+    found = []
+    for d, device in enumerate(machine.devices):
+        name = device.name
+        found.append(Option(f"{name} twice as fast", "compute", name, _quicker(d)))
+        if device.lanes > 1 or device.kind == "cpu" or not machine.queued:
+            found.append(
+                Option(f"one more lane of {name}", "lanes", name, _device(d, lanes=device.lanes + 1))
+            )
+        if device.kind != "cpu" or not machine.queued:
+            found.append(Option(f"one more device like {name}", "device", name, _another(d)))
+        if device.memory_bytes is not None:
+            found.append(Option(f"no memory cap on {name}", "memory", name, _device(d, memory_bytes=None)))
+    for name, links in wires(machine).items():
+        called = name if " → " in name else f"wire {name}"
+        found.append(Option(f"{called} twice as fast", "bytes", name, _links(links, rate=FASTER)))
+        if any(link.latency_s for link in links):
+            found.append(Option(f"{called} without latency", "latency", name, _links(links, latency=0.0)))
+    return found
+
+
+def wires(machine: Machine) -> dict[str, list[Link]]:
+    """Links by wire; a link that shares with none by its ends."""
+    found: dict[str, list[Link]] = {}
+    for link in machine.links:
+        found.setdefault(link.wire or f"{link.src} → {link.dst}", []).append(link)
+    return found
+
+
+def _quicker(d: int) -> Callable[[CostedGraph], CostedGraph]:
+    def apply(costed: CostedGraph) -> CostedGraph:
+        return replace(costed, runs=tuple(_quick(run, d) for run in costed.runs))
+
+    return apply
+
+
+def _quick(run: Run, d: int) -> Run:
+    """The host's own part of a run does not get quicker."""
+
+    def less(seconds: float) -> float:
+        return run.dispatch_s + (seconds - run.dispatch_s) / FASTER if seconds > run.dispatch_s else seconds
+
+    seconds = tuple(less(s) if s is not None and e == d else s for e, s in enumerate(run.seconds))
+    modes = tuple((e, lanes, less(s) if e == d else s) for e, lanes, s in run.modes)
+    return replace(run, seconds=seconds, modes=modes)
+
+
+def _device(d: int, **changed: int | None) -> Callable[[CostedGraph], CostedGraph]:
+    def apply(costed: CostedGraph) -> CostedGraph:
+        devices = list(costed.machine.devices)
+        devices[d] = replace(devices[d], **changed)  # type: ignore[arg-type]
+        return replace(costed, machine=replace(costed.machine, devices=tuple(devices)))
+
+    return apply
+
+
+def _links(
+    changed: list[Link], rate: float = 1.0, latency: float | None = None
+) -> Callable[[CostedGraph], CostedGraph]:
+    def apply(costed: CostedGraph) -> CostedGraph:
+        links = [
+            replace(link, bytes_per_s=link.bytes_per_s * rate,
+                    latency_s=link.latency_s if latency is None else latency)
+            if link in changed else link
+            for link in costed.machine.links
+        ]  # fmt: skip
+        return replace(costed, machine=replace(costed.machine, links=tuple(links)))
+
+    return apply
+
+
+def _another(d: int) -> Callable[[CostedGraph], CostedGraph]:
+    def apply(costed: CostedGraph) -> CostedGraph:
+        model = costed.machine.devices[d]
+        taken = {device.name for device in costed.machine.devices}
+        number = 1
+        while f"{model.kind}:{number}" in taken:
+            number += 1
+        new = replace(model, name=f"{model.kind}:{number}")
+        last = len(costed.machine.devices)
+        runs = tuple(
+            replace(run, seconds=(*run.seconds, run.seconds[d]),
+                    modes=(*run.modes, *((last, lanes, s) for e, lanes, s in run.modes if e == d)))
+            for run in costed.runs
+        )  # fmt: skip
+        links = (*costed.machine.links, *_joined(costed.machine, model, new))
+        machine = replace(costed.machine, devices=(*costed.machine.devices, new), links=links)
+        costs = tuple(replace(cost, seconds=(*cost.seconds, cost.seconds[d])) for cost in costed.costs)
+        return replace(costed, machine=machine, runs=runs, costs=costs)
+
+    return apply
+
+
+def _joined(machine: Machine, model: Device, new: Device) -> list[Link]:
+    """Links of a device like another: the same, on the wires that the other shares, or else on wires of its own; and
+    those between the two, as between the other and a third of their kind."""
+    shared = {
+        wire
+        for wire, links in wires(machine).items()
+        if any(model.name not in (link.src, link.dst) for link in links)
+    }
+
+    def wire_of(link: Link) -> str | None:
+        return link.wire if link.wire is None or link.wire in shared else f"{link.wire} of {new.name}"
+
+    kin = {device.name for device in machine.devices if device.kind == model.kind} - {model.name}
+    found: list[Link] = []
+    between: dict[bool, Link] = {}
+    for link in machine.links:
+        if link.src == model.name:
+            found.append(replace(link, src=new.name, wire=wire_of(link)))
+            if link.dst in kin:
+                between.setdefault(True, replace(link, dst=new.name, wire=wire_of(link)))
+        elif link.dst == model.name:
+            found.append(replace(link, dst=new.name, wire=wire_of(link)))
+            if link.src in kin:
+                between.setdefault(False, replace(link, src=new.name, wire=wire_of(link)))
+    return [*found, *between.values()]
