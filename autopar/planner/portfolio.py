@@ -23,11 +23,10 @@ from .identical import alike, identical
 from .lists.fill import fill
 from .lists.follow import follow
 from .lists.heft import heft, list_schedule, lookahead
-from .lists.nondelay import crowded
 from .lists.ranking import urgent_first
 from .lists.round_robin import round_robin
 from .lists.single import is_single, single
-from .lists.weighted_lists import LARGE, quickest, variants
+from .lists.weighted_lists import LARGE, crowded, quickest, variants
 from .model.orders import kept
 from .model.problem import Problem
 from .model.simulator import Schedule

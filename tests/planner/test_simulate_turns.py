@@ -1,6 +1,8 @@
-"""Simulation in one pass against events, and what list schedules are steered by."""
+"""When steps start, and what list schedules are steered by."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from benchmarks.varied import varied
@@ -46,17 +48,22 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.booleans())
-def test_one_pass_gives_the_times_of_events(problem: Problem, ordered: bool) -> None:
+def test_everything_starts_when_the_last_that_it_waits_for_is_done(problem: Problem, ordered: bool) -> None:
     schedule = heft(problem)
     if not ordered:
         schedule = Schedule(schedule.policy, schedule.lanes)
-    once = Play(problem, schedule)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Play, "_in_turn", lambda *_: False)
-        events = Play(problem, schedule)
-    assert (once.start, once.end, once.makespan) == (events.start, events.end, events.makespan)
-    first = problem.runs
-    assert once.ready[first:] == events.ready[first:]
+    play = Play(problem, schedule)
+    ends = {0.0, *play.end}
+    assert all(start in ends for start in play.start)
+    for step, later in enumerate(play.steps.waiting):
+        assert all(play.start[other] >= play.ready[other] >= play.end[step] for other in later)
+    for order in play.orders:
+        assert all(play.end[r] <= play.start[after] for r, after in pairwise(order))
+    # A wire has those first that ask first.
+    asked = sorted((play.ready[step], step) for step in range(problem.runs, len(play.end)))
+    for lane in range(len(problem.copy_lanes)) if not ordered else ():
+        own = [step for _, step in asked if play.moves[step - problem.runs][1].lane == lane]
+        assert all(play.end[step] <= play.start[after] for step, after in pairwise(own))
 
 
 @settings(max_examples=40, deadline=None)

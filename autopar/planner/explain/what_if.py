@@ -18,8 +18,7 @@ from ..duplication.search import repeated
 from ..lists.fill import fill
 from ..lists.follow import follow
 from ..lists.heft import heft, lookahead
-from ..lists.nondelay import crowded
-from ..lists.weighted_lists import LARGE, quickest, variants
+from ..lists.weighted_lists import LARGE, crowded, quickest, variants
 from ..model.orders import kept
 from ..model.problem import Problem
 from ..model.simulator import Schedule
