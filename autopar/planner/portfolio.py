@@ -15,7 +15,7 @@ from ..ir.plan import Plan
 from ..ir.sound import sound
 from ..text.tables import seconds
 from .bounds import lower_bound
-from .candidates import KEPT, SHORTER, Entry, Race
+from .candidates import SHORTER, Entry, Race
 from .duplication.originals import once
 from .duplication.search import repeated
 from .every import every
@@ -38,7 +38,6 @@ from .search.descent import improve
 from .search.multilevel import coarse
 from .search.packed import pack
 from .search.repair import squeeze
-from .search.transfer_order import hold_back
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 """`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
@@ -157,12 +156,9 @@ def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -
     proven = prove(race, found, bound, until)
     if proven.entry is not found:
         plans += [proven.entry, repeated(race, proven.entry, bound, until)]
-    shortest = min(plan.makespan for plan in plans)
-    distinct = {id(plan): plan for plan in plans if plan.makespan <= shortest * KEPT}
-    held = [hold_back(plan, bound, until) for plan in distinct.values()]
-    best = min(held, key=lambda plan: plan.makespan)
+    best = min(plans, key=lambda plan: plan.makespan)
     # Searches for plans with copies may come to shorter ones that have none.
-    least = min(plan.makespan for plan in (*plans, *held) if not plan.play.problem.costed.again)
+    least = min(plan.makespan for plan in plans if not plan.play.problem.costed.again)
     return best, sound(proven.bound, least), "time" if proven.cut else ""
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_duplicate import shown
 
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
@@ -16,10 +15,17 @@ from autopar.planner.duplication.search import placed
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.simulator import Play
+from autopar.planner.model.timing import timing
 from autopar.planner.search.evaluate import Listed, Timed
 from autopar.planner.search.network import Network
 
 needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
+
+
+def shown(entry: Any) -> dict[str, Any]:
+    """What a plan says of an entry."""
+    found = timing(entry.play)
+    return {"placed": found.placed, "transfers": found.transfers, "makespan": found.makespan}
 
 
 def played(timed: Timed) -> Play:

@@ -14,11 +14,12 @@ from ..search.chain import COPIES, RUINS
 from ..search.evaluate import Timed
 from ..search.network import MOST, Network
 from ..search.population import Effort, winners
-from .greedy import duplicate, repeats
 from .prune import Place, Places, places, scheduled
 
 EACH, STEPS = 4_500, 225_000
 """Steps of the search for each run, and in all at most; chains take `TOGETHER` times as many (`anneal`)."""
+LARGEST = 2_000
+"""Runs and transfers of the largest plan for which this is done."""
 HOT = 0.07
 """Share by which a plan may become longer at first."""
 TRIED = 3
@@ -27,17 +28,16 @@ TRIED = 3
 
 def repeated(race: Race, start: Entry, bound: float, until: float) -> Entry:
     """A plan, or a shorter one with runs computed again, searched for as far as there is time for it. What is returned
-    has a `Problem` of its own where runs are. Without the native search only the plan as it is gets copies."""
-    if _ended(start, bound, until):
+    has a `Problem` of its own where runs are. Nothing is done for large plans, nor without the native search.
+
+    Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
+    9(9), 1998.
+    """
+    ended = start.makespan <= bound * (1 + SHORTER) or time.monotonic() > until
+    large = start.play.problem.runs + len(start.play.moves) > LARGEST
+    if ended or large or not _promising(race.problem) or not searches():
         return start
-    best = duplicate(start, bound)
-    if not repeats(start) or not _promising(race.problem) or _ended(best, bound, until) or not searches():
-        return best
-    return min([best, *_found(race.problem, best, bound, until)], key=lambda entry: entry.makespan)
-
-
-def _ended(best: Entry, bound: float, until: float) -> bool:
-    return best.makespan <= bound * (1 + SHORTER) or time.monotonic() > until
+    return min([start, *_found(race.problem, start, bound, until)], key=lambda entry: entry.makespan)
 
 
 def _promising(problem: Problem) -> bool:

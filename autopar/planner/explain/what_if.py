@@ -26,7 +26,6 @@ from ..portfolio import enter_fitting
 from ..search.anneal import POLICY as SEARCHED
 from ..search.anneal import anneal, polish
 from ..search.descent import improve
-from ..search.transfer_order import hold_back
 from ..throughput import balance, bound
 from ..throughput.loads import Standing
 from ..throughput.objective import loads_of
@@ -194,4 +193,4 @@ def _searched(plan: Plan, race: Race) -> float:
     best = race.best()
     if plan.costed.again:
         best = repeated(race, best, bound, math.inf)
-    return hold_back(best, bound, math.inf).makespan
+    return best.makespan
