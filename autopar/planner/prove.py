@@ -42,13 +42,13 @@ class Proven:
     cut: bool = False
 
 
-def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
+def prove(race: Race, chosen: Entry) -> Proven:
     """Look for a shorter plan, or a proof that there is none.
 
-    `until` is a time of the monotonic clock; what would hardly be done by then is not begun. Nothing is tried where
-    OR-tools is missing, the graph is large, or `bound` is reached.
+    What would hardly be done in time is not begun. Nothing is tried where OR-tools is missing, the graph is large, or
+    the bound is reached.
     """
-    problem = race.problem
+    problem, bound, until = race.problem, race.bound, race.until
     if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + TOLERANCE):
         return Proven(chosen)
     if not find_spec("ortools"):

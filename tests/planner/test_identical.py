@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import autopar
 from autopar.planner.bounds import lower_bound
+from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
@@ -86,18 +87,17 @@ def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     graph = lanes_of(lanes, [draw.choice((0, 0.1, 1 / 3, 0.7, 2)) for _ in waits], waits)
     problem = Problem(read(graph))
-    found = Play(problem, identical(problem, alike(problem), lower_bound(problem))).makespan
+    found = Play(problem, identical(Race(problem, lower_bound(problem)))).makespan
     assert lower_bound(problem) <= found * (1 + 1e-9) <= listed(graph, lanes) * (1 + 2e-9)
 
 
 def test_chains_reach_what_list_schedules_do_not_and_find_the_same_again(monkeypatch):
     for seed in range(3):
         problem = Problem(read(lanes_of(6, *filled(random.Random(seed), 6, 200, 8))))
-        lanes = alike(problem)
-        found = identical(problem, lanes, 200.0)
-        assert identical(problem, lanes, 200.0) == found
+        found = identical(Race(problem, 200.0))
+        assert identical(Race(problem, 200.0)) == found
         monkeypatch.setattr(chains, "STEPS", 0)
         assert (
-            Play(problem, identical(problem, lanes, 200.0)).makespan > Play(problem, found).makespan == 200.0
+            Play(problem, identical(Race(problem, 200.0))).makespan > Play(problem, found).makespan == 200.0
         )
         monkeypatch.undo()

@@ -247,10 +247,10 @@ def test_without_it_only_lists_are_made():
     assert coarse(Problem(read(planted(2, 200, 4, 1.0)[0])), 0.0, 1.0, 10**6, math.inf) == []
     race = race_of(short(2))
     before = race.best().makespan
-    pack(race, 0.0, 20_000)
+    pack(race, 20_000)
     assert race.best().makespan <= before and all(not entry.over for entry in race.entries[2:])
     entry = Race(problem).enter(heft(problem))
-    assert repeated.repeated(race, entry, 0.0, math.inf) is entry
+    assert repeated.repeated(race, entry) is entry
 
 
 @needs_native

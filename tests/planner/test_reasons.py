@@ -15,7 +15,7 @@ from taskfiles import link, randomly, small
 
 import autopar
 from autopar.planner import portfolio as search
-from autopar.planner.duplication.originals import once
+from autopar.planner.duplication.duplicates import once
 from autopar.planner.explain import what_if as change
 from autopar.planner.explain.hardware_changes import options
 from autopar.planner.explain.what_if import changes

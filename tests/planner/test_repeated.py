@@ -17,15 +17,13 @@ from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import Race
 from autopar.planner.duplication import search as repeated
-from autopar.planner.duplication.originals import once
+from autopar.planner.duplication.duplicates import once
 from autopar.planner.duplication.prune import Place, places, scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.problem import Problem
 from autopar.planner.search.anneal import STEPS
-
-ENDLESS = float("inf")
 
 
 def started(graph: dict[str, Any]):
@@ -40,14 +38,15 @@ def test_chains_make_a_plan_shorter_or_leave_it(seed):
     graph = wanted(seed, seed % 3 == 1) if seed % 3 else randomly(random.Random(seed))
     race, entry = started(graph)
     bound = lower_bound(race.problem)
-    found = repeated.repeated(race, entry, bound, ENDLESS)
+    race.bound = bound
+    found = repeated.repeated(race, entry)
     assert bound <= found.makespan * (1 + 1e-9) and not found.over
     assert found is entry or found.makespan < entry.makespan
     assert alone(found.play) and once(found.play.problem.costed) == race.problem.costed
     plan = described(replace(place(read(graph), "heft"), costed=found.play.problem.costed, **shown(found)))
     assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
     # Nothing is drawn but by number.
-    assert repeated.repeated(race, entry, bound, ENDLESS).makespan == found.makespan
+    assert repeated.repeated(race, entry).makespan == found.makespan
 
 
 @needs_native
@@ -65,8 +64,10 @@ def test_copies_make_plans_shorter():
 def test_nothing_more_is_tried_at_the_bound_or_after_the_time(monkeypatch):
     race, entry = started(wanted(7))
     monkeypatch.setattr(repeated, "winners", None)
-    assert repeated.repeated(race, entry, entry.makespan, ENDLESS) is entry
-    assert repeated.repeated(race, entry, 0.0, 0.0) is entry
+    race.bound = entry.makespan
+    assert repeated.repeated(race, entry) is entry
+    race.bound, race.until = 0.0, 0.0
+    assert repeated.repeated(race, entry) is entry
 
 
 @pytest.mark.parametrize("why", ["large", "several lanes", "nothing to move"])
@@ -81,7 +82,7 @@ def test_no_list_is_begun_where_none_is_of_use(monkeypatch, why):
     if why == "several lanes":
         race.problem.modes = {(0, 0): ((1, 1.0),)}
     monkeypatch.setattr(repeated, "winners", None)
-    assert repeated.repeated(race, entry, 0.0, ENDLESS) is entry
+    assert repeated.repeated(race, entry) is entry
 
 
 def test_copies_that_nobody_reads_are_left_out():
@@ -123,3 +124,15 @@ def test_copies_for_copies_stay_and_go_with_what_reads_them():
     del at["d", "q"]
     none = scheduled(both.play.problem, at)
     assert none is not None and not none.play.problem.costed.again and none.makespan == pytest.approx(4.0)
+
+
+@needs_native
+def test_where_memory_is_short_what_is_computed_twice_fits():
+    graph = fan()
+    for device in graph["devices"]:
+        device["memory_bytes"] = 2 * 10**6
+    graph["tasks"] += [{"id": f"more {n}", "seconds": {"p": 0.5}, "state_bytes": 300_000} for n in range(3)]
+    race, entry = started(graph)
+    assert race.problem.tight
+    found = repeated.repeated(race, entry)
+    assert found.makespan < entry.makespan and not found.over

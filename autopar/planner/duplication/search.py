@@ -3,8 +3,6 @@ where the rest had better be on the copies, so that both are searched for togeth
 
 from __future__ import annotations
 
-import time
-
 from ...ir.costed import repeatable
 from ..candidates import SHORTER, Entry, Race
 from ..model.problem import Problem
@@ -22,22 +20,25 @@ LARGEST = 2_000
 """Runs and transfers of the largest plan for which this is done."""
 HOT = 0.07
 """Share by which a plan may become longer at first."""
+STEPS_ONE_BY_ONE = 5_000
+"""Runs and transfers simulated in all, where memory is short."""
 TRIED = 3
 """Plans with copies simulated, of those found."""
 
 
-def repeated(race: Race, start: Entry, bound: float, until: float) -> Entry:
+def repeated(race: Race, start: Entry) -> Entry:
     """A plan, or a shorter one with runs computed again, searched for as far as there is time for it. What is returned
     has a `Problem` of its own where runs are. Nothing is done for large plans, nor without the native search.
 
     Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
     9(9), 1998.
     """
-    ended = start.makespan <= bound * (1 + SHORTER) or time.monotonic() > until
+    ended = start.makespan <= race.bound * (1 + SHORTER) or race.late
     large = start.play.problem.runs + len(start.play.moves) > LARGEST
     if ended or large or not _promising(race.problem) or not searches():
         return start
-    return min([start, *_found(race.problem, start, bound, until)], key=lambda entry: entry.makespan)
+    best = min([start, *_found(race, start)], key=lambda entry: entry.makespan)
+    return _one_by_one(race, start) if race.problem.tight and best is start else best
 
 
 def _promising(problem: Problem) -> bool:
@@ -53,9 +54,9 @@ def _promising(problem: Problem) -> bool:
     )
 
 
-def _found(problem: Problem, start: Entry, bound: float, until: float) -> list[Entry]:
+def _found(race: Race, start: Entry) -> list[Entry]:
     """Plans that chains come to from one."""
-    network = Network(problem)
+    network = Network(race.problem)
     effort = Effort(
         steps=min(STEPS, EACH * network.runs) * TOGETHER,
         chains=CHAINS,
@@ -63,9 +64,42 @@ def _found(problem: Problem, start: Entry, bound: float, until: float) -> list[E
         ruins=RUINS,
         copies=COPIES,
     )
-    found = winners(network, [listed(network, start)], bound, effort, until, keep=TRIED)
-    entries = [scheduled(problem, placed(timed)) for timed in found if timed.makespan < start.makespan]
+    found = winners(network, [listed(network, start)], race.bound, effort, race.until, keep=TRIED)
+    entries = [scheduled(race.problem, placed(timed)) for timed in found if timed.makespan < start.makespan]
     return [entry for entry in entries if entry and not entry.over]
+
+
+def _one_by_one(race: Race, start: Entry) -> Entry:
+    """A plan with single runs computed again where their results are wanted, as long as that is shorter and fits: the
+    chains know nothing of memory."""
+    best, left, tried = start, STEPS_ONE_BY_ONE, {*start.play.problem.costed.again}
+    while best.makespan > race.bound * (1 + SHORTER) and not race.late:
+        play, problem = best.play, best.play.problem
+        arrivals = (
+            (step, problem.maker[v], hop.dst) for step, (v, hop) in enumerate(play.moves, problem.runs)
+        )
+        for step, r, d in arrivals:
+            key = problem.names[r], problem.devices[d]
+            if (
+                r < 0
+                or key in tried
+                or d not in problem.able[r]
+                or not repeatable(problem.costed, problem.costed.runs[r])
+            ):
+                continue
+            if left < len(play.end):
+                return best
+            left -= len(play.end)
+            tried.add(key)
+            at, end = places(play), play.end[step]
+            at[key] = Place(end - problem.seconds[r][d], end, problem.lane_names[d][:1], copy=True)
+            found = scheduled(problem, at)
+            if found and not found.over and found.makespan < best.makespan * (1 - SHORTER):
+                best = found
+                break
+        else:
+            return best
+    return best
 
 
 def listed(network: Network, entry: Entry) -> Timed:

@@ -12,20 +12,19 @@ from ...ir.plan import Plan
 from ...ir.steps import Placed
 from ..bounds import lower_bound
 from ..candidates import Race
-from ..duplication.originals import once
+from ..duplication.duplicates import once
 from ..duplication.prune import POLICY as COPIED
 from ..duplication.search import repeated
-from ..lists.fill import fill
-from ..lists.follow import follow
 from ..lists.heft import heft, lookahead
+from ..lists.memory_first import fill, follow
 from ..lists.weighted_lists import LARGE, crowded, quickest, variants
 from ..model.orders import kept
 from ..model.problem import Problem
 from ..model.simulator import Schedule
-from ..portfolio import enter_fitting
+from ..policies import enter_fitting
 from ..search.anneal import POLICY as SEARCHED
 from ..search.anneal import anneal, polish
-from ..search.descent import improve
+from ..search.climb import climb
 from ..throughput import balance, bound
 from ..throughput.loads import Standing
 from ..throughput.objective import loads_of
@@ -186,11 +185,11 @@ def _as_it_was(plan: Plan, option: Option) -> float:
 
 def _searched(plan: Plan, race: Race) -> float:
     """Seconds of what a search finds from the best of a race on."""
-    bound = lower_bound(race.problem)
-    for schedule in anneal(race.problem, bound, STEPS):
+    race.bound = lower_bound(race.problem)
+    for schedule in anneal(race.problem, race.bound, STEPS):
         race.enter(schedule)
-    improve(race, race.best(), bound)
+    climb(race, STEPS)
     best = race.best()
     if plan.costed.again:
-        best = repeated(race, best, bound, math.inf)
+        best = repeated(race, best)
     return best.makespan

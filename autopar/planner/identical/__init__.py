@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 
 from ..bounds.antichains import LARGEST
+from ..candidates import Race
 from ..model.orders import in_order
 from ..model.problem import Problem
 from ..model.simulator import Schedule
@@ -44,16 +43,15 @@ def alike(problem: Problem) -> list[tuple[int, int]]:
     return found
 
 
-def identical(
-    problem: Problem, lanes: Sequence[tuple[int, int]], bound: float, until: float = math.inf
-) -> Schedule:
-    """The shortest schedule found on `lanes` that are `alike`; the search ends at `bound` seconds, or at `until` of
-    the monotonic clock. O((R + E) log R) for R runs and E edges, and `STEPS` where list schedules do not reach it."""
+def identical(race: Race) -> Schedule:
+    """The shortest schedule found of a race for a problem whose lanes are `alike`; the search ends at the bound.
+    O((R + E) log R) for R runs and E edges, and `STEPS` where list schedules do not reach it."""
+    problem, lanes = race.problem, alike(race.problem)
     seconds = [row[lanes[0][0]] for row in problem.seconds]
     before = reduced(problem.before) if problem.runs <= LARGE else problem.before
     forth = Way(seconds, before, len(lanes))
     back = Way(seconds, forth.after, len(lanes), back=True)
-    enough, left = bound * (1 + CLOSE), LISTED
+    enough, left = race.bound * (1 + CLOSE), LISTED
     best: list[float] = []
     first = []
     for keys in _rules(forth, back):
@@ -64,11 +62,11 @@ def identical(
             if not best or max(ends) < max(best):
                 best = ends
             left -= 2 * problem.runs
-            if max(best) <= enough or left < 0 or time.monotonic() > until:
+            if max(best) <= enough or left < 0 or race.late:
                 return _schedule(problem, forth, lanes, best)
         first.append(ends)
     if problem.runs <= LARGE:
-        best = Chains(forth, back, enough).search(best, first, until)
+        best = Chains(forth, back, enough).search(best, first, race.until)
     return _schedule(problem, forth, lanes, best)
 
 

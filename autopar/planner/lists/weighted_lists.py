@@ -93,9 +93,9 @@ def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:
     return found
 
 
-def quickest(problem: Problem, until: float) -> Schedule:
+def quickest(problem: Problem, until: float, room: float = 1.0) -> Schedule:
     """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
-    other is tried."""
+    other is tried. Caps are not kept, whatever `room` there is."""
     best, least = None, math.inf
     for policy, way in _ways(problem).items():
         try:

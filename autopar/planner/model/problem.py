@@ -6,7 +6,7 @@ Runs, values and devices are numbers here. Names come back in `simulate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -216,6 +216,10 @@ class Problem:
                 shared, narrowest = left, narrowest if left == shared else r
             for r in self.members[g]:
                 self.allowed[r] = shared
+
+    def together(self, run: int) -> Sequence[int]:
+        """The runs of its colocate group, or it alone."""
+        return self.members[self.group[run]] if self.group[run] >= 0 else (run,)
 
     def where(self, run: int) -> str:
         """The devices a run may go to, for messages."""

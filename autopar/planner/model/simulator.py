@@ -109,8 +109,10 @@ class Play:
         return Schedule(policy, {lane: tuple(names) for lane, names in lanes.items()})
 
     def when(self, step: int) -> tuple[float, float, int]:
-        """What steps are sorted by, so that each comes after those it waits for."""
-        return self.start[step], self.end[step], self.turn[step]
+        """What steps are sorted by, so that each comes after those it waits for: only steps that take no time can be
+        together with those."""
+        start, end = self.start[step], self.end[step]
+        return start, end, self.turn[step] if start == end else step
 
     def _again(self, r: int, name: str, device: int, lane: str) -> None:
         """Note one more lane of a run that takes several; else say why it cannot be in this lane."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,13 +36,13 @@ CLOSE = 1e-6
 """Share above the lower bound at which the search ends."""
 
 
-def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
+def pack(race: Race, steps: int) -> None:
     """Enter the best schedule found among placements that fit, from those of `race` and from `parts`.
 
     Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) of placements: a run, all before or after
     it on its device, a stretch of the order, or two of these swapped. State that would not fit is turned down unseen;
     what is accepted is simulated where what is made might not fit either. About `steps` runs are placed, fewer of a
-    small graph, or until `until` of the monotonic clock; nothing is done for a graph so large that only a few
+    small graph; nothing is done for a graph so large that only a few
     placements could be tried, nor for one with runs that may take several lanes, and without the native search `parts`
     alone is tried. Deterministic.
     """
@@ -51,7 +50,7 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
     steps = min(steps, EACH * problem.runs)
     if problem.modes or len(problem.devices) < 2 or steps < FEWEST * problem.runs:
         return
-    for placement in parts(problem, LOOKS * steps, until):
+    for placement in parts(problem, LOOKS * steps, race.until):
         allowed = [(d,) for d in placement]
         entry = race.trial(list_schedule(problem, "packed", urgent_first(problem), allowed=allowed))
         if entry and not entry.over:
@@ -59,7 +58,7 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
             break
     fitting = [entry for entry in race.entries if not entry.over]
     if fitting and searches():
-        _Packing(race, min(fitting, key=lambda entry: entry.makespan)).search(steps, bound, until)
+        _Packing(race, min(fitting, key=lambda entry: entry.makespan)).search(steps)
 
 
 class _Packing:
@@ -73,11 +72,12 @@ class _Packing:
         self.device, self.keys = start.play.device, start.play.start[: self.problem.runs]
         self.makespan = Timed(self.network, self.device, self.keys, eager=True).makespan
 
-    def search(self, steps: int, bound: float, until: float) -> None:
+    def search(self, steps: int) -> None:
         """Go on for about as many steps, and enter the best if it is new."""
         first, spent, runs = self.best, 0.0, self.problem.runs
         order = self._order()
-        while spent < steps and self.best.makespan > bound * (1 + CLOSE) and time.monotonic() <= until:
+        enough = self.race.bound * (1 + CLOSE)
+        while spent < steps and self.best.makespan > enough and not self.race.late:
             spent += LOOK
             device = self._child(order)
             if device is None or not self.state.fits(device):
@@ -135,10 +135,9 @@ class _Packing:
         found = [*device]
         for runs, d in ((moved, target), (back, own)):
             for each in sorted(runs):
-                together = problem.members[problem.group[each]] if problem.group[each] >= 0 else (each,)
                 if d not in problem.allowed[each]:
                     return None
-                for member in together:
+                for member in problem.together(each):
                     found[member] = d
         return found
 
