@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-from benchmarks.varied import varied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +11,6 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.ranking import cost_to_go, mean_first
 from autopar.planner.lists.weighted_lists import variants
-from autopar.planner.model.memory import _apart, _shared
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
 
@@ -91,12 +88,3 @@ def test_variants_can_be_carried_out(problem: Problem) -> None:
     assert found
     assert [make(problem).policy for make in found.values()] == [*found]
     assert all(Play(problem, make(problem)).makespan >= 0 for make in found.values())
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_values_apart_take_the_memory_of_shared_ones(seed: int) -> None:
-    graph = varied(seed)
-    problem = Problem(read({**graph, "tasks": [{**task, "state_bytes": 0} for task in graph["tasks"]]}))
-    play = Play(problem, heft(problem))
-    assert not problem.holders
-    assert sorted(_apart(problem, play)) == sorted(_shared(problem, play))

@@ -99,6 +99,17 @@ class Problem:
             if target in graph.carried and target in costed.resident:
                 self.carry[self.value[name]] += self.holders.get(target, ())
 
+        self.views: dict[str, str] = {}
+        for task in graph.tasks:
+            for name in task.outputs:
+                storage = graph.value[name].storage
+                up = (
+                    None
+                    if storage == name
+                    else next((read for read in task.inputs if graph.value[read].storage == storage), None)
+                )
+                if up is not None:
+                    self.views[name] = up
         self.before = [self._before(r) for r in range(self.runs)]
         waiting: list[list[int]] = [[] for _ in self.names]
         for r, earlier in enumerate(self.before):
