@@ -218,13 +218,14 @@ class Play:
                     continue
             elif pools and pools.touched and not (asking and asking[0][0] <= now):
                 for step in pools.begun():
-                    heappush(asking, (now, -1, step, 1))
+                    clear[step], resources[step] = now, ()
+                    able.append(step)
                 continue
             else:
                 now, _, step, got = heappop(asking)
                 time, needs = now, resources[step]
-                if pools and step < first and got != 1:
-                    pools.add(step, ended=got > 1)
+                if pools and step < first:
+                    pools.add(step, ended=got > 0)
                     continue
                 if got < len(needs):
                     own = needs[got]
@@ -248,7 +249,7 @@ class Play:
                     other, got = line[own].popleft()
                     heappush(asking, (free[own], rank[other], other, got + 1))
             if pools and step < first:
-                heappush(asking, (ended, -1, step, 2))
+                heappush(asking, (ended, -1, step, 1))
             if behind[step] >= 0:
                 for later in (behind[step], *further.get(step, ())):
                     if ended > clear[later]:
