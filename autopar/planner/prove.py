@@ -1,7 +1,7 @@
 """Prove a small plan the shortest, or find a shorter one, where OR-tools is installed.
 
 First a short effort, half a second of a core, which proves most graphs of this size; then one for what must come before
-and after each run. Longer ones are made only while a proof is near (`NEAR`) or comes nearer: elsewhere more seconds
+and after each run. Longer ones are made only while a proof is near (`near`) or comes nearer: elsewhere more seconds
 rarely prove anything. Efforts are counted by the solver's deterministic clock: a ceiling in seconds may end them early,
 and never makes them longer.
 """
@@ -18,18 +18,26 @@ from .exact import held, proofs
 from .exact.result import TOLERANCE
 from .model.simulator import Schedule
 
-RUNS = 60
-"""Runs of the largest graph that is worth the effort."""
-HELD = 0.15
-"""Effort spent on schedules whose wires serve first come, first served."""
-LONG = 2.0
-"""Effort spent in all at most: up to some twenty seconds of a core."""
-NEAR = 0.05
-"""Share by which the shortest schedule may be above its bound for a further effort."""
-CLOSE = 2e-3
-"""The same that is left as it is: what is within it costs as much to prove as all before."""
-NEARER = 2 / 3
-"""What an effort may leave of that share, or less, for a further one where a proof is not near."""
+
+@dataclass(frozen=True)
+class ProveParams:
+    """Which plans are worth how much effort, by the deterministic clock of the solver."""
+
+    runs: int = 60
+    """Runs of the largest graph that is worth the effort."""
+    held: float = 0.15
+    """Effort spent on schedules whose wires serve first come, first served."""
+    long: float = 2.0
+    """Effort spent in all at most: up to some twenty seconds of a core."""
+    near: float = 0.05
+    """Share by which the shortest schedule may be above its bound for a further effort."""
+    close: float = 2e-3
+    """The same that is left as it is: what is within it costs as much to prove as all before."""
+    nearer: float = 2 / 3
+    """What an effort may leave of that share, or less, for a further one where a proof is not near."""
+
+
+PARAMS = ProveParams()
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,14 @@ class Proven:
     cut: bool = False
 
 
-def prove(race: Race, chosen: Entry) -> Proven:
+def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
     """Look for a shorter plan, or a proof that there is none.
 
     What would hardly be done in time is not begun. Nothing is tried where OR-tools is missing, the graph is large, or
     the bound is reached.
     """
     problem, bound, until = race.problem, race.bound, race.until
-    if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + TOLERANCE):
+    if not 0 < problem.runs <= params.runs or chosen.makespan <= bound * (1 + TOLERANCE):
         return Proven(chosen)
     if not find_spec("ortools"):
         return Proven(chosen)
@@ -58,13 +66,17 @@ def prove(race: Race, chosen: Entry) -> Proven:
         return Proven(chosen, cut=True)
     schedule, proven, last, cut = chosen.schedule, bound, until, False
     gap = _above(chosen.makespan, bound)
-    steps = proofs(problem, schedule, effort=LONG, budget_s=left(until), bound=proven)
+    steps = proofs(problem, schedule, effort=params.long, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
         schedule, proven = found.schedule, found.lower_bound
         if not step:
             last -= time.monotonic() - began
         before, gap = gap, _above(found.makespan, proven)
-        if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
+        if (
+            found.optimal
+            or gap <= params.close
+            or (step and gap > params.near and gap > before * params.nearer)
+        ):
             break
         cut = found.stopped
     if schedule is not chosen.schedule:
@@ -73,16 +85,16 @@ def prove(race: Race, chosen: Entry) -> Proven:
     served = not problem.costed.machine.queued
     if served and not race.complete and chosen.makespan > proven * (1 + TOLERANCE):
         if time.monotonic() < last:
-            _hold(race, schedule, proven, until)
+            _hold(race, schedule, proven, until, params.held)
         else:
             cut = True
     return Proven(race.best(), proven, cut)
 
 
-def _hold(race: Race, schedule: Schedule, proven: float, until: float) -> None:
+def _hold(race: Race, schedule: Schedule, proven: float, until: float, effort: float) -> None:
     """Enter what comes near a schedule without holding copies back."""
     longest = race.best().makespan
-    for other in held(race.problem, schedule, longest, proven, effort=HELD, budget_s=left(until)):
+    for other in held(race.problem, schedule, longest, proven, effort=effort, budget_s=left(until)):
         race.enter(other)
 
 

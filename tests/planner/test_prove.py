@@ -37,7 +37,7 @@ def test_the_bound_comes_up_to_a_plan_no_longer(seed):
 def test_nothing_is_tried_in_vain(monkeypatch):
     called = []
     monkeypatch.setattr(prove, "proofs", lambda *args, **more: called.append(args))
-    long = Problem(chain(prove.RUNS + 1, machine(1)))
+    long = Problem(chain(prove.PARAMS.runs + 1, machine(1)))
     race, first = start(long)
     assert prove.prove(race, first) == prove.Proven(first)
     race, first = start(Problem(random_dag(1)))
