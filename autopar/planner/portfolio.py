@@ -17,7 +17,7 @@ from .candidates import SHORTER, Entry, Race
 from .duplication.duplicates import once
 from .duplication.search import repeated
 from .every import every, tiny
-from .identical import alike, identical
+from .identical import identical
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
@@ -110,17 +110,17 @@ def _repair(race: Race, steps: int) -> None:
 
 
 STRATEGIES = (
-    Strategy("identical", lambda race: bool(alike(race.problem)), lambda race, _: race.enter(identical(race))),
-    Strategy("lists", lambda race: _small(race) and not (race.done and alike(race.problem)),
+    Strategy("identical", lambda race: bool(race.problem.alike), lambda race, _: race.enter(identical(race))),
+    Strategy("lists", lambda race: _small(race) and not (race.done and race.problem.alike),
              lambda race, _: _lists(race, heft, lookahead)),
     Strategy("lists by memory", lambda race: _small(race) and race.problem.tight,
              lambda race, _: _lists(race, fill, follow)),
-    Strategy("weighted lists", lambda race: not (_small(race) or race.problem.tight or alike(race.problem)),
+    Strategy("weighted lists", lambda race: not (_small(race) or race.problem.tight or race.problem.alike),
              _weighted),
     Strategy("lists without caps", lambda race: not _small(race) and race.problem.tight, _uncapped),
-    Strategy("annealing", lambda race: not alike(race.problem), _anneal),
-    Strategy("polish", lambda race: not (_searched(race) or alike(race.problem)), _polish),
-    Strategy("multilevel", lambda race: not (race.problem.tight or alike(race.problem)), _coarse),
+    Strategy("annealing", lambda race: not race.problem.alike, _anneal),
+    Strategy("polish", lambda race: not (_searched(race) or race.problem.alike), _polish),
+    Strategy("multilevel", lambda race: not (race.problem.tight or race.problem.alike), _coarse),
     Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
     Strategy("all schedules", lambda race: tiny(race.problem) and not race.done, lambda race, _: every(race)),
     Strategy("repair", lambda race: bool(race.lead.over), _repair),

@@ -17,7 +17,7 @@ from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.identical import alike, chains, identical
+from autopar.planner.identical import chains, identical
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
 
@@ -57,7 +57,7 @@ def filled(draw, lanes, length, pieces):
 
 def test_lanes_are_alike_only_where_nothing_else_counts():
     graph = devices_of(3, [1.0, 2.0], [[], [0]])
-    assert alike(Problem(read(graph))) == [(0, 0), (1, 0), (2, 0)]
+    assert Problem(read(graph)).alike == [(0, 0), (1, 0), (2, 0)]
     slower = {
         **graph,
         "tasks": [graph["tasks"][0] | {"seconds": {"d0": 1.0, "d1": 1.0, "d2": 2.0}}, graph["tasks"][1]],
@@ -68,7 +68,7 @@ def test_lanes_are_alike_only_where_nothing_else_counts():
     small = {**graph, "devices": [device | {"memory_bytes": 1} for device in graph["devices"]]}
     small["values"] = [value | {"bytes": 1} for value in graph["values"]]
     for other in (slower, bound, far, together, small, lanes_of(1, [1.0, 2.0], [[], [0]])):
-        assert not alike(Problem(read(other)))
+        assert not Problem(read(other)).alike
 
 
 @pytest.mark.parametrize("made", [lanes_of, devices_of])

@@ -12,8 +12,6 @@ from ..model.simulator import Schedule
 from .chains import Chains
 from .lists import Way, reduced
 
-__all__ = ["alike", "identical"]
-
 LARGE = 6_000
 """Runs above which a graph gets list schedules alone."""
 JUSTIFIED = 2
@@ -24,29 +22,10 @@ CLOSE = 1e-9
 """Share above the lower bound at which the search ends."""
 
 
-def alike(problem: Problem) -> list[tuple[int, int]]:
-    """(device, lane) of all lanes when there are several, each run may go to any and takes as long there, and nothing
-    else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
-    devices = problem.allowed[0] if problem.runs else ()
-    found = [(d, lane) for d in devices for lane in range(len(problem.lane_names[d]))]
-    if len(found) < 2 or problem.tight or problem.modes or any(problem.dispatch) or any(problem.carry):
-        return []
-    if len(devices) > 1 and problem.members:
-        return []
-    for allowed, row in zip(problem.allowed, problem.seconds):
-        if allowed != devices or any(row[d] != row[devices[0]] for d in devices):
-            return []
-    for v, home in enumerate(problem.home):
-        wanted = {*devices, *problem.deliver[v]}
-        if any(problem.travel(v, s, d) > 0 for s in (devices if home < 0 else (home,)) for d in wanted):
-            return []
-    return found
-
-
 def identical(race: Race) -> Schedule:
-    """The shortest schedule found of a race for a problem whose lanes are `alike`; the search ends at the bound.
+    """The shortest schedule found of a race for a problem whose lanes are alike; the search ends at the bound.
     O((R + E) log R) for R runs and E edges, and `STEPS` where list schedules do not reach it."""
-    problem, lanes = race.problem, alike(race.problem)
+    problem, lanes = race.problem, race.problem.alike
     seconds = [row[lanes[0][0]] for row in problem.seconds]
     before = reduced(problem.before) if problem.runs <= LARGE else problem.before
     forth = Way(seconds, before, len(lanes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 from ...ir.timeline import Memory
 from .problem import Problem
@@ -44,35 +45,28 @@ def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, in
     of, and state where it is kept. O(V + E) for V steps."""
     costed, graph = problem.costed, problem.costed.graph
     names, device, first, ended = problem.values, play.device, problem.runs, play.end
-    # The storage of a value on a device, where that is not its own.
+    # The storage of a value on a device, where that is not its own; of each storage since when, until when, and bytes.
     roots: dict[tuple[str, int], tuple[str, int]] = {}
-    alive: dict[tuple[str, int], list[float]] = {}
-    size: dict[tuple[str, int], int] = {}
+    alive: dict[tuple[str, int], list[Any]] = {}
 
     def hold(v: int, d: int, since: float, until: float) -> None:
         """Keep what a value is in on a device from then and until then, at least."""
         name = names[v]
-        if problem.views:
-            while (name, d) not in roots and name in problem.views:
-                name = problem.views[name]
-        key = roots.get((name, d)) or (name, d)
-        span = alive.get(key)
-        if span is None:
-            alive[key] = [since, until]
+        while (name, d) not in roots and name in problem.views:
+            name = problem.views[name]
+        key = roots.get((name, d), (name, d))
+        if key in alive:
+            span = alive[key]
+            span[0], span[1] = min(span[0], since), max(span[1], until)
+        else:
             value = graph.value[name]
             whole = 0 if name in graph.producer else graph.value[value.storage].bytes
-            size.setdefault(key, max(value.bytes, whole))
-            return
-        if since < span[0]:
-            span[0] = since
-        if until > span[1]:
-            span[1] = until
+            alive[key] = [since, until, max(value.bytes, whole)]
 
     given = 0.0 if costed.consumed else math.inf
     for d, storages in enumerate(problem.given):
         for storage, nbytes in storages.items():
-            size[storage, d] = nbytes
-            alive[storage, d] = [0.0, given]
+            alive[storage, d] = [0.0, given, nbytes]
     for name in (*graph.inputs, *graph.state):
         where = costed.home.get(name, costed.machine.host)
         if where:
@@ -80,22 +74,31 @@ def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, in
             roots[name, home] = (graph.value[name].storage, home)
     for r, kept in enumerate(problem.kept):
         for storage, nbytes in kept:
-            key = storage, device[r]
+            span = alive.setdefault((storage, device[r]), [0.0, math.inf, nbytes])
+            span[1] = math.inf
             if storage not in problem.given[device[r]]:
-                size[key] = max(size.get(key, 0), nbytes)
-            alive[key] = [0.0, math.inf]
+                span[2] = max(span[2], nbytes)
         for name in costed.runs[r].reads if problem.holders else ():
             if name in costed.resident:
                 roots.setdefault((name, device[r]), (graph.copies[name][0], device[r]))
     for step, (v, hop) in enumerate(play.moves, first):
         key = names[v], hop.dst
-        roots[key], size[key] = key, problem.bytes[v]
-        alive[key] = [play.start[step], math.inf if problem.stays[v] else ended[step]]
+        if problem.views:
+            roots[key] = key
+        alive[key] = [play.start[step], math.inf if problem.stays[v] else ended[step], problem.bytes[v]]
     for r, d in enumerate(device):
+        until = ended[r]
         for v in problem.makes[r]:
-            hold(v, d, play.start[r], ended[r])
+            if problem.views:
+                hold(v, d, play.start[r], until)
+            else:
+                alive[names[v], d] = [play.start[r], until, problem.bytes[v]]
         for v in problem.reads[r]:
-            hold(v, d, ended[r], ended[r])
+            own = None if problem.views else alive.get((names[v], d))
+            if own is None:
+                hold(v, d, until, until)
+            elif until > own[1]:
+                own[1] = until
     for step, (v, hop) in enumerate(play.moves, first):
         hold(v, hop.src, ended[step], ended[step])
     for v, readers in enumerate(problem.carry):
@@ -106,5 +109,5 @@ def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, in
         maker = problem.maker[v]
         source = device[maker] if maker >= 0 else problem.home[v]
         hold(v, costed.index[wanted] if wanted else source, play.makespan, math.inf)
-    for key, (since, until) in alive.items():
-        yield key[1], since, until, size[key]
+    for (_, d), (since, until, nbytes) in alive.items():
+        yield d, since, until, nbytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import cast
 
 from ...errors import DeviceError, PlanError
@@ -121,16 +121,12 @@ class Problem:
                 self.carry[self.value[name]] += self.holders.get(target, ())
 
         self.views: dict[str, str] = {}
-        for task in graph.tasks:
-            for name in task.outputs:
-                storage = graph.value[name].storage
-                up = (
-                    None
-                    if storage == name
-                    else next((read for read in task.inputs if graph.value[read].storage == storage), None)
-                )
+        for value in graph.values:
+            if value.storage != value.name and value.name in graph.producer:
+                inputs = graph.task[graph.producer[value.name]].inputs
+                up = next((read for read in inputs if graph.value[read].storage == value.storage), None)
                 if up is not None:
-                    self.views[name] = up
+                    self.views[value.name] = up
         self.before = [self._before(r) for r in range(self.runs)]
         waiting: list[list[int]] = [[] for _ in self.names]
         for r, earlier in enumerate(self.before):
@@ -248,6 +244,25 @@ class Problem:
                 shared, narrowest = left, narrowest if left == shared else r
             for r in self.members[g]:
                 self.allowed[r] = shared
+
+    @cached_property
+    def alike(self) -> list[tuple[int, int]]:
+        """(device, lane) of all lanes when there are several, each run may go to any and takes as long there, and
+        nothing else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
+        devices = self.allowed[0] if self.runs else ()
+        found = [(d, lane) for d in devices for lane in range(len(self.lane_names[d]))]
+        if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
+            return []
+        for allowed, row in zip(self.allowed, self.seconds):
+            if allowed != devices or any(row[d] != row[devices[0]] for d in devices):
+                return []
+        if any(self.dispatch) or any(self.carry):
+            return []
+        for v, home in enumerate(self.home):
+            wanted = {*devices, *self.deliver[v]}
+            if any(self.travel(v, s, d) > 0 for s in (devices if home < 0 else (home,)) for d in wanted):
+                return []
+        return found
 
     def together(self, run: int) -> Sequence[int]:
         """The runs of its colocate group, or it alone."""

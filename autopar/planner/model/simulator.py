@@ -250,13 +250,14 @@ class Play:
                     heappush(asking, (free[own], rank[other], other, got + 1))
             if pools and step < first:
                 heappush(asking, (ended, -1, step, 1))
-            if behind[step] >= 0:
-                for later in (behind[step], *further.get(step, ())):
-                    if ended > clear[later]:
-                        clear[later] = ended
-                    missing[later] -= 1
-                    if not missing[later]:
-                        able.append(later)
+            later = behind[step]
+            while later >= 0:
+                if ended > clear[later]:
+                    clear[later] = ended
+                missing[later] -= 1
+                if not missing[later]:
+                    able.append(later)
+                later = further[step].pop() if further and further.get(step) else -1
             for later in waiting[step]:
                 if ready[later] < ended:
                     ready[later] = ended
