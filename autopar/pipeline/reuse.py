@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
-from ..planner.portfolio import Policy
+from ..planner.policies import Policy
 from .options import Options
 from .stages import rows_of
 

@@ -6,7 +6,8 @@ from functools import partial
 from ..ir.plan import Plan
 from .lists.single import alone
 from .model.simulator import Schedule
-from .portfolio import POLICIES, Policy, place, replan, require_policy
+from .policies import POLICIES, Policy, require_policy
+from .portfolio import place, replan
 from .search.anneal import STEPS
 from .throughput.objective import throughput
 

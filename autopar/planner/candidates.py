@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 from ..errors import MemoryCapError, PlanError
@@ -41,14 +42,36 @@ class Entry:
 
 class Race:
     """All schedules tried for one problem, in order; `complete` when nothing that does each run once and that wires
-    keep is shorter than the best of them."""
+    keep is shorter than the best of them.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    No schedule takes less than `bound` seconds, and after `until` of the monotonic clock no other is looked for.
+    """
+
+    def __init__(self, problem: Problem, bound: float = 0.0, until: float = math.inf) -> None:
+        self.problem, self.bound, self.until = problem, bound, until
         self.entries: list[Entry] = []
         self.candidates: list[Candidate] = []
         self.errors: list[PlanError] = []
         self.complete = False
+
+    @property
+    def late(self) -> bool:
+        """Whether there is no time left."""
+        return time.monotonic() > self.until
+
+    @property
+    def lead(self) -> Entry:
+        """The shortest that fits, or the one that is least too large. Raises why nothing could be carried out."""
+        leader = self.leading()
+        if leader is None:
+            raise self.errors[0]
+        return leader
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be shorter than the best."""
+        leader = self.leading()
+        return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
 
     def trial(self, schedule: Schedule, below: float = math.inf) -> Entry | None:
         """Simulate a schedule without entering it; None when it cannot be carried out at all, or not in less than

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
 from ..errors import PlanError
-from .candidates import SHORTER, Entry, Race
+from .candidates import SHORTER, Race
 from .model.memory import memory
 from .model.orders import in_order
 from .model.problem import Problem
@@ -21,16 +21,19 @@ STEPS = 50_000
 POLICY = "every order"
 
 
-def every(race: Race, leader: Entry | None, bound: float) -> None:
-    """Enter the shortest schedule of all, if it is shorter than that of `leader` (None: nothing fits so far).
+def tiny(problem: Problem) -> bool:
+    """Whether there are few enough schedules to try them all, and no runs that may take several lanes."""
+    runs, lanes = problem.runs, sum(map(len, problem.lane_names))
+    return runs > 0 and not problem.modes and math.perm(runs + lanes - 1, runs) <= MOST
+
+
+def every(race: Race) -> None:
+    """Enter the shortest schedule of all of a `tiny` problem, if it is shorter than those there are.
 
     Of those that do each run once, start everything as early as orders of lanes allow, and leave wires to whoever comes
-    first. Nothing is tried where there are too many, or runs that may take several lanes, or `bound` is reached.
+    first. The search ends where the bound is reached.
     """
-    problem = race.problem
-    runs, lanes = problem.runs, sum(map(len, problem.lane_names))
-    if not runs or problem.modes or math.perm(runs + lanes - 1, runs) > MOST:
-        return
+    problem, bound, leader = race.problem, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
     best: Schedule | None = None
     left = STEPS

@@ -1,13 +1,11 @@
-"""Choose a plan: race the policies, improve the best a little, and say why."""
+"""Choose a plan: strategies race, the shortest that fits wins; copies of runs and proofs come last."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ..errors import PlanError
 from ..ir.costed import CostedGraph
@@ -15,58 +13,26 @@ from ..ir.plan import Plan
 from ..ir.sound import sound
 from ..text.tables import seconds
 from .bounds import lower_bound
-from .candidates import KEPT, SHORTER, Entry, Race
-from .duplication.originals import once
+from .candidates import SHORTER, Entry, Race
+from .duplication.duplicates import once
 from .duplication.search import repeated
-from .every import every
-from .identical import alike, identical
-from .lists.fill import fill
-from .lists.follow import follow
-from .lists.heft import heft, list_schedule, lookahead
-from .lists.nondelay import crowded
-from .lists.ranking import urgent_first
-from .lists.round_robin import round_robin
+from .every import every, tiny
+from .identical import identical
+from .lists.heft import heft, lookahead
+from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
-from .lists.weighted_lists import LARGE, quickest, variants
+from .lists.weighted_lists import LARGE, crowded, quickest, variants
 from .model.orders import kept
 from .model.problem import Problem
 from .model.simulator import Schedule
 from .model.timing import timing
+from .policies import Policy, asked, enter_fitting
 from .prove import prove
 from .reasons import Reasons
-from .search.anneal import anneal, polish
-from .search.descent import improve
+from .search.anneal import POLICY, anneal, polish
+from .search.climb import climb
 from .search.multilevel import coarse
 from .search.packed import pack
-from .search.repair import squeeze
-from .search.transfer_order import hold_back
-
-Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
-"""`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
-name."""
-
-POLICIES: dict[str, Callable[..., Schedule]] = {
-    "heft": heft,
-    "heft+lookahead": lookahead,
-    "fill": fill,
-    "follow": follow,
-    "round_robin": round_robin,
-}
-"""Policies by name, beside `auto` and `single`: one added here can be asked for."""
-
-RACE = ("heft", "heft+lookahead")
-"""What `auto` tries against everything on one device; these take `room`, the share of the caps to plan
-for."""
-
-TIGHTER = (0.9, 0.75, 0.5)
-"""Shares of the caps to plan for, in turn, when a schedule does not fit for being quicker than it was
-planned."""
-TIGHTEST = (*TIGHTER, 0.4, 0.3, 0.2)
-"""The same for policies that lay runs by the room there is: what is remembered is spread over devices by it, so that
-a small share leaves room on each for what comes of that later."""
-HOPELESS = 8
-"""Times its cap that a device would need for no tighter plan of a policy to be tried: its order does not go with
-short memory, and less room would not mend that."""
 
 ALONE = 0.25
 """Share of a ceiling in seconds after which no further device is tried alone: the rest is for better plans."""
@@ -78,6 +44,91 @@ QUICK = 40_000
 """Steps of `anneal` where a plan is one of many tried, as for a captured model."""
 
 
+@dataclass(frozen=True)
+class Strategy:
+    """A way to find schedules of a problem that it `supports`, as the race stands: `run` enters them, in about so many
+    steps."""
+
+    name: str
+    supports: Callable[[Race], bool]
+    run: Callable[[Race, int], object]
+
+
+def _small(race: Race) -> bool:
+    return race.problem.runs <= LARGE
+
+
+def _searched(race: Race) -> list[Entry]:
+    """What annealing has found."""
+    return [entry for entry in race.entries if entry.schedule.policy == POLICY]
+
+
+def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
+    """Enter what each of the policies comes to, as long as there is time."""
+    for policy in policies:
+        if not race.late:
+            enter_fitting(race, policy)
+
+
+def _weighted(race: Race, _: int) -> None:
+    """Several lists, of which only the best is simulated where wires are crowded."""
+    if crowded(race.problem):
+        race.enter(quickest(race.problem, race.until))
+    else:
+        _lists(race, *variants(race.problem).values())
+
+
+def _uncapped(race: Race, _: int) -> None:
+    """Lists without a look at the caps: in the order of placing much counts as held that is long gone by then, so that
+    they may well fit. Only where they do not, lists that keep them."""
+    problem = race.problem
+    loose = race.enter(quickest(problem, race.until) if crowded(problem) else heft(problem, room=math.inf))
+    if loose and not loose.over:
+        race.enter(lookahead(problem, room=math.inf))
+    else:
+        _lists(race, heft, lookahead, fill, follow)
+
+
+def _anneal(race: Race, steps: int) -> None:
+    for schedule in anneal(race.problem, race.bound, steps, race.until):
+        race.enter(schedule)
+
+
+def _polish(race: Race, steps: int) -> None:
+    for schedule in polish(race.problem, race.bound, race.lead.play, steps, race.until):
+        race.enter(schedule)
+
+
+def _coarse(race: Race, steps: int) -> None:
+    for schedule in coarse(race.problem, race.bound, race.lead.makespan, steps, race.until):
+        race.enter(schedule)
+
+
+def _repair(race: Race, steps: int) -> None:
+    if climb(race, steps):
+        pack(race, steps)
+
+
+STRATEGIES = (
+    Strategy("identical", lambda race: bool(race.problem.alike), lambda race, _: race.enter(identical(race))),
+    Strategy("lists", lambda race: _small(race) and not (race.done and race.problem.alike),
+             lambda race, _: _lists(race, heft, lookahead)),
+    Strategy("lists by memory", lambda race: _small(race) and race.problem.tight,
+             lambda race, _: _lists(race, fill, follow)),
+    Strategy("weighted lists", lambda race: not (_small(race) or race.problem.tight or race.problem.alike),
+             _weighted),
+    Strategy("lists without caps", lambda race: not _small(race) and race.problem.tight, _uncapped),
+    Strategy("annealing", lambda race: not race.problem.alike, _anneal),
+    Strategy("polish", lambda race: not (_searched(race) or race.problem.alike), _polish),
+    Strategy("multilevel", lambda race: not (race.problem.tight or race.problem.alike), _coarse),
+    Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
+    Strategy("all schedules", lambda race: tiny(race.problem) and not race.done, lambda race, _: every(race)),
+    Strategy("repair", lambda race: bool(race.lead.over), _repair),
+    Strategy("climb", lambda race: not race.lead.over, climb),
+)  # fmt: skip
+"""What `auto` races, in this order, as far as there is time."""
+
+
 def place(
     costed: CostedGraph,
     policy: Policy = "auto",
@@ -87,102 +138,42 @@ def place(
 ) -> Plan:
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
-    `auto` races everything on one device against the policies of `RACE`, or on a large graph `variants`, and what
-    `anneal` finds in `steps` placed runs, or `pack` where that does not fit, and then improves the winner; where all
-    lanes are alike, `identical` searches instead. A plan over several devices is chosen only when it is predicted to
-    be shorter than the best on one. With `copies` it may compute runs on several devices: the plan is then one of the
-    graph with these copies (`CostedGraph.again`). Shortly before `budget_s` seconds (`ENDING`) the search ends, and the
-    plan says `stopped: time`. Raises PlanError for an unknown policy or name and MemoryCapError when nothing fits.
+    `auto` races everything on one device against what `STRATEGIES` find, each in about `steps` placed runs. A plan over
+    several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may compute
+    runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). Shortly before
+    `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an unknown
+    policy or name and MemoryCapError when nothing fits.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
     problem = Problem(costed)
-    race = Race(problem)
-    bound = lower_bound(problem)
+    race = Race(problem, lower_bound(problem), until)
     wide = policy == "auto" and problem.runs > LARGE and not problem.tight
     alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
-    stopped, apart = "", 0.0
-    if policy == "auto":
-        _enter_all(race, bound, steps, until, wide)
-        chosen = race.best()
-        if copies:
-            chosen, apart, stopped = _repeated_and_proven(race, chosen, bound, until)
-        if time.monotonic() > until:
-            stopped = "time"
-    else:
-        chosen = race.best(_asked(race, policy, alone))
-    return _plan(race, chosen, bound, alone, stopped, apart)
-
-
-def _enter_all(race: Race, bound: float, steps: int, until: float, wide: bool) -> None:
-    """Enter what policies, searches and small changes of the best lead to; `wide` graphs are too large for some."""
-    problem, leader = race.problem, race.leading()
-    if leader and not leader.over and leader.makespan <= bound * (1 + SHORTER):
-        return
-    lanes = alike(problem)
-    found = race.enter(identical(problem, lanes, bound, until)) if lanes else None
-    tried: list[Callable[..., Schedule]] = [POLICIES[name] for name in RACE]
-    if wide and found:
-        tried = [heft]
-    elif wide and crowded(problem):
-        tried = [partial(quickest, until=until)]
-    elif wide:
-        tried = [*variants(problem).values()]
-    short = problem.tight
-    if short and problem.runs > LARGE:
-        # In the order of placing much counts as held that is long gone by then: without caps it may well fit.
-        loose = race.enter(quickest(problem, until) if crowded(problem) else heft(problem, room=math.inf))
-        if loose and not loose.over:
-            short, tried = False, [partial(lookahead, room=math.inf)]
-    if found and found.makespan <= bound * (1 + SHORTER):
-        tried = []
-    for own in (*tried, *((fill, follow) if short else ())):
-        if time.monotonic() > until:
+    if policy != "auto":
+        return _plan(race, race.best(asked(race, policy, alone)), alone)
+    for strategy in STRATEGIES:
+        if race.entries and (race.late or race.done):
             break
-        enter_fitting(race, own)
-    if not lanes:
-        _search(race, bound, steps, until)
-    leader = race.leading()
-    if leader is None or leader.over or leader.makespan > bound * (1 + SHORTER):
-        every(race, leader, bound)
-        leader = race.leading()
-    if leader and leader.over and squeeze(race, steps, until):
-        pack(race, bound, steps, until)
-        leader = race.leading()
-    if leader and time.monotonic() <= until:
-        improve(race, leader, bound)
+        if strategy.supports(race):
+            strategy.run(race, steps)
+    chosen, apart, stopped = race.best(), 0.0, ""
+    if copies:
+        chosen, apart, stopped = _repeated_and_proven(race, chosen)
+    return _plan(race, chosen, alone, "time" if race.late else stopped, apart)
 
 
-def _repeated_and_proven(race: Race, found: Entry, bound: float, until: float) -> tuple[Entry, float, str]:
+def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
     """The shortest plan, which may have copies, a bound for those that have none, and what stopped the search for
     them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
-    plans = [found, repeated(race, found, bound, until)]
-    proven = prove(race, found, bound, until)
+    plans = [found, repeated(race, found)]
+    proven = prove(race, found)
     if proven.entry is not found:
-        plans += [proven.entry, repeated(race, proven.entry, bound, until)]
-    shortest = min(plan.makespan for plan in plans)
-    distinct = {id(plan): plan for plan in plans if plan.makespan <= shortest * KEPT}
-    held = [hold_back(plan, bound, until) for plan in distinct.values()]
-    best = min(held, key=lambda plan: plan.makespan)
+        plans += [proven.entry, repeated(race, proven.entry)]
+    best = min(plans, key=lambda plan: plan.makespan)
     # Searches for plans with copies may come to shorter ones that have none.
-    least = min(plan.makespan for plan in (*plans, *held) if not plan.play.problem.costed.again)
+    least = min(plan.makespan for plan in plans if not plan.play.problem.costed.again)
     return best, sound(proven.bound, least), "time" if proven.cut else ""
-
-
-def _search(race: Race, bound: float, steps: int, until: float) -> None:
-    """Enter what the searches find."""
-    problem = race.problem
-    found = anneal(problem, bound, steps, until)
-    entries = [race.enter(schedule) for schedule in found]
-    leader = race.leading()
-    if leader:
-        more = coarse(problem, bound, leader.makespan, steps, until)
-        if not found:
-            more += polish(problem, bound, leader.play, steps, until)
-        for schedule in more:
-            race.enter(schedule)
-    if any(entry and entry.over for entry in entries):
-        pack(race, bound, steps, until)
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
@@ -194,7 +185,8 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     problem = Problem(costed)
-    race = Race(problem)
+    # Of the graph itself, where what is given computes runs again.
+    race = Race(problem, lower_bound(Problem(once(costed)) if costed.again else problem))
     alone = _singles(race, until=until)
     for step in edited.placed:
         costed.machine.require(step.device)
@@ -211,9 +203,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     entry = as_it_was or race.enter(replace(given, copies={}))
     if entry is None:
         raise race.errors[-1]
-    # Of the graph itself, where what is given computes runs again.
-    bound = lower_bound(Problem(once(costed)) if costed.again else problem)
-    return _plan(race, race.best([entry]), bound, alone)
+    return _plan(race, race.best([entry]), alone)
 
 
 def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[int, list[Entry]]:
@@ -230,95 +220,8 @@ def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[
     return alone
 
 
-def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
-    """The entry of a policy, planned for less room while it does not fit and that may help."""
-    entry = race.enter(policy(race.problem))
-    for room in TIGHTEST if policy in (fill, follow) else TIGHTER:
-        if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
-            break
-        schedule = policy(race.problem, room=room)
-        if (schedule.lanes, schedule.copies) != (entry.schedule.lanes, entry.schedule.copies):
-            entry = race.enter(schedule) or entry
-    return entry
-
-
-def require_policy(policy: Policy, devices: Collection[str]) -> None:
-    """Raise PlanError for the name of a policy that there is not on these devices."""
-    known = ("auto", "single", *(f"single {name}" for name in devices), *POLICIES)
-    if isinstance(policy, str) and policy not in known:
-        raise PlanError(
-            f"policy={policy!r} is not known; give one of {', '.join(known)}, or a function of the costed graph"
-        )
-
-
-def _asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
-    """The entries of one policy."""
-    problem = race.problem
-    if not isinstance(policy, str):
-        given = policy(problem.costed)
-        if isinstance(given, Schedule):
-            entry = race.enter(given)
-            if entry is None:
-                raise race.errors[-1]
-            return [entry]
-        if not isinstance(given, Mapping):
-            raise PlanError(
-                f"policy= returned {given!r}; a policy returns {{name of a task or run: device}} or a Schedule"
-            )
-        allowed = _by_name(problem, given)
-
-        def rest(problem: Problem, room: float = 1.0) -> Schedule:
-            name = getattr(policy, "title", "the policy given")
-            return list_schedule(problem, name, urgent_first(problem, allowed), allowed=allowed, room=room)
-
-        found = enter_fitting(race, rest)
-    elif policy == "single":
-        strict = [entry for d, entries in alone.items() if is_single(problem, d) for entry in entries]
-        return strict or [entry for entries in alone.values() for entry in entries]
-    elif policy.startswith("single ") and policy[7:] in problem.devices:
-        return alone[problem.devices.index(policy[7:])]
-    elif policy in (*RACE, "fill", "follow"):
-        found = enter_fitting(race, POLICIES[policy])
-    else:
-        require_policy(policy, problem.devices)
-        found = race.enter(POLICIES[policy](problem))
-    if found is None:
-        raise race.errors[-1]
-    return [entry for entry in race.entries if entry.schedule.policy == found.schedule.policy]
-
-
-def _by_name(problem: Problem, given: Mapping[str, str]) -> list[tuple[int, ...]]:
-    """The devices each run may go to under a mapping from runs or tasks to devices."""
-    costed = problem.costed
-    allowed = list(problem.allowed)
-    by: dict[int, str] = {}
-    for name, device in given.items():
-        costed.machine.require(device)
-        r = problem.number.get(name, problem.number.get(costed.run_of.get(name, ""), -1))
-        if r < 0:
-            raise PlanError(f"the policy places {name!r}, which is no run or task of {costed.graph.name!r}")
-        d = costed.index[device]
-        if d not in problem.allowed[r]:
-            raise PlanError(f"the policy puts {name!r} on {device}; it can only run on {problem.where(r)}")
-        together = problem.members[problem.group[r]] if problem.group[r] >= 0 else [r]
-        for member in together:
-            if allowed[member] != (d,) and member in by:
-                raise PlanError(
-                    f"the policy puts {name!r} on {device} and {by[member]!r} elsewhere, but they are "
-                    "executed together; give both the same device"
-                )
-            allowed[member] = (d,)
-            by[member] = name
-    return allowed
-
-
 def _plan(
-    race: Race,
-    chosen: Entry,
-    bound: float,
-    alone: dict[int, list[Entry]],
-    stopped: str = "",
-    apart: float = 0.0,
+    race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str = "", apart: float = 0.0
 ) -> Plan:
     problem, found = chosen.play.problem, timing(chosen.play)
     singles = []
@@ -344,7 +247,7 @@ def _plan(
         resident=found.resident,
         memory=found.memory,
         makespan=found.makespan,
-        lower_bound=sound(bound, least),
+        lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
         reasons=Reasons(problem.costed, found, chosen.schedule.policy, shortest, others),

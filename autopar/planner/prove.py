@@ -1,7 +1,7 @@
 """Prove a small plan the shortest, or find a shorter one, where OR-tools is installed.
 
 First a short effort, half a second of a core, which proves most graphs of this size; then one for what must come before
-and after each run. Longer ones are made only while a proof is near (`NEAR`) or comes nearer: elsewhere more seconds
+and after each run. Longer ones are made only while a proof is near (`near`) or comes nearer: elsewhere more seconds
 rarely prove anything. Efforts are counted by the solver's deterministic clock: a ceiling in seconds may end them early,
 and never makes them longer.
 """
@@ -10,22 +10,30 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from .candidates import Entry, Race
 from .exact import Params, proofs
 
-RUNS = 60
-"""Runs of the largest graph that is worth the effort."""
-PARAMS = Params(effort=2.0)
-"""Up to some twenty seconds of a core."""
-NEAR = 0.05
-"""Share by which the shortest schedule may be above its bound for a further effort."""
-CLOSE = 2e-3
-"""Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
-NEARER = 2 / 3
-"""What an effort may leave of that share, or less, for a further one where a proof is not near."""
+
+@dataclass(frozen=True)
+class ProveParams:
+    """Which plans are worth how much effort, by the deterministic clock of the solver."""
+
+    runs: int = 60
+    """Runs of the largest graph that is worth the effort."""
+    solver: Params = field(default_factory=lambda: Params(effort=2.0))
+    """Up to some twenty seconds of a core."""
+    near: float = 0.05
+    """Share by which the shortest schedule may be above its bound for a further effort."""
+    close: float = 2e-3
+    """Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
+    nearer: float = 2 / 3
+    """What an effort may leave of that share, or less, for a further one where a proof is not near."""
+
+
+PARAMS = ProveParams()
 
 
 @dataclass(frozen=True)
@@ -38,14 +46,14 @@ class Proven:
     cut: bool = False
 
 
-def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
+def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
     """Look for a shorter plan, or a proof that there is none.
 
-    `until` is a time of the monotonic clock; what would hardly be done by then is not begun. Nothing is tried where
-    OR-tools is missing, the graph is large, or `bound` is reached.
+    What would hardly be done in time is not begun. Nothing is tried where OR-tools is missing, the graph is large, or
+    the bound is reached.
     """
-    problem = race.problem
-    if not 0 < problem.runs <= RUNS or chosen.makespan <= bound * (1 + PARAMS.tolerance):
+    problem, bound, until = race.problem, race.bound, race.until
+    if not 0 < problem.runs <= params.runs or chosen.makespan <= bound * (1 + params.solver.tolerance):
         return Proven(chosen)
     if not find_spec("ortools"):
         return Proven(chosen)
@@ -53,11 +61,15 @@ def prove(race: Race, chosen: Entry, bound: float, until: float) -> Proven:
         return Proven(chosen, cut=True)
     schedule, proven, cut = chosen.schedule, bound, False
     gap = _above(chosen.makespan, bound)
-    steps = proofs(problem, schedule, PARAMS, budget_s=left(until), bound=proven)
+    steps = proofs(problem, schedule, params.solver, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
         schedule, proven = found.schedule, found.lower_bound
         before, gap = gap, _above(found.makespan, proven)
-        if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
+        if (
+            found.optimal
+            or gap <= params.close
+            or (step and gap > params.near and gap > before * params.nearer)
+        ):
             break
         cut = found.stopped
     if schedule is not chosen.schedule:

@@ -14,18 +14,16 @@ from ..ir.plan import Plan
 from ..ir.steps import Placed
 from .bounds import lower_bound
 from .candidates import Race
-from .duplication.originals import once
+from .duplication.duplicates import once
 from .duplication.search import repeated
-from .lists.fill import fill
-from .lists.follow import follow
 from .lists.heft import heft, lookahead
+from .lists.memory_first import fill, follow
 from .lists.weighted_lists import LARGE
 from .model.orders import kept
 from .model.problem import Problem
-from .portfolio import enter_fitting
+from .policies import enter_fitting
 from .search.anneal import anneal, polish
-from .search.descent import improve
-from .search.transfer_order import hold_back
+from .search.climb import climb
 from .throughput import Standing, balance, bound, loads_of
 from .throughput.reasons import Shares
 
@@ -182,14 +180,14 @@ def _as_it_was(plan: Plan, option: Option) -> float:
 
 def _searched(plan: Plan, race: Race) -> float:
     """Seconds of what a search finds from the best of a race on."""
-    bound = lower_bound(race.problem)
-    for schedule in anneal(race.problem, bound, STEPS):
+    race.bound = lower_bound(race.problem)
+    for schedule in anneal(race.problem, race.bound, STEPS):
         race.enter(schedule)
-    improve(race, race.best(), bound)
+    climb(race, STEPS)
     best = race.best()
     if plan.costed.again:
-        best = repeated(race, best, bound, math.inf)
-    return hold_back(best, bound, math.inf).makespan
+        best = repeated(race, best)
+    return best.makespan
 
 
 @dataclass(frozen=True, slots=True)

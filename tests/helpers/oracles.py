@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_duplicate import shown
 
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
@@ -15,23 +14,30 @@ from autopar.planner.duplication.prune import scheduled
 from autopar.planner.duplication.search import placed
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
+from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
-from autopar.planner.search.evaluate import Listed, Timed
-from autopar.planner.search.network import Network
+from autopar.planner.model.timing import timing
+from autopar.planner.search.core import Listed, Timed
 
 needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
 
 
+def shown(entry: Any) -> dict[str, Any]:
+    """What a plan says of an entry."""
+    found = timing(entry.play)
+    return {"placed": found.placed, "transfers": found.transfers, "makespan": found.makespan}
+
+
 def played(timed: Timed) -> Play:
     """What the simulator makes of the orders of a timed list without copies."""
-    return Play(timed.network.problem, timed.schedule("test"))
+    return Play(timed.problem, timed.schedule("test"))
 
 
 def exact(timed: Timed) -> bool:
     """Whether the simulator must find the times of a list: not where a way leads through a third device, whose second
     hops are served with the first here, nor where several links share a queue or, beside queues, a wire, nor where the
     orders of several lanes do not say which of two runs starts first."""
-    problem = timed.network.problem
+    problem = timed.problem
     ways = [hops or () for row in problem.route for hops in row]
     hops = [hop for own in ways for hop in own]
     wires, queues = [hop.wire for hop in hops if hop.wire >= 0], [hop.lane for hop in hops if hop.lane >= 0]
@@ -41,11 +47,11 @@ def exact(timed: Timed) -> bool:
     return timed.eager or max(map(len, problem.lane_names)) == 1
 
 
-def timed_again(network: Network, kept: Listed) -> Timed:
+def timed_again(problem: Problem, kept: Listed) -> Timed:
     """A list that a chain found, timed from nothing: as long as the chain says, on devices that may have its runs,
     those of a group together."""
-    problem = network.problem
-    timed = Timed(network, kept.device, kept.keys, eager=kept.eager, of=kept.of)
+    problem = problem
+    timed = Timed(problem, kept.device, kept.keys, eager=kept.eager, of=kept.of)
     assert timed.makespan == kept.makespan
     assert all(d in allowed for d, allowed in zip(kept.device, problem.allowed))
     assert all(len({kept.device[r] for r in members}) == 1 for members in problem.members)
@@ -54,7 +60,7 @@ def timed_again(network: Network, kept: Listed) -> Timed:
 
 def carried_out(timed: Timed) -> Entry:
     """A list as a plan that the simulator has timed: as long as the list says, where it must be."""
-    problem = timed.network.problem
+    problem = timed.problem
     entry = scheduled(problem, placed(timed)) if timed.of else Race(problem).trial(timed.schedule("test"))
     assert entry is not None
     if exact(timed):

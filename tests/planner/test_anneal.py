@@ -17,9 +17,8 @@ from autopar.planner.lists.heft import heft
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search import population
-from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
-from autopar.planner.search.chain import Chain
-from autopar.planner.search.population import QUARTER, STAGES
+from autopar.planner.search.anneal import PARAMS, STEPS, anneal, polish
+from autopar.planner.search.core import Chain
 
 pytestmark = needs_native
 
@@ -35,7 +34,7 @@ def problem(seed: int, tasks: int = 20, ccr: float = 1.0) -> Problem:
 def test_between_the_bound_and_heft(seed, ccr):
     made = problem(seed, ccr=ccr)
     bound = lower_bound(made)
-    found = anneal(made, bound, steps=8 * FIRST * made.runs)
+    found = anneal(made, bound, steps=8 * PARAMS.first * made.runs)
     best = min(Play(made, schedule).makespan for schedule in found)
     assert bound <= best * (1 + 1e-9)
     # HEFT's own list is among the first, but for copies that it holds back and for lanes that are chosen anew.
@@ -53,12 +52,14 @@ def test_near_a_planted_optimum(tasks, devices):
 
 def test_the_same_problem_gives_the_same_schedules():
     made = problem(5)
-    assert anneal(made, 0.0, steps=6 * FIRST * 20) == anneal(problem(5), 0.0, steps=6 * FIRST * 20)
+    assert anneal(made, 0.0, steps=6 * PARAMS.first * 20) == anneal(
+        problem(5), 0.0, steps=6 * PARAMS.first * 20
+    )
 
 
 def test_more_steps_are_never_worse():
     made = problem(11, tasks=30, ccr=3.0)
-    few, many = (anneal(made, 0.0, steps=steps * FIRST * 30) for steps in (3, 20))
+    few, many = (anneal(made, 0.0, steps=steps * PARAMS.first * 30) for steps in (3, 20))
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
 
 
@@ -83,13 +84,15 @@ def test_several_chains_begin_where_there_is_time(roomy):
         found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "AGREED", CHAINS + 1)
+        patch.setattr(population, "PARAMS", replace(population.PARAMS, agreed=PARAMS.chains + 1))
         patch.setattr(Chain, "__init__", begun)
         patch.setattr(Chain, "cool", cooled)
-        schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.runs)
-    count = CHAINS if roomy else 1
+        schedules = anneal(
+            made, 0.0, steps=(PARAMS.room + 2 * PARAMS.first if roomy else PARAMS.room // 10) * made.runs
+        )
+    count = PARAMS.chains if roomy else 1
     assert sum(asked.values()) == sum(_chains(count))
-    going_on = max(1, count // QUARTER)
+    going_on = max(1, count // population.PARAMS.quarter)
     assert len(asked) == count + sum(number - going_on for number in _chains(count)[1:])
     won = sorted(found[:count])[going_on - 1]
     assert all(length <= won * (1 + 1e-9) for length in starts[count:])
@@ -111,19 +114,19 @@ def test_cores_change_no_schedule(near, monkeypatch):
     assert found[0] == found[1] == found[2] == anneal(made, bound)
 
 
-@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(STAGES))])
+@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (PARAMS.chains + 1, len(population.PARAMS.stages))])
 def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     called = []
     cool = Chain.cool
-    monkeypatch.setattr(population, "AGREED", agreed)
+    monkeypatch.setattr(population, "PARAMS", replace(population.PARAMS, agreed=agreed))
     monkeypatch.setattr(Chain, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(problem(5, tasks=10, ccr=3.0), 0.0)
-    assert len(called) == sum(_chains(CHAINS)[:stages])
+    assert len(called) == sum(_chains(PARAMS.chains)[:stages])
 
 
 def _chains(count):
     """As many as each stage has."""
-    return [max(1, count // among) for _, among in STAGES]
+    return [max(1, count // among) for _, among in population.PARAMS.stages]
 
 
 def test_what_is_too_large_is_polished():
@@ -142,7 +145,7 @@ def test_what_is_too_large_is_polished():
 def test_nothing_to_search():
     on = machine(0)
     assert anneal(Problem(chain(5, on)), 0.0) == []
-    assert anneal(problem(1), 0.0, steps=FIRST) == []
+    assert anneal(problem(1), 0.0, steps=PARAMS.first) == []
 
 
 def test_it_ends_at_the_bound(monkeypatch):
@@ -163,7 +166,7 @@ def test_it_ends_at_the_bound(monkeypatch):
 def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed, ccr):
     made = problem(seed, ccr=ccr)
     race = Race(made)
-    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * FIRST * made.runs)):
+    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * PARAMS.first * made.runs)):
         race.enter(schedule)
     for entry in race.entries:
         served = Play(made, replace(entry.schedule, first_come=True))

@@ -73,7 +73,7 @@ def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
 def test_a_plan_without_copies_that_is_found_later_refutes_the_bound_of_such(monkeypatch):
     graph = small(3, tasks=10)
 
-    def proved(race, chosen, bound, until):
+    def proved(race, chosen):
         return Proven(chosen, 2 * chosen.makespan)
 
     monkeypatch.setattr("autopar.planner.portfolio.prove", proved)

@@ -15,50 +15,48 @@ from autopar.ir.costed import repeatable
 from autopar.planner.duplication.search import listed
 from autopar.planner.formats import read
 from autopar.planner.model.problem import Problem
-from autopar.planner.search import network as networks
-from autopar.planner.search.chain import Chain
-from autopar.planner.search.evaluate import Listed, Timed
-from autopar.planner.search.network import MOST, Network
+from autopar.planner.search import core
+from autopar.planner.search.core import Chain, Listed, Timed
 
 pytestmark = needs_native
 
 seeds = st.integers(0, 10**6)
 
 
-def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Network, Listed]]:
+def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Problem, Listed]]:
     """Lists of random devices after each of some changes, nearly all of them of copies."""
     draw = random.Random(seed)
-    network = Network(Problem(read(wanted(seed))))
-    device = [draw.choice(own) for own in network.problem.allowed]
-    start = Timed(network, device, [*range(network.runs)], eager=True)
-    chain = Chain(network, start, 0.0, draw, ruins=0, copies=10**6)
+    problem = Problem(read(wanted(seed)))
+    device = [draw.choice(own) for own in problem.allowed]
+    start = Timed(problem, device, [*range(problem.runs)], eager=True)
+    chain = Chain(problem, start, 0.0, seed, copies=10**6)
     for _ in range(changes):
         # So hot that hardly any is turned down; one step is one change.
         chain.cool(1, (1.0, 1.0), math.inf)
-        yield network, chain.now
+        yield problem, chain.now
 
 
 @given(seeds)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_times_are_those_of_the_simulation(seed):
-    *_, (network, kept) = drawn(seed)
-    timed = timed_again(network, kept)
+    *_, (problem, kept) = drawn(seed)
+    timed = timed_again(problem, kept)
     entry = carried_out(timed)
     assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)
     verified(wanted(seed), entry)
-    again = listed(network, entry)
+    again = listed(problem, entry)
     assert sorted(again.of) == sorted(timed.of)
-    assert again.device[: network.runs] == timed.device[: network.runs]
+    assert again.device[: problem.runs] == timed.device[: problem.runs]
     assert again.makespan == pytest.approx(timed.makespan, rel=1e-9)
 
 
 @given(seeds)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_copy_is_read_where_its_run_is_not(seed):
-    for network, kept in drawn(seed, changes=9):
-        problem, runs = network.problem, network.runs
+    for problem, kept in drawn(seed, changes=9):
+        runs = problem.runs
         copies = [*zip(kept.of, kept.device[runs + 1 :])]
-        assert len({*copies}) == len(copies) <= MOST
+        assert len({*copies}) == len(copies) <= core.MOST
         there = {*copies, *enumerate(kept.device[:runs])}
         for r, d in copies:
             assert kept.device[r] != d and repeatable(problem.costed, problem.costed.runs[r])
@@ -74,5 +72,5 @@ def test_copies_come_and_go():
 
 
 def test_where_all_places_are_taken_no_copy_is_made(monkeypatch):
-    monkeypatch.setattr(networks, "MOST", 2)
+    monkeypatch.setattr(core, "MOST", 2)
     assert max(len(kept.of) for seed in range(10) for _, kept in drawn(seed, changes=12)) == 2

@@ -1,30 +1,23 @@
 """Runs computed once more where their result is wanted: sooner, still one plan of the same graph."""
 
 import json
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from benchmarks import instances
 from benchmarks.replay import replay
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from taskfiles import link, randomly
+from oracles import needs_native
+from taskfiles import link
 
 from autopar.ir.costed import repeatable
-from autopar.planner import place
-from autopar.planner.candidates import Race
 from autopar.planner.duplication.duplicates import again
-from autopar.planner.duplication.greedy import duplicate, with_copies, worthwhile
-from autopar.planner.duplication.originals import once
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.lists.heft import heft
-from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
-from autopar.planner.model.timing import timing
 from autopar.planner.scheduling import schedule
+
+pytestmark = needs_native
 
 
 def fan(**change: Any) -> dict[str, Any]:
@@ -129,51 +122,6 @@ def wanted(seed: int, hub: bool = False) -> dict[str, Any]:
     for value in graph["values"][::3]:
         value["deliver_to"] = "d1"
     return graph
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 10**9))
-def test_copies_make_a_plan_shorter_or_are_not_made(seed):
-    graph = wanted(seed, seed % 3 == 1) if seed % 3 else randomly(random.Random(seed))
-    problem = Problem(read(graph))
-    entry = Race(problem).trial(heft(problem))
-    assert entry is not None
-    found = duplicate(entry, 0.0)
-    assert found is entry or found.makespan < entry.makespan
-    costed = found.play.problem.costed
-    costed.graph.check()
-    assert found is entry or costed.again
-    assert once(costed) == problem.costed
-    assert alone(found.play)
-    plan = described(replace(place(read(graph), "heft"), costed=costed, **shown(found)))
-    assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
-
-
-@pytest.mark.parametrize("seed", (7, 19, 21, 277))
-def test_copies_are_looked_for_until_there_are_no_more(seed):
-    problem = Problem(read(wanted(seed)))
-    entry = Race(problem).trial(heft(problem))
-    assert entry is not None
-    found = duplicate(entry, 0.0)
-    assert found.makespan < entry.makespan and alone(found.play)
-    assert duplicate(found, 0.0) is found
-    # What is told that it is at its bound is left as it is.
-    assert duplicate(entry, entry.makespan) is entry
-
-
-def test_where_all_copies_together_do_harm_fewer_are_tried():
-    problem = Problem(read(instances.small(17, tasks=14, ratio=4.0)))
-    entry = Race(problem).trial(heft(problem))
-    assert entry is not None
-    every = with_copies(entry.play, worthwhile(entry.play))
-    assert every is not None and every.makespan >= entry.makespan
-    assert duplicate(entry, 0.0).makespan < entry.makespan
-
-
-def shown(entry: Any) -> dict[str, Any]:
-    """What a plan says of an entry."""
-    found = timing(entry.play)
-    return {"placed": found.placed, "transfers": found.transfers, "makespan": found.makespan}
 
 
 def test_names_that_are_taken_are_given_to_nothing_else():

@@ -1,6 +1,7 @@
 """Lanes that are all alike: when they are, and that what is found there is no longer than it must be."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 import autopar
 from autopar.planner.bounds import lower_bound
+from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.identical import alike, chains, identical
+from autopar.planner.identical import chains, identical
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
 
@@ -55,7 +57,7 @@ def filled(draw, lanes, length, pieces):
 
 def test_lanes_are_alike_only_where_nothing_else_counts():
     graph = devices_of(3, [1.0, 2.0], [[], [0]])
-    assert alike(Problem(read(graph))) == [(0, 0), (1, 0), (2, 0)]
+    assert Problem(read(graph)).alike == [(0, 0), (1, 0), (2, 0)]
     slower = {
         **graph,
         "tasks": [graph["tasks"][0] | {"seconds": {"d0": 1.0, "d1": 1.0, "d2": 2.0}}, graph["tasks"][1]],
@@ -66,7 +68,7 @@ def test_lanes_are_alike_only_where_nothing_else_counts():
     small = {**graph, "devices": [device | {"memory_bytes": 1} for device in graph["devices"]]}
     small["values"] = [value | {"bytes": 1} for value in graph["values"]]
     for other in (slower, bound, far, together, small, lanes_of(1, [1.0, 2.0], [[], [0]])):
-        assert not alike(Problem(read(other)))
+        assert not Problem(read(other)).alike
 
 
 @pytest.mark.parametrize("made", [lanes_of, devices_of])
@@ -86,18 +88,17 @@ def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     graph = lanes_of(lanes, [draw.choice((0, 0.1, 1 / 3, 0.7, 2)) for _ in waits], waits)
     problem = Problem(read(graph))
-    found = Play(problem, identical(problem, alike(problem), lower_bound(problem))).makespan
+    found = Play(problem, identical(Race(problem, lower_bound(problem)))).makespan
     assert lower_bound(problem) <= found * (1 + 1e-9) <= listed(graph, lanes) * (1 + 2e-9)
 
 
 def test_chains_reach_what_list_schedules_do_not_and_find_the_same_again(monkeypatch):
     for seed in range(3):
         problem = Problem(read(lanes_of(6, *filled(random.Random(seed), 6, 200, 8))))
-        lanes = alike(problem)
-        found = identical(problem, lanes, 200.0)
-        assert identical(problem, lanes, 200.0) == found
-        monkeypatch.setattr(chains, "STEPS", 0)
+        found = identical(Race(problem, 200.0))
+        assert identical(Race(problem, 200.0)) == found
+        monkeypatch.setattr(chains, "PARAMS", replace(chains.PARAMS, steps=0))
         assert (
-            Play(problem, identical(problem, lanes, 200.0)).makespan > Play(problem, found).makespan == 200.0
+            Play(problem, identical(Race(problem, 200.0))).makespan > Play(problem, found).makespan == 200.0
         )
         monkeypatch.undo()

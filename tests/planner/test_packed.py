@@ -40,13 +40,13 @@ def test_packed_plans_fit_and_are_shorter(seed):
     race = race_of(short(seed))
     before = race.best().makespan
     entered = len(race.entries)
-    pack(race, 0.0, 20_000)
+    pack(race, 20_000)
     assert race.best().makespan < before
     for entry in race.entries[entered:]:
         peaks = memory(race.problem, entry.play)
         assert not entry.over and all(own.cap is None or own.peak <= own.cap for own in peaks)
     again = race_of(short(seed))
-    pack(again, 0.0, 20_000)
+    pack(again, 20_000)
     assert again.best().schedule == race.best().schedule
 
 
@@ -69,7 +69,7 @@ def test_values_count_beside_state():
     }  # fmt: skip
     race = Race(Problem(costed(graph, "graph")))
     race.enter(heft(race.problem))
-    pack(race, 0.0, 100_000)
+    pack(race, 100_000)
     best = race.best()
     assert len(set(best.play.device)) == 2, "60 bytes of values leave room for four states on each"
     assert best.makespan == pytest.approx(0.85)

@@ -12,7 +12,7 @@ from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.formats.write import described
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.topological import topological
-from autopar.planner.search.anneal import LEAST
+from autopar.planner.search.anneal import PARAMS
 from autopar.planner.search.clusters import contracted
 from autopar.planner.search.multilevel import coarse
 
@@ -86,7 +86,7 @@ def test_a_tree_of_large_results_is_shorter_from_its_clusters():
     problem = Problem(costed)
     bound = lower_bound(problem)
     heft = place(costed, "heft")
-    found = coarse(problem, bound, heft.makespan, LEAST, math.inf)
+    found = coarse(problem, bound, heft.makespan, PARAMS.least, math.inf)
     plan = place(costed, lambda _: found[0])
     assert infeasibilities(graph, described(plan)) == []
     assert bound <= plan.makespan < 0.95 * heft.makespan
@@ -96,4 +96,4 @@ def test_none_where_clusters_lose_what_devices_are_good_at():
     graph = instances.small(0, tasks=200, devices=4, ratio=0.5)
     problem = Problem(read(graph))
     bound = lower_bound(problem)
-    assert coarse(problem, bound, 1.1 * bound, LEAST, math.inf) == []
+    assert coarse(problem, bound, 1.1 * bound, PARAMS.least, math.inf) == []

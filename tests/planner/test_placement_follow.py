@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from autopar.planner import place
 from autopar.planner.candidates import Race
-from autopar.planner.lists.follow import just_in_time
+from autopar.planner.lists.memory_first import just_in_time
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Schedule
-from autopar.planner.portfolio import enter_fitting
+from autopar.planner.policies import enter_fitting
 
 
 def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int = 50):

@@ -11,11 +11,10 @@ from benchmarks.replay import replay
 
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
-from autopar.planner.lists.nondelay import crowded, nondelay
+from autopar.planner.lists.weighted_lists import crowded
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
-from autopar.planner.model.transfers import Steps
-from autopar.planner.search.anneal import LARGE
+from autopar.planner.search.anneal import PARAMS
 
 
 def served(problem: Problem) -> Play:
@@ -27,10 +26,10 @@ def served(problem: Problem) -> Play:
 def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
     problem = Problem(read(instances.small(seed)))
     play = served(problem)
-    schedule, makespan = nondelay(play.steps, play.start, "busy")
-    again = Play(problem, schedule)
+    busy = Play.nondelay(problem, play.device, play.start)
+    again = Play(problem, busy.schedule("busy"))
     assert again.device == play.device
-    assert again.makespan == pytest.approx(makespan)
+    assert again.makespan == pytest.approx(busy.makespan)
     # Wherever a lane idles before a run, that run has waited for something that had not come.
     for order in again.orders:
         for before, r in pairwise(order):
@@ -41,7 +40,7 @@ def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
 def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
     problem = Problem(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
     play = served(problem)
-    assert nondelay(play.steps, play.start, "busy")[1] < play.makespan
+    assert Play.nondelay(problem, play.device, play.start).makespan < play.makespan
 
 
 def test_it_is_for_machines_that_have_wires() -> None:
@@ -51,7 +50,7 @@ def test_it_is_for_machines_that_have_wires() -> None:
 
 
 def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
-    graph = by_direction(instances.planted(1, LARGE, 4, 2.0)[0])
+    graph = by_direction(instances.planted(1, PARAMS.large, 4, 2.0)[0])
     ours = planned(graph)
     assert not ours.wrong
     assert replay(graph, ours.data)["makespan_s"] <= ours.makespan * 1.02
@@ -60,5 +59,5 @@ def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
 def test_of_what_could_start_the_most_urgent_does() -> None:
     graph = {"tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "abc"], "values": []}
     problem = Problem(read({**graph, "devices": [{"name": "p"}]}))
-    schedule, makespan = nondelay(Steps(problem, [0, 0, 0]), [2.0, 0.0, 1.0], "busy")
-    assert (schedule.lanes["p/0"], makespan) == (("b", "c", "a"), 3.0)
+    play = Play.nondelay(problem, [0, 0, 0], [2.0, 0.0, 1.0])
+    assert (play.schedule("busy").lanes["p/0"], play.makespan) == (("b", "c", "a"), 3.0)

@@ -14,7 +14,7 @@ from autopar.planner.bounds import lower_bound, worth
 from autopar.planner.formats import read
 from autopar.planner.lists import weighted_lists as variants
 from autopar.planner.lists.greedy import last_first, priced
-from autopar.planner.lists.nondelay import crowded
+from autopar.planner.lists.weighted_lists import crowded
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
 from autopar.planner.model.transfers import Steps

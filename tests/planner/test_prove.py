@@ -27,7 +27,7 @@ def start(problem: Problem):
 def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     pytest.importorskip("ortools")
     race, first = start(Problem(read(small(seed))))
-    proven = prove.prove(race, first, 0.0, math.inf)
+    proven = prove.prove(race, first)
     chosen, bound = proven.entry, proven.bound
     assert not proven.cut
     assert bound <= chosen.makespan * (1 + 1e-9) <= first.makespan * (1 + 1e-9)
@@ -38,14 +38,17 @@ def test_the_bound_comes_up_to_a_plan_no_longer(seed):
 def test_nothing_is_tried_in_vain(monkeypatch):
     called = []
     monkeypatch.setattr(prove, "proofs", lambda *args, **more: called.append(args))
-    long = Problem(chain(prove.RUNS + 1, machine(1)))
+    long = Problem(chain(prove.PARAMS.runs + 1, machine(1)))
     race, first = start(long)
-    assert prove.prove(race, first, 0.0, math.inf) == prove.Proven(first)
+    assert prove.prove(race, first) == prove.Proven(first)
     race, first = start(Problem(random_dag(1)))
-    assert prove.prove(race, first, first.makespan, math.inf) == prove.Proven(first)
-    assert prove.prove(race, first, 0.0, 0.0) == prove.Proven(first, cut=True)
+    race.bound = first.makespan
+    assert prove.prove(race, first) == prove.Proven(first)
+    race.bound, race.until = 0.0, 0.0
+    assert prove.prove(race, first) == prove.Proven(first, cut=True)
+    race.until = math.inf
     monkeypatch.setattr(prove, "find_spec", lambda name: None)
-    assert prove.prove(race, first, 0.0, math.inf) == prove.Proven(first)
+    assert prove.prove(race, first) == prove.Proven(first)
     assert not called
 
 
@@ -66,7 +69,7 @@ def test_the_bound_of_a_plan_allows_copies():
 def test_copies_do_not_wait_for_a_proof(monkeypatch):
     """A proof that has no time is said to be cut short, and the plan is the one that copies had made shorter."""
     graph = read(small(14))
-    monkeypatch.setattr(search, "prove", lambda race, chosen, *_: prove.Proven(chosen, cut=True))
+    monkeypatch.setattr(search, "prove", lambda race, chosen: prove.Proven(chosen, cut=True))
     plan = place(graph, steps=STEPS // 10, copies=True)
     assert plan.costed.again and plan.stopped == "time"
     monkeypatch.undo()

@@ -9,23 +9,21 @@ import pytest
 from benchmarks import instances
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import needs_native
+from oracles import needs_native, shown
 from taskfiles import link, randomly
-from test_duplicate import alone, fan, shown, wanted
+from test_duplicate import alone, fan, wanted
 
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import Race
 from autopar.planner.duplication import search as repeated
-from autopar.planner.duplication.greedy import duplicate
-from autopar.planner.duplication.originals import once
+from autopar.planner.duplication.duplicates import once
 from autopar.planner.duplication.prune import Place, places, scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.problem import Problem
-
-ENDLESS = float("inf")
+from autopar.planner.search.anneal import STEPS
 
 
 def started(graph: dict[str, Any]):
@@ -40,36 +38,36 @@ def test_chains_make_a_plan_shorter_or_leave_it(seed):
     graph = wanted(seed, seed % 3 == 1) if seed % 3 else randomly(random.Random(seed))
     race, entry = started(graph)
     bound = lower_bound(race.problem)
-    found = repeated.repeated(race, entry, bound, ENDLESS)
+    race.bound = bound
+    found = repeated.repeated(race, entry)
     assert bound <= found.makespan * (1 + 1e-9) and not found.over
-    assert found.makespan <= duplicate(entry, bound).makespan <= entry.makespan
+    assert found is entry or found.makespan < entry.makespan
     assert alone(found.play) and once(found.play.problem.costed) == race.problem.costed
     plan = described(replace(place(read(graph), "heft"), costed=found.play.problem.costed, **shown(found)))
     assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
     # Nothing is drawn but by number.
-    assert repeated.repeated(race, entry, bound, ENDLESS).makespan == found.makespan
+    assert repeated.repeated(race, entry).makespan == found.makespan
 
 
 @needs_native
-def test_where_runs_are_and_what_is_copied_are_found_together(monkeypatch):
-    """Copies in the plan that was found without any are worth less on most graphs where they are worth something."""
+def test_copies_make_plans_shorter():
+    """Of graphs where a result takes longer to move than to make."""
     shorter = 0
     for seed in (11, 14, 24, 27, 37, 60):
         costed = read(instances.small(seed))
-        together = place(costed, copies=True).makespan
-        with monkeypatch.context() as patched:
-            patched.setattr(repeated, "winners", lambda *args, **keywords: [])
-            apart = place(costed, copies=True).makespan
-        assert together <= apart
-        shorter += together < 0.99 * apart
+        once, copied = place(costed, steps=STEPS).makespan, place(costed, steps=STEPS, copies=True).makespan
+        assert copied <= once
+        shorter += copied < 0.99 * once
     assert shorter >= 3
 
 
 def test_nothing_more_is_tried_at_the_bound_or_after_the_time(monkeypatch):
     race, entry = started(wanted(7))
-    monkeypatch.setattr(repeated, "duplicate", None)
-    assert repeated.repeated(race, entry, entry.makespan, ENDLESS) is entry
-    assert repeated.repeated(race, entry, 0.0, 0.0) is entry
+    monkeypatch.setattr(repeated, "winners", None)
+    race.bound = entry.makespan
+    assert repeated.repeated(race, entry) is entry
+    race.bound, race.until = 0.0, 0.0
+    assert repeated.repeated(race, entry) is entry
 
 
 @pytest.mark.parametrize("why", ["large", "several lanes", "nothing to move"])
@@ -79,12 +77,13 @@ def test_no_list_is_begun_where_none_is_of_use(monkeypatch, why):
         graph["links"] = [{**one, "latency_s": 0.0} for one in graph["links"]]
         graph["values"] = [{**one, "bytes": 0} for one in graph["values"]]
     race, entry = started(graph)
+    params = repeated.PARAMS
     if why == "large":
-        monkeypatch.setattr(repeated, "repeats", lambda entry: False)
+        params = replace(params, largest=race.problem.runs - 1)
     if why == "several lanes":
         race.problem.modes = {(0, 0): ((1, 1.0),)}
     monkeypatch.setattr(repeated, "winners", None)
-    assert repeated.repeated(race, entry, 0.0, ENDLESS).makespan == duplicate(entry, 0.0).makespan
+    assert repeated.repeated(race, entry, params) is entry
 
 
 def test_copies_that_nobody_reads_are_left_out():
@@ -126,3 +125,18 @@ def test_copies_for_copies_stay_and_go_with_what_reads_them():
     del at["d", "q"]
     none = scheduled(both.play.problem, at)
     assert none is not None and not none.play.problem.costed.again and none.makespan == pytest.approx(4.0)
+
+
+@needs_native
+def test_where_memory_is_short_runs_are_copied_one_by_one(monkeypatch):
+    """As chains know nothing of memory, and may lead to nothing that fits."""
+    monkeypatch.setattr(repeated, "_found", lambda *_: [])
+    race, entry = started(fan())
+    assert race.problem.tight
+    found = repeated.repeated(race, entry)
+    assert found.makespan == pytest.approx(1.1) and found.makespan < entry.makespan and not found.over
+    race.bound = found.makespan
+    assert repeated.repeated(race, found) is found
+    few = replace(repeated.PARAMS, simulated=0)
+    race.bound = 0.0
+    assert repeated.repeated(race, entry, few) is entry

@@ -1,9 +1,9 @@
-"""Simulation in one pass against events, and what list schedules are steered by."""
+"""When steps start, and what list schedules are steered by."""
 
 from __future__ import annotations
 
-import pytest
-from benchmarks.varied import varied
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +11,6 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.ranking import cost_to_go, mean_first
 from autopar.planner.lists.weighted_lists import variants
-from autopar.planner.model.memory import _apart, _shared
 from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
 
@@ -46,17 +45,22 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.booleans())
-def test_one_pass_gives_the_times_of_events(problem: Problem, ordered: bool) -> None:
+def test_everything_starts_when_the_last_that_it_waits_for_is_done(problem: Problem, ordered: bool) -> None:
     schedule = heft(problem)
     if not ordered:
         schedule = Schedule(schedule.policy, schedule.lanes)
-    once = Play(problem, schedule)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Play, "_in_turn", lambda *_: False)
-        events = Play(problem, schedule)
-    assert (once.start, once.end, once.makespan) == (events.start, events.end, events.makespan)
-    first = problem.runs
-    assert once.ready[first:] == events.ready[first:]
+    play = Play(problem, schedule)
+    ends = {0.0, *play.end}
+    assert all(start in ends for start in play.start)
+    for step, later in enumerate(play.steps.waiting):
+        assert all(play.start[other] >= play.ready[other] >= play.end[step] for other in later)
+    for order in play.orders:
+        assert all(play.end[r] <= play.start[after] for r, after in pairwise(order))
+    # A wire has those first that ask first.
+    asked = sorted((play.ready[step], step) for step in range(problem.runs, len(play.end)))
+    for lane in range(len(problem.copy_lanes)) if not ordered else ():
+        own = [step for _, step in asked if play.moves[step - problem.runs][1].lane == lane]
+        assert all(play.end[step] <= play.start[after] for step, after in pairwise(own))
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,12 +88,3 @@ def test_variants_can_be_carried_out(problem: Problem) -> None:
     assert found
     assert [make(problem).policy for make in found.values()] == [*found]
     assert all(Play(problem, make(problem)).makespan >= 0 for make in found.values())
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_values_apart_take_the_memory_of_shared_ones(seed: int) -> None:
-    graph = varied(seed)
-    problem = Problem(read({**graph, "tasks": [{**task, "state_bytes": 0} for task in graph["tasks"]]}))
-    play = Play(problem, heft(problem))
-    assert not problem.holders
-    assert sorted(_apart(problem, play)) == sorted(_shared(problem, play))

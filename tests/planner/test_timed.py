@@ -11,8 +11,7 @@ from oracles import exact, needs_native, played
 
 from autopar.planner import native
 from autopar.planner.model.problem import Problem
-from autopar.planner.search.evaluate import Timed
-from autopar.planner.search.network import Network
+from autopar.planner.search.core import Timed
 
 pytestmark = needs_native
 
@@ -20,7 +19,7 @@ problems = st.tuples(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from(
 
 
 def drawn(seed: int, tasks: int, ccr: float):
-    """The network of a random problem, and devices and keys for it."""
+    """The problem of a random problem, and devices and keys for it."""
     draw = random.Random(seed)
     on = machine(
         draw.randint(1, 3),
@@ -30,7 +29,7 @@ def drawn(seed: int, tasks: int, ccr: float):
     )
     on = on.__class__(on.devices, on.links, queued=False)
     problem = Problem(random_dag(seed, tasks, ccr=ccr, on=on))
-    return Network(problem), [draw.choice(own) for own in problem.allowed], drawn_keys(problem, draw)
+    return problem, [draw.choice(own) for own in problem.allowed], drawn_keys(problem, draw)
 
 
 def drawn_keys(problem: Problem, draw: random.Random) -> list[float]:
@@ -44,21 +43,21 @@ def drawn_keys(problem: Problem, draw: random.Random) -> list[float]:
 @given(problems, st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_times_are_those_of_the_simulation(made, eager):
-    network, device, keys = drawn(*made)
-    timed = Timed(network, device, keys, eager=eager)
+    problem, device, keys = drawn(*made)
+    timed = Timed(problem, device, keys, eager=eager)
     play = played(timed)
     if exact(timed):
         assert play.makespan == pytest.approx(timed.makespan, rel=1e-9)
-        assert play.start[: network.runs] == pytest.approx(timed.start, rel=1e-9)
-        assert play.end[: network.runs] == pytest.approx(timed.end, rel=1e-9)
+        assert play.start[: problem.runs] == pytest.approx(timed.start, rel=1e-9)
+        assert play.end[: problem.runs] == pytest.approx(timed.end, rel=1e-9)
 
 
 @given(problems)
 @settings(max_examples=30, deadline=None)
 def test_lanes_of_eager_devices_idle_only_for_want_of_runs(made):
-    network, device, keys = drawn(*made)
-    timed = Timed(network, device, keys, eager=True)
-    problem, play = network.problem, played(timed)
+    problem, device, keys = drawn(*made)
+    timed = Timed(problem, device, keys, eager=True)
+    problem, play = problem, played(timed)
     for r, d in enumerate(device):
         if exact(timed) and timed.start[r] > play.ready[r] * (1 + 1e-9):
             at_work = [
@@ -72,22 +71,22 @@ def test_lanes_of_eager_devices_idle_only_for_want_of_runs(made):
 @given(problems, st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_a_list_is_given_up_only_where_it_is_too_long(made, eager):
-    network, device, keys = drawn(*made)
-    whole = Timed(network, device, keys, eager=eager)
-    assert whole.ended == network.runs
-    kept = Timed(network, device, keys, limit=whole.makespan * (1 + 1e-9), eager=eager)
+    problem, device, keys = drawn(*made)
+    whole = Timed(problem, device, keys, eager=eager)
+    assert whole.ended == problem.runs
+    kept = Timed(problem, device, keys, limit=whole.makespan * (1 + 1e-9), eager=eager)
     assert (kept.makespan, kept.start, kept.lane) == (whole.makespan, whole.start, whole.lane)
-    given_up = Timed(network, device, keys, limit=whole.makespan * (1 - 1e-6), eager=eager)
+    given_up = Timed(problem, device, keys, limit=whole.makespan * (1 - 1e-6), eager=eager)
     assert given_up.makespan >= whole.makespan
-    assert Timed(network, device, keys, limit=0.0, eager=eager).ended == 0
+    assert Timed(problem, device, keys, limit=0.0, eager=eager).ended == 0
 
 
 def test_what_waits_for_itself_never_ends():
     """Of two runs of a chain on one device, the second first."""
-    network = Network(Problem(chain(2, machine(1))))
-    assert Timed(network, [0, 0], [0.0, 1.0]).makespan < math.inf
-    assert Timed(network, [0, 0], [1.0, 0.0]).makespan == math.inf
-    assert Timed(network, [0, 1], [1.0, 0.0]).makespan < math.inf
+    problem = Problem(chain(2, machine(1)))
+    assert Timed(problem, [0, 0], [0.0, 1.0]).makespan < math.inf
+    assert Timed(problem, [0, 0], [1.0, 0.0]).makespan == math.inf
+    assert Timed(problem, [0, 1], [1.0, 0.0]).makespan < math.inf
 
 
 def test_it_says_when_there_is_no_memory(monkeypatch):
@@ -95,7 +94,7 @@ def test_it_says_when_there_is_no_memory(monkeypatch):
         def autopar_time(self, *_):
             return -1
 
-    network, device, keys = drawn(1, 5, 1.0)
+    problem, device, keys = drawn(1, 5, 1.0)
     monkeypatch.setattr(native, "LIBRARY", Full())
     with pytest.raises(MemoryError, match="5 runs on"):
-        Timed(network, device, keys)
+        Timed(problem, device, keys)

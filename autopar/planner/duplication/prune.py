@@ -10,8 +10,7 @@ from ...ir.costed import CostedGraph
 from ..candidates import Entry, Race
 from ..model.problem import Problem
 from ..model.simulator import Play, Schedule
-from .duplicates import again
-from .originals import once
+from .duplicates import again, once
 
 POLICY = "search with copies"
 """What made the schedules that have copies."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 
 from ..bounds.ancestors import LARGEST
+from ..candidates import Race
 from ..model.orders import in_order
 from ..model.problem import Problem
 from ..model.simulator import Schedule
 from .chains import Chains
 from .lists import Way, reduced
-
-__all__ = ["alike", "identical"]
 
 LARGE = 6_000
 """Runs above which a graph gets list schedules alone."""
@@ -25,35 +22,15 @@ CLOSE = 1e-9
 """Share above the lower bound at which the search ends."""
 
 
-def alike(problem: Problem) -> list[tuple[int, int]]:
-    """(device, lane) of all lanes when there are several, each run may go to any and takes as long there, and nothing
-    else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
-    devices = problem.allowed[0] if problem.runs else ()
-    found = [(d, lane) for d in devices for lane in range(len(problem.lane_names[d]))]
-    if len(found) < 2 or problem.tight or problem.modes or any(problem.dispatch) or any(problem.carry):
-        return []
-    if len(devices) > 1 and problem.members:
-        return []
-    for allowed, row in zip(problem.allowed, problem.seconds):
-        if allowed != devices or any(row[d] != row[devices[0]] for d in devices):
-            return []
-    for v, home in enumerate(problem.home):
-        wanted = {*devices, *problem.deliver[v]}
-        if any(problem.travel(v, s, d) > 0 for s in (devices if home < 0 else (home,)) for d in wanted):
-            return []
-    return found
-
-
-def identical(
-    problem: Problem, lanes: Sequence[tuple[int, int]], bound: float, until: float = math.inf
-) -> Schedule:
-    """The shortest schedule found on `lanes` that are `alike`; the search ends at `bound` seconds, or at `until` of
-    the monotonic clock. O((R + E) log R) for R runs and E edges, and `STEPS` where list schedules do not reach it."""
+def identical(race: Race) -> Schedule:
+    """The shortest schedule found of a race for a problem whose lanes are alike; the search ends at the bound.
+    O((R + E) log R) for R runs and E edges, and `STEPS` where list schedules do not reach it."""
+    problem, lanes = race.problem, race.problem.alike
     seconds = [row[lanes[0][0]] for row in problem.seconds]
     before = reduced(problem.before) if problem.runs <= LARGE else problem.before
     forth = Way(seconds, before, len(lanes))
     back = Way(seconds, forth.after, len(lanes), back=True)
-    enough, left = bound * (1 + CLOSE), LISTED
+    enough, left = race.bound * (1 + CLOSE), LISTED
     best: list[float] = []
     first = []
     for keys in _rules(forth, back):
@@ -64,11 +41,11 @@ def identical(
             if not best or max(ends) < max(best):
                 best = ends
             left -= 2 * problem.runs
-            if max(best) <= enough or left < 0 or time.monotonic() > until:
+            if max(best) <= enough or left < 0 or race.late:
                 return _schedule(problem, forth, lanes, best)
         first.append(ends)
     if problem.runs <= LARGE:
-        best = Chains(forth, back, enough).search(best, first, until)
+        best = Chains(forth, back, enough).search(best, first, race.until)
     return _schedule(problem, forth, lanes, best)
 
 

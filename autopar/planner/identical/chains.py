@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,34 +18,44 @@ from ..bounds.ancestors import LARGEST
 from ..bounds.critical_path import Floats, Ints
 from .lists import Way
 
-STEPS = 1_500_000
-"""Runs placed in all, at most: the search is counted in these, never in seconds."""
-SQUARE = 600
-"""The same for each pair of runs of a small graph."""
-CHAINS = 8
-CHILDREN = 16
-"""Lists tried of each chain in a round."""
-LEAST, MOST = 0.2, 6.0
-"""How far starts are moved, in times of the mean run."""
-SHARES = (0.05, 0.2, 1.0)
-"""Parts of a list that are moved."""
-LOCAL = 0.5
-"""Share of lists of which one stretch of time is moved instead."""
-STRETCH = 0.15
-"""How far such a stretch reaches at most, as a share of the bound."""
-CROSSED = 0.4
-"""Share of lists that from some time on are those of another chain."""
-LATE = 0.05
-"""Weight of the seconds by which runs are late on average, were all to end by the bound: of two schedules that end
-together the one with less to mend is nearer to a shorter one."""
-TAKE_OVER = 10
-"""Rounds between the best chains' taking over the worst."""
+
+@dataclass(frozen=True)
+class ChainsParams:
+    """How many lists are tried, and how they are changed."""
+
+    steps: int = 1_500_000
+    """Runs placed in all, at most: the search is counted in these, never in seconds."""
+    square: int = 600
+    """The same for each pair of runs of a small graph."""
+    chains: int = 8
+    children: int = 16
+    """Lists tried of each chain in a round."""
+    least: float = 0.2
+    most: float = 6.0
+    """How far starts are moved, in times of the mean run."""
+    shares: tuple[float, ...] = (0.05, 0.2, 1.0)
+    """Parts of a list that are moved."""
+    local: float = 0.5
+    """Share of lists of which one stretch of time is moved instead."""
+    stretch: float = 0.15
+    """How far such a stretch reaches at most, as a share of the bound."""
+    crossed: float = 0.4
+    """Share of lists that from some time on are those of another chain."""
+    late: float = 0.05
+    """Weight of the seconds by which runs are late on average, were all to end by the bound: of two schedules that end
+    together the one with less to mend is nearer to a shorter one."""
+    take_over: int = 10
+    """Rounds between the best chains' taking over the worst."""
+
+
+PARAMS = ChainsParams()
 
 
 class Chains:
     """Chains of lists, by when their runs start."""
 
-    def __init__(self, forth: Way, back: Way, bound: float) -> None:
+    def __init__(self, forth: Way, back: Way, bound: float, params: ChainsParams | None = None) -> None:
+        self.params = params or PARAMS
         self.forth, self.back, self.before = Decoder(forth), Decoder(back), forth.before
         self.bound = bound
         self.seconds = np.array(forth.seconds)
@@ -54,44 +65,50 @@ class Chains:
 
     def search(self, best: list[float], first: Sequence[list[float]], until: float) -> list[float]:
         """The ends of the shortest schedule found from `first`, or `best`."""
-        runs = len(self.seconds)
-        keys = np.resize(np.array(first) - self.seconds, (CHAINS, runs))
-        score = np.full(CHAINS, math.inf)
+        params, runs = self.params, len(self.seconds)
+        keys = np.resize(np.array(first) - self.seconds, (params.chains, runs))
+        score = np.full(params.chains, math.inf)
         length = max(best)
-        for number in range(min(STEPS, SQUARE * runs * runs) // (3 * CHAINS * CHILDREN * runs)):
+        for number in range(
+            min(params.steps, params.square * runs * runs) // (3 * params.chains * params.children * runs)
+        ):
             if length <= self.bound or time.monotonic() > until:
                 break
             ends = self.forth.ends(self._children(keys))
             ends = self.forth.ends(-self.back.ends(-ends))
             start = ends - self.seconds
             late = np.maximum(start + self.level - self.bound, 0.0).mean(axis=1)
-            found = (ends.max(axis=1) + LATE * late).reshape(CHAINS, CHILDREN)
-            rows = found.argmin(axis=1) + np.arange(CHAINS) * CHILDREN
+            found = (ends.max(axis=1) + params.late * late).reshape(params.chains, params.children)
+            rows = found.argmin(axis=1) + np.arange(params.chains) * params.children
             kept = found.min(axis=1) <= score
             keys[kept], score[kept] = start[rows[kept]], found.min(axis=1)[kept]
             shortest = int(ends.max(axis=1).argmin())
             if ends[shortest].max() < length:
                 length, best = float(ends[shortest].max()), ends[shortest].tolist()
-            if number % TAKE_OVER == TAKE_OVER - 1:
+            if number % params.take_over == params.take_over - 1:
                 ranked = np.argsort(score, kind="stable")
-                better, worse = ranked[: CHAINS // 4], ranked[-(CHAINS // 4) :]
+                better, worse = ranked[: params.chains // 4], ranked[-(params.chains // 4) :]
                 keys[worse], score[worse] = keys[better], score[better]
         return best
 
     def _children(self, keys: Floats) -> Floats:
-        """Changed lists, `CHILDREN` of each chain, in which each run comes after those it waits for."""
-        draw, shape = self.draw, (CHAINS * CHILDREN, keys.shape[1])
-        found = np.repeat(keys, CHILDREN, axis=0)
-        crossed = np.flatnonzero(draw.random(len(found)) < CROSSED)
+        """Changed lists, `children` of each chain, in which each run comes after those it waits for."""
+        params, draw = self.params, self.draw
+        shape = params.chains * params.children, keys.shape[1]
+        found = np.repeat(keys, params.children, axis=0)
+        crossed = np.flatnonzero(draw.random(len(found)) < params.crossed)
         since = draw.uniform(0, self.bound, (len(crossed), 1))
-        other = keys[draw.integers(0, CHAINS, len(crossed))]
+        other = keys[draw.integers(0, params.chains, len(crossed))]
         found[crossed] = np.where(found[crossed] < since, found[crossed], np.maximum(other, since))
-        moved = draw.random(shape) < draw.choice(SHARES, (len(found), 1))
-        local = np.flatnonzero(draw.random(len(found)) < LOCAL)
+        moved = draw.random(shape) < draw.choice(params.shares, (len(found), 1))
+        local = np.flatnonzero(draw.random(len(found)) < params.local)
         middle = draw.uniform(0, self.bound, (len(local), 1))
-        reach = draw.uniform(1.5 * self.mean, 3 * self.mean + STRETCH * self.bound, (len(local), 1))
+        reach = draw.uniform(1.5 * self.mean, 3 * self.mean + params.stretch * self.bound, (len(local), 1))
         moved[local] = np.abs(found[local] - middle) < reach
-        far = np.tile(np.geomspace(LEAST, MOST, CHILDREN) * self.mean, CHAINS)[:, None]
+        far = np.tile(
+            np.geomspace(params.least, params.most, params.children) * self.mean,
+            params.chains,
+        )[:, None]
         found += np.where(moved, draw.normal(0, 1, shape) * far, 0.0)
         for run, earlier in enumerate(self.before):
             if earlier:

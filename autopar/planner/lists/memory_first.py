@@ -1,15 +1,17 @@
-"""Room left on each device while runs are being placed, by the order in which they are placed.
+"""Runs laid down one after the other by the room there is, for graphs that hardly fit: times play no part.
 
-What is alive when is known only once there are times. Until then a value counts from the placing of its run,
-or of the first reader a copy is made for, to the placing of its last reader.
+What is alive when is known only once there are times. Until then a value counts from the placing of its run, or of the
+first reader a copy is made for, to the placing of its last reader.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..model.problem import Problem
+from ..model.simulator import Schedule
+from ..model.toposort import late
 
 
 class Room:
@@ -60,3 +62,87 @@ class Room:
                 for holder in there[v]:
                     if holder != problem.home[v]:
                         self.used[holder] -= problem.bytes[v]
+
+
+def fill(problem: Problem, room: float = 1.0) -> Schedule:
+    """Runs in graph order on the device with most room left, until the next does not fit there any more.
+
+    Neighbours stay together, so that little is copied and little is alive twice.
+    """
+    space = Room(problem, room)
+    last = _roomiest(space, range(len(problem.devices)))
+
+    def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
+        nonlocal last
+        if last not in able:
+            last = _roomiest(space, able)
+        return last
+
+    return _laid("fill", space, range(problem.runs), choose)
+
+
+def follow(problem: Problem, room: float = 1.0) -> Schedule:
+    """Runs follow the data, for graphs that remember much, as a forward does for its backward: each, just before it is
+    needed, on the device that has most of the bytes it reads which were made before; of two with as much, on that of
+    the run before: else one device would run ahead of what the other adds up.
+
+    What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
+    readers of what it makes, which come later, have the rest.
+    """
+    space = Room(problem, 1.0)
+    last = current = _roomiest(space, range(len(problem.devices)))
+
+    def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
+        nonlocal last, current
+        made = [v for v in problem.reads[r] if problem.maker[v] >= 0]
+        near = {d: sum(problem.bytes[v] for v in made if d in there[v]) for d in able}
+        nearest = max(able, key=lambda d: (near[d], d == last, -d))
+        if not near[nearest]:
+            free = [d for d in able if space.used[d] + space.need(r, d, there) <= room * space.caps[d]]
+            if current not in free:
+                current = _roomiest(space, free or able)
+            nearest = current
+        last = nearest
+        return nearest
+
+    return _laid("follow", space, just_in_time(problem), choose)
+
+
+def _laid(policy: str, space: Room, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
+    """The runs in this order, each on the first lane of the device that is chosen of those with room for it."""
+    problem = space.problem
+    there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
+    queues: list[list[str]] = [[] for _ in problem.devices]
+    chosen: dict[int, int] = {}
+    for r in order:
+        group = problem.group[r]
+        allowed = (chosen[group],) if group in chosen else problem.allowed[r]
+        d = choose(r, space.fitting(r, allowed, there), there)
+        if group >= 0:
+            chosen[group] = d
+        for v in problem.reads[r]:
+            if d not in there[v]:
+                there[v][d] = 0.0
+                space.copy(v, d)
+        space.settle(r, d, there)
+        for v in problem.makes[r]:
+            there[v][d] = 0.0
+        queues[d].append(problem.names[r])
+    return Schedule(policy, {lanes[0]: tuple(names) for lanes, names in zip(problem.lane_names, queues)})
+
+
+def _roomiest(space: Room, devices: Iterable[int]) -> int:
+    """The first of the devices with most room left."""
+    return max(devices, key=lambda d: (space.caps[d] - space.used[d], -d))
+
+
+def just_in_time(problem: Problem) -> list[int]:
+    """Runs in an order in which each comes shortly before its first reader: depth first from the last runs, of what a
+    run waits for the longest chain first, so that little is alive at once.
+
+    Sethi and Ullman's order for expressions (J. ACM 17(4), 1970) with the length of a chain for its registers.
+    """
+    depth = [0] * problem.runs
+    for r in range(problem.runs):
+        depth[r] = 1 + max((depth[p] for p in problem.before[r]), default=0)
+    return late([sorted(before, key=lambda p: (-depth[p], p)) for before in problem.before])

@@ -6,8 +6,9 @@ from ..model.problem import Problem
 from ..model.simulator import Schedule
 
 
-def round_robin(problem: Problem) -> Schedule:
-    """Each run, in graph order, on the next queue of those it may use; a colocate group counts as one run."""
+def round_robin(problem: Problem, room: float = 1.0) -> Schedule:
+    """Each run, in graph order, on the next queue of those it may use, whatever `room` there is; a colocate group
+    counts as one run."""
     queues = [(d, lane) for d, lanes in enumerate(problem.lane_names) for lane in lanes]
     lanes: dict[str, list[str]] = {lane: [] for _, lane in queues}
     chosen: dict[int, int] = {}

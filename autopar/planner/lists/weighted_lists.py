@@ -14,12 +14,10 @@ from ...errors import PlanError
 from ..bounds import worth
 from ..candidates import SHORTER
 from ..model.problem import Problem
-from ..model.simulator import Schedule
-from ..model.transfers import Steps
+from ..model.simulator import Play, Schedule
 from ..native import searches
 from .greedy import last_first, priced
 from .heft import heft, list_schedule, placed
-from .nondelay import crowded, free, nondelay
 from .ranking import cost_to_go, mean_first
 
 LARGE = 500
@@ -60,10 +58,21 @@ Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
 def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
     """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
     found = {} if crowded(problem) else _lists(problem)
-    if free(problem) and (not found or worth(problem)[1] > FILLED):
+    if plain(problem) and (not found or worth(problem)[1] > FILLED):
         for policy, way in _ways(problem).items():
             found[policy] = partial(_busy, policy=policy, way=way)
     return found
+
+
+def plain(problem: Problem) -> bool:
+    """Whether there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
+    several lanes for one run."""
+    return not problem.costed.machine.queued and not problem.modes
+
+
+def crowded(problem: Problem) -> bool:
+    """The same, where copies wait for wires besides."""
+    return bool(problem.copy_lanes) and plain(problem)
 
 
 def polished(problem: Problem) -> bool:
@@ -84,9 +93,9 @@ def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:
     return found
 
 
-def quickest(problem: Problem, until: float) -> Schedule:
+def quickest(problem: Problem, until: float, room: float = 1.0) -> Schedule:
     """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
-    other is tried."""
+    other is tried. Caps are not kept, whatever `room` there is."""
     best, least = None, math.inf
     for policy, way in _ways(problem).items():
         try:
@@ -109,8 +118,8 @@ def _busy(problem: Problem, room: float = 1.0, *, policy: str, way: Way) -> Sche
 
 
 def _dispatched(problem: Problem, policy: str, way: Way) -> tuple[Schedule, float]:
-    device, urgency = way()
-    return nondelay(Steps(problem, device), urgency, policy)
+    play = Play.nondelay(problem, *way())
+    return play.schedule(policy), play.makespan
 
 
 def _ways(problem: Problem) -> dict[str, Way]:

@@ -1,4 +1,4 @@
-"""A costed graph as index arrays, which is what planning and simulating work on.
+"""The instance: a costed graph in numbers, which is what planning and simulating work on.
 
 Runs, values and devices are numbers here. Names come back in `simulate`.
 """
@@ -6,9 +6,9 @@ Runs, values and devices are numbers here. Names come back in `simulate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import cast
 
 from ...errors import DeviceError, PlanError
@@ -33,20 +33,41 @@ class Hop:
 
 
 class Problem:
-    """What there is to place, in numbers.
+    """The instance: what there is to place, in numbers, for R runs, V values, D devices and G colocate groups.
 
-    Of run r: `seconds[r][d]` (inf: cannot run there; the quickest where `modes[r, d]` has several pairs of lanes
-    taken and seconds, the fewest lanes first), `dispatch[r]` seconds of the one host, `reads[r]`
-    values that must come to its device, `makes[r]`, `before[r]` runs that must have ended, `after[r]` runs
-    that wait for it, `able[r]` devices that can run it (those of its colocate group), `allowed[r]` those of them from
-    and to which its values find a way, `group[r]` (-1: none), `kept[r]` (storage, bytes) of resident state. Of value
-    v: `bytes[v]`, `maker[v]` (-1: there before the call),
-    `home[v]` (device, -1: made), `readers[v]` (runs), `deliver[v]` (devices to which it must come at the
-    end), `carry[v]` (runs to whose devices it must come too: it is the new value of carried state that they
-    read), `stays[v]` (whether its copies are kept for the next call). `holders` has the runs that read each
-    resident state. `given[d]` holds the bytes of each storage that is on device d before the call.
-    `route[s][d]` are hops, None without a way, for which `latency[s][d]` is inf. Raises PlanError when a run has
-    no device, or none that its values can come from and to.
+    Lists and tuples, which Python's loops read quicker than arrays; `search/core` has the same as arrays for C.
+    Raises PlanError when a run has no device, or none that its values can come from and to.
+
+    Of run r:
+        seconds[r][d]: float, inf where it cannot run; the quickest of `modes`
+        modes[r, d]: (lanes taken, seconds) where there are several ways, the fewest lanes first
+        dispatch[r]: float, seconds of the one host
+        workspace[r]: int, bytes while it runs
+        reads[r], makes[r]: values that must come to its device, and that it makes
+        before[r], after[r]: runs that must have ended, and that wait for it
+        able[r]: devices that can run it, those of its colocate group
+        allowed[r]: those of them from and to which its values find a way
+        group[r]: int, -1 for none; members[g] are the runs of group g
+        kept[r]: (storage, bytes) of resident state
+
+    Of value v:
+        bytes[v]: int
+        maker[v]: run, -1 where it is there before the call
+        home[v]: device where it then is, -1 for what is made
+        readers[v]: runs
+        deliver[v]: devices to which it must come at the end
+        carry[v]: runs to whose devices it must come too: it is the new value of carried state that they read
+        stays[v]: bool, whether its copies are kept for the next call
+        views[name]: name of the value of whose storage it is a view
+        changes[v]: (position, run) of tasks that change it in place
+
+    Of devices s and d:
+        caps[d]: int, bytes, or None
+        given[d]: bytes of each storage that is there before the call
+        route[s][d]: hops, None without a way
+        latency[s][d], s_per_byte[s][d]: float, of the whole way, inf and 0 without one
+
+    Of all: `holders[name]` are the runs that read a resident state, and `tight` is whether a cap could be too small.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -99,6 +120,13 @@ class Problem:
             if target in graph.carried and target in costed.resident:
                 self.carry[self.value[name]] += self.holders.get(target, ())
 
+        self.views: dict[str, str] = {}
+        for value in graph.values:
+            if value.storage != value.name and value.name in graph.producer:
+                inputs = graph.task[graph.producer[value.name]].inputs
+                up = next((read for read in inputs if graph.value[read].storage == value.storage), None)
+                if up is not None:
+                    self.views[value.name] = up
         self.before = [self._before(r) for r in range(self.runs)]
         waiting: list[list[int]] = [[] for _ in self.names]
         for r, earlier in enumerate(self.before):
@@ -216,6 +244,29 @@ class Problem:
                 shared, narrowest = left, narrowest if left == shared else r
             for r in self.members[g]:
                 self.allowed[r] = shared
+
+    @cached_property
+    def alike(self) -> list[tuple[int, int]]:
+        """(device, lane) of all lanes when there are several, each run may go to any and takes as long there, and
+        nothing else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
+        devices = self.allowed[0] if self.runs else ()
+        found = [(d, lane) for d in devices for lane in range(len(self.lane_names[d]))]
+        if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
+            return []
+        for allowed, row in zip(self.allowed, self.seconds):
+            if allowed != devices or any(row[d] != row[devices[0]] for d in devices):
+                return []
+        if any(self.dispatch) or any(self.carry):
+            return []
+        for v, home in enumerate(self.home):
+            wanted = {*devices, *self.deliver[v]}
+            if any(self.travel(v, s, d) > 0 for s in (devices if home < 0 else (home,)) for d in wanted):
+                return []
+        return found
+
+    def together(self, run: int) -> Sequence[int]:
+        """The runs of its colocate group, or it alone."""
+        return self.members[self.group[run]] if self.group[run] >= 0 else (run,)
 
     def where(self, run: int) -> str:
         """The devices a run may go to, for messages."""

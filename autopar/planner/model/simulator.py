@@ -1,17 +1,17 @@
 """When everything happens, given who runs what and in which order: an event-driven simulation of a
 `Schedule`.
 
-Every queue is in order; whatever can start, starts. A wire and the one host that dispatches every run (the
-GIL) serve whoever asked first. O((V + E) log V) for V runs and transfers, O(V + E) where nothing has to be asked for.
+Lanes take their runs in order; whatever can start, starts. All else that a step needs is a tuple of resources, which
+it comes to hold one after the other and keeps until its end: a copy queue without an order of its own, a wire, and for
+the time it takes to dispatch a run the one host (the GIL). Each serves whoever asked first.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from ...errors import PlanError
@@ -79,20 +79,40 @@ class Play:
         self.steps = Steps(problem, self.device)
         self.moves = self.steps.moves
         self._order_copies(schedule)
-        count = problem.runs + len(self.moves)
-        self.start, self.end, self.ready = [0.0] * count, [0.0] * count, [0.0] * count
-        self.turn = [0] * count
-        duration = [seconds[d] for seconds, d in zip(problem.seconds, self.device)]
-        if problem.modes:
-            self._take(duration)
-        duration += [hop.latency_s + problem.bytes[v] * hop.s_per_byte for v, hop in self.moves]
-        if not self._in_turn(duration):
-            serve(self, duration)
-        self.makespan = max(self.end, default=0.0)
+        self._times()
+
+    @classmethod
+    def nondelay(cls, problem: Problem, device: Sequence[int], urgency: Sequence[float]) -> Play:
+        """Placed runs of one lane each, in lanes that never idle while a run of their device is ready, and take
+        that of least `urgency`; copies go as they become ready.
+
+        Non-delay schedules: Baker, "Introduction to Sequencing and Scheduling", Wiley, 1974.
+        """
+        play = cls.__new__(cls)
+        play.problem, play.device, play.lane, play.more = problem, [*device], [""] * problem.runs, {}
+        play.orders = []
+        play.steps = Steps(problem, device)
+        play.moves = play.steps.moves
+        play.copies = [None] * len(problem.copy_lanes)
+        play.rank = range(problem.runs + len(play.moves))
+        pools = Pools(problem, device, urgency)
+        play._times(pools)
+        play.lane = [problem.lane_names[d][lane] for d, lane in zip(device, pools.lane)]
+        return play
+
+    def schedule(self, policy: str) -> Schedule:
+        """The orders of the lanes by start; copies go as they become ready."""
+        lanes: dict[str, list[str]] = {lane: [] for names in self.problem.lane_names for lane in names}
+        for r in sorted(range(self.problem.runs), key=self.when):
+            for lane in (self.lane[r], *self.more.get(r, ())):
+                lanes[lane].append(self.problem.names[r])
+        return Schedule(policy, {lane: tuple(names) for lane, names in lanes.items()})
 
     def when(self, step: int) -> tuple[float, float, int]:
-        """What steps are sorted by, so that each comes after those it waits for."""
-        return self.start[step], self.end[step], self.turn[step]
+        """What steps are sorted by, so that each comes after those it waits for: only steps that take no time can be
+        together with those."""
+        start, end = self.start[step], self.end[step]
+        return start, end, self.turn[step] if start == end else step
 
     def _again(self, r: int, name: str, device: int, lane: str) -> None:
         """Note one more lane of a run that takes several; else say why it cannot be in this lane."""
@@ -113,7 +133,7 @@ class Play:
         problem = self.problem
         self.copies: list[list[int] | None] = [None] * len(problem.copy_lanes)
         self.rank: Sequence[int] = range(problem.runs + len(self.moves))
-        """Numbers of the steps by which those go that ask for a queue at one moment."""
+        """Numbers of the steps by which those go that ask for a resource at one moment."""
         if not schedule.copies:
             return
         names = problem.devices
@@ -138,83 +158,11 @@ class Play:
                     rank[transfer] = number
             self.rank, self.copies = rank, [None] * len(self.copies)
 
-    def _in_turn(self, duration: list[float]) -> bool:
-        """Set the times where queues share nothing, so that a step starts as soon as what it waits for and the step
-        before it have ended; False where that is not so. Queues without an order take who is ready first."""
-        problem, first = self.problem, self.problem.runs
-        hops = [hop for _, hop in self.moves]
-        if self.more or any(problem.dispatch) or any(hop.wire >= 0 for hop in hops):
-            return False
-        if not hops and sum(map(bool, self.orders)) == 1:
-            return self._alone(duration)
-        start, end, ready, turn, rank = self.start, self.end, self.ready, self.turn, self.rank
-        missing, waiting = [*self.steps.missing], self.steps.waiting
-        behind, ahead = [-1] * len(end), [-1] * len(end)
-        for order in (*self.orders, *(order for order in self.copies if order)):
-            for step, later in pairwise(order):
-                behind[step], ahead[later] = later, step
-                missing[later] += 1
-        queue = [-1] * first
-        queue += [hop.lane if hop.lane >= 0 and self.copies[hop.lane] is None else -1 for hop in hops]
-        free = [0.0] * len(self.copies)
-        able = [step for step, count in enumerate(missing) if not count and queue[step] < 0]
-        # What asks for a queue: all else that is able goes first, so that nobody can ask for it earlier any more.
-        asking = [
-            (0.0, rank[step], step) for step, count in enumerate(missing) if not count and queue[step] >= 0
-        ]
-        heapq.heapify(asking)
-        finished = 0
-        while able or asking:
-            if able:
-                step = able.pop()
-                time, last = ready[step], ahead[step]
-                if last >= 0 and end[last] > time:
-                    time = end[last]
-                start[step] = time
-                end[step] = time = time + duration[step]
-                later = behind[step]
-                if later >= 0:
-                    missing[later] -= 1
-                    if not missing[later]:
-                        able.append(later)
-            else:
-                time, _, step = heapq.heappop(asking)
-                own = queue[step]
-                start[step] = time = max(time, free[own])
-                end[step] = free[own] = time = time + duration[step]
-            turn[step] = finished
-            finished += 1
-            for later in waiting[step]:
-                if ready[later] < time:
-                    ready[later] = time
-                missing[later] -= 1
-                if not missing[later]:
-                    if queue[later] < 0:
-                        able.append(later)
-                    else:
-                        heapq.heappush(asking, (ready[later], rank[later], later))
-        return finished == len(end)
-
-    def _alone(self, duration: list[float]) -> bool:
-        """The same where all runs are in one lane: each starts when the one before it has ended."""
-        time, begun, end = 0.0, [False] * len(self.end), self.end
-        longest = max(self.orders, key=len)
-        for turn, r in enumerate(longest):
-            self.turn[r] = turn
-            for p in self.problem.before[r]:
-                if not begun[p]:
-                    return False
-                if end[p] > self.ready[r]:
-                    self.ready[r] = end[p]
-            begun[r] = True
-            self.start[r] = time
-            end[r] = time = time + duration[r]
-        return True
-
-    def _take(self, duration: list[float]) -> None:
-        """Set the seconds of runs that could take several lanes by how many they do take."""
+    def _durations(self) -> list[float]:
+        """Seconds of each step; those of a run that could take several lanes by how many it does take."""
         problem = self.problem
-        for r, d in enumerate(self.device):
+        found = [seconds[d] for seconds, d in zip(problem.seconds, self.device)]
+        for r, d in enumerate(self.device) if problem.modes else ():
             if (r, d) in problem.modes:
                 ways = dict(problem.modes[r, d])
                 lanes = 1 + len(self.more.get(r, ()))
@@ -223,129 +171,162 @@ class Play:
                         f"the plan gives run {problem.names[r]!r} {lanes} lanes of {problem.devices[d]}; "
                         f"it can take {' or '.join(map(str, ways))}"
                     )
-                duration[r] = ways[lanes]
+                found[r] = ways[lanes]
+        return found + [hop.latency_s + problem.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
+    def _resources(self) -> list[tuple[int, ...]]:
+        """What each step comes to hold, in this order: numbers of copy queues, wires behind them, and then the host."""
+        problem = self.problem
+        queues, host = len(problem.copy_lanes), len(problem.copy_lanes) + problem.wires
+        found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in problem.dispatch]
+        of: dict[tuple[int, int], tuple[int, ...]] = {}
+        for _, hop in self.moves:
+            key = hop.lane, hop.wire
+            if key not in of:
+                free = hop.lane >= 0 and self.copies[hop.lane] is None
+                of[key] = (hop.lane,) * free + (queues + hop.wire,) * (hop.wire >= 0)
+            found.append(of[key])
+        return found
 
-def serve(play: Play, duration: Sequence[float]) -> None:
-    """Set the times of all steps, each of which lasts `duration` seconds.
-
-    Whoever asks first for what is shared has it first. Raises PlanError for orders that wait for each other.
-    O((V + E) log V) for V steps.
-    """
-    problem, first = play.problem, play.problem.runs
-    count = len(play.end)
-    start, end, ready = play.start, play.end, play.ready
-    missing, waiting = [*play.steps.missing], play.steps.waiting
-
-    # A queue is (its order or None, position); its head asks for the shared resource it needs, then runs. A run
-    # that takes several lanes waits until it is the head of all of them.
-    orders: list[list[int] | None] = [*play.orders, *play.copies]
-    queue_of = [0] * count
-    wide: dict[int, list[int]] = {r: [] for r in play.more}
-    for queue, order in enumerate(play.orders):
-        for r in order:
-            queue_of[r] = queue
-            if r in wide:
-                wide[r].append(queue)
-    for number, (_, hop) in enumerate(play.moves, first):
-        queue_of[number] = len(play.orders) + hop.lane if hop.lane >= 0 else -1
-    arrived: list[deque[int]] = [deque() for _ in orders]
-    position = [0] * len(orders)
-    busy = [False] * len(orders)
-    shared_of = [0 if dispatch > 0 else -1 for dispatch in problem.dispatch]
-    shared_of += [1 + hop.wire if hop.wire >= 0 else -1 for _, hop in play.moves]
-    taken = [False] * (1 + problem.wires)
-    asking: list[deque[int]] = [deque() for _ in taken]
-
-    # What asks at one moment asks in the order of `rank`.
-    events: list[tuple[float, int, int, int]] = []
-    rank = play.rank
-    free, done, able = 0, 1, 2
-    for step in range(count):
-        if not missing[step]:
-            heapq.heappush(events, (0.0, able, rank[step], step))
-    finished = 0
-    turns = itertools.count()
-
-    def begin(step: int, now: float) -> None:
-        start[step] = now
-        play.turn[step] = next(turns)
-        end[step] = now + duration[step]
-        shared = shared_of[step]
-        if shared >= 0:
-            taken[shared] = True
-            held = problem.dispatch[step] if step < first else duration[step]
-            heapq.heappush(events, (now + held, free, shared, shared))
-        heapq.heappush(events, (end[step], done, step, step))
-
-    def advance(queue: int, now: float) -> None:
-        order = orders[queue]
-        if busy[queue]:
-            return
-        if order is None:
-            if not arrived[queue]:
-                return
-            step = arrived[queue].popleft()
-        else:
-            if position[queue] == len(order) or missing[order[position[queue]]]:
-                return
-            step = order[position[queue]]
-            if step in wide:
-                for q in wide[step]:
-                    if busy[q] or position[q] == len(play.orders[q]) or play.orders[q][position[q]] != step:
-                        return
-                for q in wide[step]:
-                    position[q] += q != queue
-                    busy[q] = True
-            position[queue] += 1
-        busy[queue] = True
-        shared = shared_of[step]
-        if shared >= 0 and taken[shared]:
-            asking[shared].append(step)
-        else:
-            begin(step, now)
-
-    while events:
-        now, kind, _, item = heapq.heappop(events)
-        if kind == free:
-            taken[item] = False
-            if asking[item]:
-                begin(asking[item].popleft(), now)
-        elif kind == done:
+    def _times(self, pools: Pools | None = None) -> None:
+        """Set all times; `pools` say which run goes next where lanes have no order. Raises PlanError for orders that
+        wait for each other. O((V + E) log V) for V steps, O(V + E) where nothing is asked for."""
+        first, duration, resources, rank = self.problem.runs, self._durations(), self._resources(), self.rank
+        count, shared = len(duration), len(self.copies) + self.problem.wires + 2
+        self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
+        self.turn = turn = [-1] * count
+        missing, waiting = [*self.steps.missing], self.steps.waiting
+        behind, further, clear = self._queued(missing)
+        free, held = [0.0] * shared, [False] * shared
+        line: list[deque[tuple[int, int]]] = [deque() for _ in free]
+        if pools:
+            resources[:first] = [(shared - 1,)] * first
+        # Those that ask for a resource: when, by rank, the step, and how many it holds. What is able goes first, so
+        # that nobody can ask earlier any more.
+        asking: list[tuple[float, int, int, int]] = []
+        able = [step for step, left in enumerate(missing) if not left]
+        now, finished = 0.0, 0
+        while able or asking or (pools and pools.touched):
+            if able:
+                step = able.pop()
+                needs = resources[step]
+                time = ready[step]
+                if clear[step] > time:
+                    time = clear[step]
+                if needs:
+                    heappush(asking, (time, rank[step], step, 0))
+                    continue
+            elif pools and pools.touched and not (asking and asking[0][0] <= now):
+                for step in pools.begun():
+                    clear[step], resources[step] = now, ()
+                    able.append(step)
+                continue
+            else:
+                now, _, step, got = heappop(asking)
+                time, needs = now, resources[step]
+                if pools and step < first:
+                    pools.add(step, ended=got > 0)
+                    continue
+                if got < len(needs):
+                    own = needs[got]
+                    if held[own]:
+                        line[own].append((step, got))
+                        continue
+                    if free[own] > time:
+                        time = free[own]
+                    if got + 1 < len(needs):
+                        held[own] = True
+                        heappush(asking, (time, rank[step], step, got + 1))
+                        continue
+            start[step] = time
+            end[step] = ended = time + duration[step]
+            turn[step] = finished
             finished += 1
-            own = wide.get(item) or ((queue_of[item],) if queue_of[item] >= 0 else ())
-            for queue in own:
-                busy[queue] = False
-            for later in waiting[item]:
+            for own in needs:
+                free[own] = ended if step >= first else time + self.problem.dispatch[step]
+                held[own] = bool(line[own])
+                if line[own]:
+                    other, got = line[own].popleft()
+                    heappush(asking, (free[own], rank[other], other, got + 1))
+            if pools and step < first:
+                heappush(asking, (ended, -1, step, 1))
+            later = behind[step]
+            while later >= 0:
+                if ended > clear[later]:
+                    clear[later] = ended
                 missing[later] -= 1
                 if not missing[later]:
-                    heapq.heappush(events, (now, able, rank[later], later))
-            for queue in own:
-                advance(queue, now)
-        elif queue_of[item] < 0:
-            ready[item] = now
-            begin(item, now)
+                    able.append(later)
+                later = further[step].pop() if further and further.get(step) else -1
+            for later in waiting[step]:
+                if ready[later] < ended:
+                    ready[later] = ended
+                missing[later] -= 1
+                if not missing[later]:
+                    able.append(later)
+        if finished < count:
+            raise self._stuck()
+        self.makespan = max(end, default=0.0)
+
+    def _queued(self, missing: list[int]) -> tuple[list[int], dict[int, list[int]], list[float]]:
+        """Who comes behind each step in its queue, or -1, who in further lanes of a run that takes several, and when it
+        is first in all of its queues, as yet 0; adds who is before it to those it waits for."""
+        behind, further = [-1] * len(missing), dict[int, list[int]]()
+        for order in (*self.orders, *(order for order in self.copies if order)):
+            for step, later in pairwise(order):
+                missing[later] += 1
+                if behind[step] < 0:
+                    behind[step] = later
+                else:
+                    further.setdefault(step, []).append(later)
+        return behind, further, [0.0] * len(missing)
+
+    def _stuck(self) -> PlanError:
+        """What is at the heads of queues that wait for each other."""
+        problem, heads = self.problem, []
+        names = [lane for lanes in problem.lane_names for lane in lanes] + problem.copy_lanes
+        for name, order in zip(names, (*self.orders, *self.copies)):
+            step = next((step for step in order or () if self.turn[step] < 0), None)
+            if step is not None:
+                what = (
+                    problem.names[step]
+                    if step < problem.runs
+                    else problem.values[self.moves[step - problem.runs][0]]
+                )
+                heads.append(f"{what!r} at the head of {name}")
+        return PlanError(
+            "the orders of the plan wait for each other, so that it would never end: stuck are "
+            + ", ".join(heads)
+            + "; put each run after those whose values it reads"
+        )
+
+
+class Pools:
+    """The ready runs and the idle lanes of each device, where lanes have no order: the run of least `urgency` goes
+    first, to the first idle lane. `touched` are devices where that may have changed."""
+
+    def __init__(self, problem: Problem, device: Sequence[int], urgency: Sequence[float]) -> None:
+        self.device, self.urgency = device, urgency
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in problem.devices]
+        self.idle = [[*range(len(lanes))] for lanes in problem.lane_names]
+        self.lane = [0] * problem.runs
+        self.touched: set[int] = set()
+
+    def add(self, run: int, ended: bool) -> None:
+        """A run is ready, or has ended."""
+        d = self.device[run]
+        self.touched.add(d)
+        if ended:
+            heappush(self.idle[d], self.lane[run])
         else:
-            ready[item] = now
-            if orders[queue_of[item]] is None:
-                arrived[queue_of[item]].append(item)
-            advance(queue_of[item], now)
-    if finished < count:
-        _stuck(play, missing, orders, position)
+            heappush(self.ready[d], (self.urgency[run], run))
 
-
-def _stuck(play: Play, missing: list[int], orders: Iterable[list[int] | None], position: list[int]) -> None:
-    heads = []
-    for order, at in zip(orders, position):
-        if order is not None and at < len(order):
-            step = order[at]
-            if step < play.problem.runs:
-                heads.append(f"{play.problem.names[step]!r} at the head of {play.lane[step]}")
-            else:
-                v, hop = play.moves[step - play.problem.runs]
-                heads.append(f"{play.problem.values[v]!r} at the head of {play.problem.copy_lanes[hop.lane]}")
-    raise PlanError(
-        "the orders of the plan wait for each other, so that it would never end: stuck are "
-        + ", ".join(heads)
-        + "; put each run after those whose values it reads"
-    )
+    def begun(self) -> Iterator[int]:
+        """The runs that go to a lane now."""
+        for d in sorted(self.touched):
+            ready, idle = self.ready[d], self.idle[d]
+            while ready and idle:
+                run = heappop(ready)[1]
+                self.lane[run] = heappop(idle)
+                yield run
+        self.touched.clear()

@@ -10,7 +10,7 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 /* How often one run is moved to another device, or on its own, two change places, or many are moved together, in
-   proportion; and, of each chain, how often runs are placed anew and copied. */
+   proportion; and, of each chain, how often runs are copied. */
 enum { MOVES = 4, SHIFTS = 2, EXCHANGES = 3, GROUPS = 2, FEW = MOVES + SHIFTS + EXCHANGES };
 enum {
     TRIED = 6,    /* runs for each of which one change is estimated, of which the best is timed */
@@ -25,8 +25,9 @@ enum {
 /* The state of a chain, before and after. `best` has room for `keep`, the shortest first; `spent` are steps. */
 typedef struct {
     List now, *best;
-    int count, keep, ruins, copies;
+    int count, keep, copies;
     double bound, spent;
+    Draw draw;
 } Chain;
 
 typedef struct {
@@ -34,7 +35,6 @@ typedef struct {
     const Network *net;
     Beside beside;
     Bench bench;
-    Anew anew;
     Timed timed[2], *next;
     double *after;
     int *order;
@@ -59,10 +59,7 @@ static size_t lay_out(Search *search, const Network *net, char *block)
 {
     size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
     size_t most_copies = net->most_copies, all = runs + 1 + most_copies;
-    size_t lanes = net->lane_at[devices], wires = net->wires + 1, most_read = 0;
-    for (size_t r = 0; r < runs; r++)
-        if (COUNT(net->reads, r) > (int)most_read)
-            most_read = COUNT(net->reads, r);
+    size_t lanes = net->lane_at[devices], wires = net->wires + 1;
 #define ROOM(pointer, count) pointer = take(block, &taken, (count) * sizeof *(pointer))
     for (int i = 0; i < 2; i++) {
         Timed *timed = search->timed + i;
@@ -83,9 +80,6 @@ static size_t lay_out(Search *search, const Network *net, char *block)
     ROOM(beside->reached, 2 * runs * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, all);
     ROOM(beside->queue_keys, all), ROOM(beside->queue_ends, all), ROOM(beside->queue_tails, all);
     ROOM(beside->mark, runs), ROOM(beside->edge, runs), ROOM(beside->found, runs);
-    Anew *anew = &search->anew;
-    ROOM(anew->end, runs), ROOM(anew->lane_free, lanes), ROOM(anew->busy, wires), ROOM(anew->there, values * devices);
-    ROOM(anew->known, values), ROOM(anew->free, runs), ROOM(anew->old, runs), ROOM(anew->sent, most_read);
     ROOM(search->after, all), ROOM(search->order, all);
 #undef ROOM
     return taken;
@@ -226,26 +220,19 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         }
         double heat = share * chain->best[0].makespan;
         double limit = beside->now->makespan - heat * log(1 - drawn(draw));
-        double kind = drawn(draw) * (FEW + GROUPS + chain->ruins + chain->copies);
+        double kind = drawn(draw) * (FEW + GROUPS + chain->copies);
         Timed *next = search->next;
-        int found, places = 0;
+        int found;
         begin(net, next, beside->now, beside->keys);
         if (kind < FEW) {
             found = few(search, limit, heat);
         } else {
-            int run;
+            chain->spent += ESTIMATE;
             if (kind < FEW + GROUPS) {
-                chain->spent += ESTIMATE;
-                int closely = drawn(draw) < 0.5;
-                run = a_run(beside);
+                int closely = drawn(draw) < 0.5, run = a_run(beside);
                 found = closely ? gathered(beside, run, next->device) : stretched(beside, run, next->device);
-            } else if (kind >= FEW + GROUPS + chain->ruins) {
-                chain->spent += ESTIMATE;
-                found = recopied(beside, next);
             } else {
-                run = a_run(beside);
-                found = rebuilt(beside, &search->anew, run, heat, next->device, &places);
-                chain->spent += places;
+                found = recopied(beside, next);
             }
             if (found)
                 timing(search, limit, 1);
@@ -308,7 +295,7 @@ PUBLIC int autopar_time(
 
 /* Go on for about so many steps, from one heat to another, each a share of the shortest makespan, for `s` seconds at
    most. 0, or -1 where there is no memory for it. */
-PUBLIC int autopar_cool(const Network *net, Chain *chain, Draw *draw, double steps, double hot, double cold, double s)
+PUBLIC int autopar_cool(const Network *net, Chain *chain, double steps, double hot, double cold, double s)
 {
     Search search = {.chain = chain, .net = net};
     double end = monotonic() + s;
@@ -317,7 +304,7 @@ PUBLIC int autopar_cool(const Network *net, Chain *chain, Draw *draw, double ste
         return -1;
     search.next = search.timed + 1;
     search.beside.net = net;
-    search.beside.draw = draw;
+    search.beside.draw = &chain->draw;
     stand(&search.beside, search.timed, &search.bench, search.order);
     go_on(&search, steps, hot, cold, end);
     const Timed *now = search.beside.now;

@@ -1,5 +1,5 @@
 /* The data of the search. Arrays of several dimensions are flat, the last index running fastest; times are seconds, inf
-   where there is no way. search/network.py fills in what comes from Python. */
+   where there is no way. search/core.py fills in what comes from Python. */
 
 #ifndef AUTOPAR_NETWORK_H
 #define AUTOPAR_NETWORK_H
@@ -117,31 +117,15 @@ typedef struct {
     Event *events, *pool;
 } Bench;
 
-#define WORDS 624
-
-/* Mersenne Twister, with the state of Python's random.Random. */
-typedef struct {
-    uint32_t word[WORDS];
-    uint32_t next;
-} Draw;
-
-void twist(Draw *draw);
-
-static inline uint32_t a_word(Draw *draw)
-{
-    if (draw->next >= WORDS)
-        twist(draw);
-    uint32_t y = draw->word[draw->next++];
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c5680u;
-    y ^= (y << 15) & 0xefc60000u;
-    return y ^ (y >> 18);
-}
+/* Random numbers: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. */
+typedef uint64_t Draw;
 
 static inline double drawn(Draw *draw)
 {
-    uint32_t high = a_word(draw) >> 5, low = a_word(draw) >> 6;
-    return (high * 67108864.0 + low) * (1.0 / 9007199254740992.0);
+    uint64_t z = *draw += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return ((z ^ (z >> 31)) >> 11) * (1.0 / 9007199254740992.0);
 }
 
 static inline int below(Draw *draw, int count)
@@ -199,15 +183,6 @@ int stretched(Beside *beside, int run, int *device);
 /* Seconds that follow each run of a changed list: as long as now behind all that is changed, at best elsewhere. */
 void still(const Beside *beside, const Timed *next, double *after);
 
-/* Room for runs to be placed anew in: the schedule at hand up to the first that is taken out, and what is put behind it,
-   each with its transfers when it is put: an estimate, for wires serve who asks first. */
-typedef struct {
-    double *end, *lane_free, *busy, *there; /* there: [V][D] */
-    char *known;                            /* [V], whether it has been looked up where a value is */
-    char *free, *old;                       /* [R] */
-    Sent *sent;                             /* as many as any run reads */
-} Anew;
-
 /* Set `copied` and `copy_at`. */
 void look_up(const Network *net, Timed *timed);
 /* Leave out copies that nobody reads, and those on the devices of their runs. */
@@ -215,8 +190,4 @@ void tidy(const Network *net, Timed *timed);
 /* Leave a copy out, have it change places with its run, or have what a run waits for, and perhaps what that waits for,
    computed on its device too, which may be a new one; whether anything is changed. */
 int recopied(Beside *beside, Timed *next);
-/* Place some runs around one anew, in the order at hand: each goes where it ends soonest, with what then follows on the
-   devices of those that stay, give or take `heat` seconds. 0 if nothing changes; `places` are how many were tried. */
-int rebuilt(Beside *beside, Anew *anew, int run, double heat, int *device, int *places);
-
 #endif

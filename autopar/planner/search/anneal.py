@@ -7,70 +7,90 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 
 from ..lists.heft import placed
-from ..lists.ranking import mean_first, urgent_first
+from ..lists.ranking import cost_to_go, mean_first, urgent_first
 from ..lists.weighted_lists import WEIGHTS, polished
 from ..model.problem import Problem
 from ..model.simulator import Play, Schedule
 from ..native import searches
-from .chain import KEEP, RUINS
-from .evaluate import Timed
-from .network import Network
+from .core import KEEP, Timed
 from .population import Effort, winners
 
 POLICY = "search"
 """What made the schedules."""
 STEPS = 1_100_000
 """Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
-EACH = 8_000
-"""The same for each run of a graph, but `LEAST` for a small one, unless it is so small that it has few schedules."""
-LEAST = 450_000
-SQUARE = 700
-"""The same for each pair of runs of a tiny graph."""
-FASTER, TOGETHER = 20, 24
-"""Times as many steps taken by chains, which place a run in less time than lists do: by one, and by several, which go
-on side by side."""
-LARGE = 1_500
-"""Runs from which on a graph is too large for this; the steps shrink towards it."""
-POLISH = 25_000
-"""Steps for a schedule of a graph for which there are too few of them to begin with lists."""
-LISTS = (*WEIGHTS, (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (0.5, 1.0, 0.3), (1.0, 1.0, 0.0))
-"""Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
-FIRST = 128
-"""Steps for each run that these lists take together."""
-HOTTEST = 0.1
-"""Share by which a schedule may become worse at first, at most."""
-GAIN = 0.4
-"""The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
-SLOW = 5_000
-"""Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
-ROOM = 7_000
-"""Steps of chains for each run from which on there is room for placing runs anew, and steps of lists from which on
-there is room for more than one chain."""
-CHAINS = 16
-"""Chains that begin there."""
 
 
-def anneal(problem: Problem, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
+@dataclass(frozen=True)
+class AnnealParams:
+    """How much is annealed, and from what."""
+
+    each: int = 8_000
+    """The same for each run of a graph, but `least` for a small one, unless it has few schedules."""
+    least: int = 450_000
+    square: int = 700
+    """The same for each pair of runs of a tiny graph."""
+    faster: int = 20
+    together: int = 24
+    """Times as many steps taken by chains, which place a run in less time than lists do: by one, and by several side
+    by side."""
+    large: int = 1_500
+    """Runs from which on a graph is too large for this; the steps shrink towards it."""
+    polish: int = 25_000
+    """Steps for a schedule of a graph for which there are too few of them to begin with lists."""
+    lists: tuple[tuple[float, float, float], ...] = (
+        *WEIGHTS,
+        (0.5, 1.0, 1.0),
+        (1.0, 0.25, 1.0),
+        (0.5, 1.0, 0.3),
+        (1.0, 1.0, 0.0),
+    )
+    """Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
+    first: int = 128
+    """Steps for each run that these lists take together."""
+    hottest: float = 0.1
+    """Share by which a schedule may become worse at first, at most."""
+    gain: float = 0.4
+    """The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
+    slow: int = 5_000
+    """Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
+    room: int = 7_000
+    """Steps of lists for each run from which on there is room for more than one chain."""
+    chains: int = 16
+    """Chains that begin there."""
+
+
+PARAMS = AnnealParams()
+
+
+def anneal(
+    problem: Problem,
+    bound: float,
+    steps: int = STEPS,
+    until: float = math.inf,
+    params: AnnealParams = PARAMS,
+) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `FASTER`
-    (`TOGETHER`) times `steps` runs are placed, fewer of a small graph and of a large one, or until `until` of the
+    The best of a few list schedules is annealed, the `chains` best where there are steps for it. About `faster`
+    (`together`) times `steps` runs are placed, fewer of a small graph and of a large one, or until `until` of the
     monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of copies
     other than first come, first served, are not: `simulate` has the last word. Nothing for a graph so large that the
     first lists would be half of the steps, nor for one with runs that may take several lanes, nor without the native
     search. Deterministic.
     """
     runs = problem.runs
-    steps = int(min(steps, max(min(LEAST, SQUARE * runs * runs), EACH * runs)) * max(0.0, 1 - runs / LARGE))
-    if _settled(problem) or steps < 2 * FIRST * runs or not searches():
+    most = max(min(params.least, params.square * runs * runs), params.each * runs)
+    steps = int(min(steps, most) * max(0.0, 1 - runs / params.large))
+    if _settled(problem) or steps < 2 * params.first * runs or not searches():
         return []
-    network = Network(problem)
-    starts = _first(network)
+    starts = _first(problem, params)
     if not starts:
         return []
-    return _annealed(network, starts, bound, steps - FIRST * runs, until)
+    return _annealed(problem, starts, bound, steps - params.first * runs, until, KEEP, params)
 
 
 def refine(
@@ -81,14 +101,14 @@ def refine(
     steps: float,
     until: float,
     keep: int = KEEP,
+    params: AnnealParams = PARAMS,
 ) -> list[Schedule]:
     """The same in so many steps from a placement with whatever can start in the order of `start`, not from lists; as
     many as `keep` of them."""
-    network = Network(problem)
-    timed = Timed(network, device, start, eager=True)
+    timed = Timed(problem, device, start, eager=True)
     if timed.makespan == math.inf:
         return []
-    return _annealed(network, [timed], bound, steps, until, keep)
+    return _annealed(problem, [timed], bound, steps, until, keep, params)
 
 
 def polish(problem: Problem, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
@@ -96,7 +116,9 @@ def polish(problem: Problem, bound: float, play: Play, steps: int, until: float)
     they cannot go on from it (`polished`), or after `until`."""
     if _settled(problem) or not polished(problem) or time.monotonic() > until:
         return []
-    return refine(problem, bound, play.device, play.start[: problem.runs], min(steps, POLISH), until, keep=1)
+    return refine(
+        problem, bound, play.device, play.start[: problem.runs], min(steps, PARAMS.polish), until, keep=1
+    )
 
 
 def _settled(problem: Problem) -> bool:
@@ -104,16 +126,16 @@ def _settled(problem: Problem) -> bool:
     return problem.runs < 2 or sum(map(len, problem.lane_names)) < 2 or bool(problem.modes)
 
 
-def _first(network: Network) -> list[Timed]:
+def _first(problem: Problem, params: AnnealParams) -> list[Timed]:
     """What the first lists lead to, each in its own order and with devices that start whatever they can: the shortest
     of each placement, the shortest first."""
-    problem, found = network.problem, []
+    found, tail = [], cost_to_go(problem)
     lists = [(urgent_first(problem), ahead, 0.0) for ahead in (0.0, 1.0)]
-    lists += [(mean_first(problem, rank), ahead, stay) for rank, ahead, stay in LISTS]
+    lists += [(mean_first(problem, rank), ahead, stay) for rank, ahead, stay in params.lists]
     for order, ahead, stay in lists:
-        to_go = [[ahead * seconds for seconds in row] for row in network.to_go]
+        to_go = [[ahead * seconds for seconds in row] for row in tail]
         device, start = placed(problem, order, to_go, stay)
-        found += [Timed(network, device, start, eager=eager) for eager in (False, True)]
+        found += [Timed(problem, device, start, eager=eager) for eager in (False, True)]
     placements: dict[tuple[int, ...], Timed] = {}
     for timed in sorted(found, key=lambda timed: timed.makespan):
         if timed.makespan < math.inf:
@@ -122,17 +144,22 @@ def _first(network: Network) -> list[Timed]:
 
 
 def _annealed(
-    network: Network, starts: list[Timed], bound: float, steps: float, until: float, keep: int = KEEP
+    problem: Problem,
+    starts: list[Timed],
+    bound: float,
+    steps: float,
+    until: float,
+    keep: int,
+    params: AnnealParams,
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    several = steps / network.runs >= ROOM
-    steps *= TOGETHER if several else FASTER
-    each = steps / network.runs
+    several = steps / problem.runs >= params.room
+    steps *= params.together if several else params.faster
+    each = steps / problem.runs
     effort = Effort(
         steps=steps,
-        chains=CHAINS if several else 1,
-        hot=min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2,
-        ruins=RUINS if each >= ROOM else 0,
+        chains=params.chains if several else 1,
+        hot=min(params.hottest, params.gain * above) * min(1.0, each / params.slow) ** 2,
     )
-    return [timed.schedule(POLICY) for timed in winners(network, starts, bound, effort, until, keep)]
+    return [timed.schedule(POLICY) for timed in winners(problem, starts, bound, effort, until, keep)]

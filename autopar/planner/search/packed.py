@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,38 +16,43 @@ from ..lists.heft import list_schedule
 from ..lists.ranking import urgent_first
 from ..model.problem import Problem
 from ..native import searches
-from .evaluate import Timed
-from .network import Network
-
-EACH = 7_000
-"""Runs placed for each run of a graph, at most."""
-FEWEST = 512
-"""Placements below which it is not worth beginning."""
-TRIAL = 5
-"""Times as many steps that a simulation with its memory takes as a placement that is timed to its end."""
-LOOK = 20
-"""Steps that it takes to see whether what a placement keeps would fit."""
-HEAT = 0.01
-"""Share by which a schedule may become worse at first."""
-REORDER = 0.3
-"""How often runs are taken in the order in which a new schedule starts them from then on."""
-CLOSE = 1e-6
-"""Share above the lower bound at which the search ends."""
+from .core import CLOSE, Timed, near
 
 
-def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
+@dataclass(frozen=True)
+class PackParams:
+    """How long it is searched, in steps, and how far a schedule may become worse."""
+
+    each: int = 7_000
+    """Runs placed for each run of a graph, at most."""
+    fewest: int = 512
+    """Placements below which it is not worth beginning."""
+    trial: int = 5
+    """Times as many steps that a simulation with its memory takes as a placement that is timed to its end."""
+    look: int = 20
+    """Steps that it takes to see whether what a placement keeps would fit."""
+    heat: float = 0.01
+    """Share by which a schedule may become worse at first."""
+    reorder: float = 0.3
+    """How often runs are taken in the order in which a new schedule starts them from then on."""
+
+
+PARAMS = PackParams()
+
+
+def pack(race: Race, steps: int, params: PackParams = PARAMS) -> None:
     """Enter the best schedule found among placements that fit, from those of `race` and from `parts`.
 
     Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) of placements: a run, all before or after
     it on its device, a stretch of the order, or two of these swapped. State that would not fit is turned down unseen;
     what is accepted is simulated where what is made might not fit either. About `steps` runs are placed, fewer of a
-    small graph, or until `until` of the monotonic clock; nothing is done for a graph so large that only a few
+    small graph; nothing is done for a graph so large that only a few
     placements could be tried, nor for one with runs that may take several lanes, and without the native search `parts`
     alone is tried. Deterministic.
     """
     problem = race.problem
-    steps = min(steps, EACH * problem.runs)
-    if problem.modes or len(problem.devices) < 2 or steps < FEWEST * problem.runs:
+    steps = min(steps, params.each * problem.runs)
+    if problem.modes or len(problem.devices) < 2 or steps < params.fewest * problem.runs:
         return
     for placement in parts(problem):
         allowed = [(d,) for d in placement]
@@ -56,45 +61,45 @@ def pack(race: Race, bound: float, steps: int, until: float = math.inf) -> None:
             race.admit(entry)
     fitting = [entry for entry in race.entries if not entry.over]
     if fitting and searches():
-        _Packing(race, min(fitting, key=lambda entry: entry.makespan)).search(steps, bound, until)
+        _Packing(race, min(fitting, key=lambda entry: entry.makespan), params).search(steps)
 
 
 class _Packing:
     """The placement at hand, `device`, and the `keys` by which each device takes its runs."""
 
-    def __init__(self, race: Race, start: Entry) -> None:
-        self.race, self.problem, self.best = race, race.problem, start
-        self.network = Network(race.problem)
+    def __init__(self, race: Race, start: Entry, params: PackParams) -> None:
+        self.race, self.problem, self.best, self.params = race, race.problem, start, params
         self.draw = random.Random(0)
         self.state = State(race.problem)
         self.device, self.keys = start.play.device, start.play.start[: self.problem.runs]
-        self.makespan = Timed(self.network, self.device, self.keys, eager=True).makespan
+        self.makespan = Timed(self.problem, self.device, self.keys, eager=True).makespan
 
-    def search(self, steps: int, bound: float, until: float) -> None:
+    def search(self, steps: int) -> None:
         """Go on for about as many steps, and enter the best if it is new."""
         first, spent, runs = self.best, 0.0, self.problem.runs
         order = self._order()
-        while spent < steps and self.best.makespan > bound * (1 + CLOSE) and time.monotonic() <= until:
-            spent += LOOK
+        enough = self.race.bound * (1 + CLOSE)
+        while spent < steps and self.best.makespan > enough and not self.race.late:
+            spent += self.params.look
             device = self._child(order)
             if device is None or not self.state.fits(device):
                 continue
-            heat = HEAT * ((1 - spent / steps) * self.draw.random()) ** 2
+            heat = self.params.heat * ((1 - spent / steps) * self.draw.random()) ** 2
             limit = self.makespan * (1 + heat)
-            timed = Timed(self.network, device, self.keys, limit, eager=True)
+            timed = Timed(self.problem, device, self.keys, limit, eager=True)
             spent += timed.ended
             if timed.makespan > limit:
                 continue
             shorter = timed.makespan < self.best.makespan * (1 - SHORTER)
             if shorter or not self.state.surely(device):
-                spent += TRIAL * runs
+                spent += self.params.trial * runs
                 entry = self.race.trial(timed.schedule("packed"))
                 if entry is None or entry.over:
                     continue
                 if entry.makespan < self.best.makespan * (1 - SHORTER):
                     self.best = entry
             self.device, self.makespan = device, timed.makespan
-            if self.draw.random() < REORDER:
+            if self.draw.random() < self.params.reorder:
                 self.keys = timed.start
                 order = self._order()
         if self.best is not first:
@@ -108,8 +113,8 @@ class _Packing:
         draw, problem, device = self.draw, self.problem, self.device
         place = int(draw.random() * problem.runs)
         r = order[place]
-        if self.network.near[r] and draw.random() < 0.8:
-            target = device[self.network.near[r][int(draw.random() * len(self.network.near[r]))]]
+        if (beside := near(problem, r)) and draw.random() < 0.8:
+            target = device[beside[int(draw.random() * len(beside))]]
         else:
             target = int(draw.random() * len(problem.devices))
         own = device[r]
@@ -132,10 +137,9 @@ class _Packing:
         found = [*device]
         for runs, d in ((moved, target), (back, own)):
             for each in sorted(runs):
-                together = problem.members[problem.group[each]] if problem.group[each] >= 0 else (each,)
                 if d not in problem.allowed[each]:
                     return None
-                for member in together:
+                for member in problem.together(each):
                     found[member] = d
         return found
 

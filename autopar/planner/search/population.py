@@ -5,63 +5,77 @@ Go with the winners: Aldous and Vazirani, "Go with the winners algorithms", FOCS
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...system.cores import cores
-from .chain import CLOSE, Chain
-from .evaluate import Listed, Timed
-from .network import Network
+from ..model.problem import Problem
+from .core import CLOSE, Chain, Listed, Timed
 
-STAGES = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
-"""Shares of the cooling, and of how many chains as began one is there in each."""
-QUARTER = 4
-"""Of so many chains one goes on from stage to stage."""
-AGREED = 8
-"""Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
-COOLING = 1 / 30
-"""What is left of the first heat at last."""
+
+@dataclass(frozen=True)
+class PopulationParams:
+    """How chains are cooled together."""
+
+    stages: tuple[tuple[float, int], ...] = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
+    """Shares of the cooling, and of how many chains as began one is there in each."""
+    quarter: int = 4
+    """Of so many chains one goes on from stage to stage."""
+    agreed: int = 8
+    """Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
+    seed: int = 3_000
+    """Of the first chain; the others count from there."""
+    cooling: float = 1 / 30
+    """What is left of the first heat at last."""
+
+
+PARAMS = PopulationParams()
 
 
 @dataclass(frozen=True)
 class Effort:
-    """About so many steps by so many chains; `hot` is the first heat as a share of the makespan, and `ruins` and
-    `copies` are how often runs are placed anew and copied (`chain`)."""
+    """About so many steps by so many chains; `hot` is the first heat as a share of the makespan, and `copies` is how
+    often runs are copied (`Chain`)."""
 
     steps: float
     chains: int
     hot: float
-    ruins: int
     copies: int = 0
 
 
 def winners(
-    network: Network, starts: Sequence[Listed], bound: float, effort: Effort, until: float, keep: int
+    problem: Problem,
+    starts: Sequence[Listed],
+    bound: float,
+    effort: Effort,
+    until: float,
+    keep: int,
+    params: PopulationParams | None = None,
 ) -> list[Timed]:
     """The `keep` shortest that any chain found, each placement once, the shortest first.
 
-    After each of `STAGES` one of `QUARTER` chains goes on, and others begin from the shortest schedules of these. The
-    end is at `until` of the monotonic clock, where a chain is at the bound, or where `AGREED` of them agree.
+    After each of `stages` one of `quarter` chains goes on, and others begin from the shortest schedules of these. The
+    end is at `until` of the monotonic clock, where a chain is at the bound, or where `agreed` of them agree.
     """
-    count = effort.chains
-    pace = effort.steps / sum(share * max(1, count // among) for share, among in STAGES)
+    params, count = params or PARAMS, effort.chains
+    pace = effort.steps / sum(share * max(1, count // among) for share, among in params.stages)
     begun: list[Chain] = []
     chains: list[Chain] = []
     cooled = 0.0
-    for share, among in STAGES:
+    for share, among in params.stages:
         chains = sorted(chains, key=lambda chain: chain.makespan)
-        if len(chains) >= AGREED and chains[AGREED - 1].makespan <= chains[0].makespan * (1 + CLOSE):
+        if len(chains) >= params.agreed and chains[params.agreed - 1].makespan <= chains[0].makespan * (
+            1 + CLOSE
+        ):
             break
-        chains = chains[: max(1, count // QUARTER)]
+        chains = chains[: max(1, count // params.quarter)]
         best = [chain.best[0] for chain in chains] or starts[:count]
         for i in range(max(1, count // among) - len(chains)):
-            draw = random.Random(len(begun))
             start = best[i % len(best)]
-            chains.append(Chain(network, start, bound, draw, effort.ruins, effort.copies))
+            chains.append(Chain(problem, start, bound, params.seed + len(begun), effort.copies))
             begun.append(chains[-1])
-        heats = effort.hot * COOLING**cooled, effort.hot * COOLING ** (cooled + share)
+        heats = effort.hot * params.cooling**cooled, effort.hot * params.cooling ** (cooled + share)
         cooled += share
         chains = _cooled(chains, pace * share, heats, until)
         if _at_bound(chains[-1]):
@@ -69,7 +83,7 @@ def winners(
             break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
-    return [Timed(network, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
+    return [Timed(problem, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
 
 
 def _cooled(chains: list[Chain], steps: float, heats: tuple[float, float], until: float) -> list[Chain]:

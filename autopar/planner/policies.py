@@ -1,0 +1,116 @@
+"""Policies that can be asked for: by name, or a function of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from ..errors import PlanError
+from ..ir.costed import CostedGraph
+from .candidates import Entry, Race
+from .lists.heft import heft, list_schedule, lookahead
+from .lists.memory_first import fill, follow
+from .lists.ranking import urgent_first
+from .lists.round_robin import round_robin
+from .lists.single import is_single
+from .model.problem import Problem
+from .model.simulator import Schedule
+
+Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
+"""`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
+name."""
+
+POLICIES: dict[str, Callable[..., Schedule]] = {
+    "heft": heft,
+    "heft+lookahead": lookahead,
+    "fill": fill,
+    "follow": follow,
+    "round_robin": round_robin,
+}
+"""Policies by name, beside `auto` and `single`: one added here can be asked for. Each is a function of a problem and of
+`room`, the share of the caps to plan for."""
+
+TIGHTER = (0.9, 0.75, 0.5, 0.4, 0.3, 0.2)
+"""Shares of the caps to plan for, in turn, when a schedule does not fit: what is alive at once is known only once there
+are times, and what is remembered is spread over devices by the room there is."""
+HOPELESS = 8
+"""Times its cap that a device would need for no tighter plan of a policy to be tried: its order does not go with
+short memory, and less room would not mend that."""
+
+
+def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
+    """The entry of a policy, planned for less room while it does not fit and that may help."""
+    entry = race.enter(policy(race.problem, room=1.0))
+    for room in TIGHTER:
+        if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
+            break
+        schedule = policy(race.problem, room=room)
+        if (schedule.lanes, schedule.copies) != (entry.schedule.lanes, entry.schedule.copies):
+            entry = race.enter(schedule) or entry
+    return entry
+
+
+def require_policy(policy: Policy, devices: Collection[str]) -> None:
+    """Raise PlanError for the name of a policy that there is not on these devices."""
+    known = ("auto", "single", *(f"single {name}" for name in devices), *POLICIES)
+    if isinstance(policy, str) and policy not in known:
+        raise PlanError(
+            f"policy={policy!r} is not known; give one of {', '.join(known)}, or a function of the costed graph"
+        )
+
+
+def asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
+    """The entries of one policy; `alone` are those of everything on each device."""
+    problem = race.problem
+    if isinstance(policy, str):
+        require_policy(policy, problem.devices)
+        if policy == "single":
+            strict = [entry for d, entries in alone.items() if is_single(problem, d) for entry in entries]
+            return strict or [entry for entries in alone.values() for entry in entries]
+        if policy not in POLICIES:
+            return alone[problem.devices.index(policy.removeprefix("single "))]
+        found = enter_fitting(race, POLICIES[policy])
+    else:
+        given = policy(problem.costed)
+        if isinstance(given, Schedule):
+            found = race.enter(given)
+        elif isinstance(given, Mapping):
+            found = enter_fitting(
+                race, _placing(problem, given, getattr(policy, "title", "the policy given"))
+            )
+        else:
+            raise PlanError(
+                f"policy= returned {given!r}; a policy returns {{name of a task or run: device}} or a Schedule"
+            )
+    if found is None:
+        raise race.errors[-1]
+    return [entry for entry in race.entries if entry.schedule.policy == found.schedule.policy]
+
+
+def _placing(problem: Problem, given: Mapping[str, str], name: str) -> Callable[..., Schedule]:
+    """The policy that places some runs or tasks as given, and the rest by earliest finish."""
+    costed = problem.costed
+    allowed = list(problem.allowed)
+    by: dict[int, str] = {}
+    for placed, device in given.items():
+        costed.machine.require(device)
+        r = problem.number.get(placed, problem.number.get(costed.run_of.get(placed, ""), -1))
+        if r < 0:
+            raise PlanError(f"the policy places {placed!r}, which is no run or task of {costed.graph.name!r}")
+        d = costed.index[device]
+        if d not in problem.allowed[r]:
+            raise PlanError(f"the policy puts {placed!r} on {device}; it can only run on {problem.where(r)}")
+        for member in problem.together(r):
+            if allowed[member] != (d,) and member in by:
+                raise PlanError(
+                    f"the policy puts {placed!r} on {device} and {by[member]!r} elsewhere, but they are "
+                    "executed together; give both the same device"
+                )
+            allowed[member] = (d,)
+            by[member] = placed
+    order = urgent_first(problem, allowed)
+
+    def rest(problem: Problem, room: float = 1.0) -> Schedule:
+        return list_schedule(problem, name, order, allowed=allowed, room=room)
+
+    return rest
