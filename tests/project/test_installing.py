@@ -17,7 +17,7 @@ from benchmarks.instances import small
 from autopar.planner import native, place
 from autopar.planner.formats import read
 for seed in (14, 16):
-    place(read(small(seed, tasks=8)))
+    place(read(small(seed, tasks=16)))
 print(native.LIBRARY is not None)
 """
 
