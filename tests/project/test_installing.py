@@ -16,7 +16,7 @@ PLAN = """
 from benchmarks.instances import small
 from autopar.planner import native, place
 from autopar.planner.formats import read
-for seed in (14, 16):
+for seed in (3, 9):
     place(read(small(seed, tasks=16)))
 print(native.LIBRARY is not None)
 """
