@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from .candidates import Entry, Race
-from .exact import Params, proofs
+from .exact import Params, held, proofs
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class ProveParams:
     """Runs of the largest graph that is worth the effort."""
     solver: Params = field(default_factory=lambda: Params(effort=2.0))
     """Up to some twenty seconds of a core."""
+    held: Params = field(default_factory=lambda: Params(effort=0.15))
+    """Up to about a second of a core on schedules whose wires serve first come, first served."""
     near: float = 0.05
     """Share by which the shortest schedule may be above its bound for a further effort."""
     close: float = 2e-3
@@ -74,6 +76,12 @@ def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
         cut = found.stopped
     if schedule is not chosen.schedule:
         race.enter(schedule)
+    longest = race.best().makespan
+    served = not problem.costed.machine.queued
+    if served and not race.complete and longest > proven * (1 + params.solver.tolerance):
+        cut = cut or time.monotonic() >= until
+        for other in () if cut else held(problem, schedule, longest, proven, params.held, until):
+            race.enter(other)
     return Proven(race.best(), proven, cut)
 
 

@@ -14,7 +14,8 @@ from test_bounds import random_schedule
 from autopar.errors import PlanError
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.critical_path import ways
-from autopar.planner.exact import Params, exact, proofs
+from autopar.planner.candidates import Race
+from autopar.planner.exact import Params, exact, held, proofs
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.memory import memory
@@ -149,6 +150,19 @@ def test_what_is_read_together_is_made_or_brought_one_after_the_other():
     assert plain.length == pytest.approx(2.0)
     assert joined(problem, plain).length == pytest.approx(3.0)
     assert solved(read(graph))[1].makespan == pytest.approx(3.0)
+
+
+def test_what_wires_would_not_keep_is_replaced_by_what_they_do():
+    problem = Problem(read(small(15)))
+    race = Race(problem)
+    first = race.enter(heft(problem))
+    found = exact(problem, first.schedule)
+    assert found.optimal
+    kept = race.enter(found.schedule)
+    assert kept.makespan > found.makespan * (1 + TOLERANCE)
+    for schedule in held(problem, found.schedule, kept.makespan, found.lower_bound, Params(effort=1.0)):
+        race.enter(schedule)
+    assert race.best().makespan < kept.makespan * (1 - TOLERANCE)
 
 
 @settings(max_examples=15, deadline=None)

@@ -6,6 +6,7 @@ Optional intervals on unrelated devices (Laborie et al., "IBM ILOG CP Optimizer 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -79,12 +80,7 @@ def proofs(
     has a variable for each run, and each value, on each device: it is for up to some hundreds of runs. Raises
     PlanError where OR-tools is not installed.
     """
-    try:
-        import ortools.sat.python.cp_model  # noqa: F401
-    except ImportError:
-        raise PlanError(
-            "OR-tools, with which plans are proven optimal, is not installed; type: pip install 'autopar[exact]'"
-        ) from None
+    _require()
     from .proof import Proof
 
     proof = Proof(problem, start, bound, params, budget_s)
@@ -98,3 +94,26 @@ def proofs(
         proof.solve(effort)
         yield proof.known()
         effort *= params.growth
+
+
+def held(
+    problem: Problem, start: Schedule, below: float, bound: float, params: Params, until: float = math.inf
+) -> Iterator[Schedule]:
+    """Schedules near `start` of less than `below` seconds that wires keep when they serve first come, first served.
+
+    `bound` is one on all schedules; `until` a time of the monotonic clock. Raises PlanError where OR-tools is not
+    installed.
+    """
+    _require()
+    from .first_come import sought
+
+    yield from sought(problem, start, below, bound, params, until)
+
+
+def _require() -> None:
+    try:
+        import ortools.sat.python.cp_model  # noqa: F401
+    except ImportError:
+        raise PlanError(
+            "OR-tools, with which plans are proven optimal, is not installed; type: pip install 'autopar[exact]'"
+        ) from None

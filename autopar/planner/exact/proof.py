@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ortools.sat.python import cp_model
 
 from ...ir.sound import sound
 from ..bounds import lower_bound
-from ..bounds.critical_path import ways
-from ..bounds.load import load
+from ..bounds.critical_path import Ways, ways
+from ..bounds.load import Load, load
 from ..model.memory import memory
 from ..model.problem import Problem
 from ..model.simulator import Move, Play, Schedule
@@ -80,12 +81,9 @@ class Proof:
         """Whether one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
         ceiling in seconds."""
         problem, aim = self.problem, units.floor(self._below)
-        model = Model(problem, units, self.best, replace(self.ways, length=self.bound), aim)
-        transfers = Transfers(model)
-        model.limit()
-        price(model, self.load)
-        if problem.tight:
-            cap(model, transfers)
+        model, transfers = built(
+            problem, units, self.best, replace(self.ways, length=self.bound), self.load, aim
+        )
         own = solver(effort, self._until)
         status = own.solve(model.cp)
         self.spent += own.response_proto.deterministic_time
@@ -108,6 +106,25 @@ class Proof:
 
     def _raise(self, bound: float) -> None:
         self.bound = sound(max(self.bound, bound), self.best.makespan)
+
+
+def built(
+    problem: Problem,
+    units: Units,
+    best: Play,
+    ways: Ways,
+    load: Load,
+    aim: int,
+    offered: Sequence[Sequence[int]] | None = None,
+) -> tuple[Model, Transfers]:
+    """The whole model of a problem, for schedules of at most `aim` units."""
+    model = Model(problem, units, best, ways, aim, offered)
+    transfers = Transfers(model)
+    model.limit()
+    price(model, load)
+    if problem.tight:
+        cap(model, transfers)
+    return model, transfers
 
 
 def _fits(problem: Problem, play: Play) -> bool:
