@@ -48,7 +48,7 @@ def overlap(timeline: autopar.Timeline, lanes: list[str]) -> float:
     for lane in lanes:
         # Spans of a lane do not overlap, but for tasks inside their runs.
         for span in timeline.spans:
-            if span.lane == lane and not span.run:
+            if span.lane == lane and not span.cluster:
                 edges += [(span.start, 1), (span.end, -1)]
     total, busy, since = 0.0, 0, 0.0
     for at, change in sorted(edges):
@@ -76,7 +76,7 @@ def eight(size: int) -> dict[str, float | str]:
     with both.record() as timeline:
         both(x)
     graph = both.plan.costed.graph.networkx()
-    spans = [span for span in timeline.last.spans if span.kind == "compute" and span.run]
+    spans = [span for span in timeline.last.spans if span.kind == "compute" and span.cluster]
     found = {
         "independent": networkx.number_weakly_connected_components(graph),
         "at once": max(sum(s.start <= t.start < s.end for s in spans) for t in spans),
@@ -202,7 +202,7 @@ def tangle(count: int = 2000, seed: int = 0) -> dict[str, float]:
 
     def anywhere(costed) -> dict[str, str]:
         draw = random.Random(seed)
-        return {run.name: draw.choice([*costed.machine.device]) for run in costed.runs}
+        return {cluster.name: draw.choice([*costed.machine.device]) for cluster in costed.clusters}
 
     start = time.perf_counter()
     fast = autopar.compile(

@@ -92,8 +92,8 @@ def ping_pong() -> Callable[[], Any]:
         captured, _ = ahead(chain, (x,), {})
     machine = Machine((Device("cpu", "cpu", lanes=2, threads=torch.get_num_threads()),)).check()
     costed = cost(captured.graph, machine, homes={})
-    costed = replace(costed, runs=fuse(captured.graph, machine, costed.costs, shortest_s=0.0))
-    names = [run.name for run in costed.runs]
+    costed = replace(costed, clusters=fuse(captured.graph, machine, costed.costs, shortest_s=0.0))
+    names = [run.name for run in costed.clusters]
     plan = place(
         costed, lambda _: Schedule("ping-pong", {"cpu/0": tuple(names[::2]), "cpu/1": tuple(names[1::2])})
     )

@@ -113,7 +113,7 @@ def _show(
     plan: Plan, chosen: argparse.Namespace, report: Sequence[str], save: Callable[[Path], object]
 ) -> None:
     """Write and draw what was asked for, and print the report, or why the tasks it names are where they are."""
-    from ..view import draw, explain, explain_runs, save_timeline
+    from ..view import draw, explain, explain_clusters, save_timeline
 
     for name in chosen.out:
         _write(Path(name), save if name.lower().endswith(".json") else lambda path: draw(plan, path))
@@ -123,7 +123,7 @@ def _show(
         print(explain(plan))
     names = [name for name in report if name]
     if names:
-        print(explain_runs(plan, names))
+        print(explain_clusters(plan, names))
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

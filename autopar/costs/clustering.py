@@ -1,4 +1,4 @@
-"""Fuse tasks too short to be worth placing into runs.
+"""Fuse tasks too short to be worth placing into clusters.
 
 Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only
 predecessor, so one pass over the tasks in order decides these fusions, in time linear in tasks and edges;
@@ -11,26 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import PlanError
-from ..ir.costed import CostedGraph, Run, TaskCost
+from ..ir.costed import Cluster, CostedGraph, TaskCost
 from ..ir.graph import JOIN, PART, SUM, Graph, Task
 from ..ir.machine import Machine
 from ..planner.model.topological import topological
 
 SHORTEST_S = 50e-6
-"""Seconds a run should last on its fastest device: several times a hand-off between lanes and the dispatch of
+"""Seconds a cluster should last on its fastest device: several times a hand-off between lanes and the dispatch of
 a task."""
 
 
 def fuse(
     graph: Graph, machine: Machine, costs: Sequence[TaskCost], *, shortest_s: float = SHORTEST_S
-) -> tuple[Run, ...]:
-    """Partition the tasks into runs of about `shortest_s` seconds on the fastest device, in topological
+) -> tuple[Cluster, ...]:
+    """Partition the tasks into clusters of about `shortest_s` seconds on the fastest device, in topological
     order.
 
-    A run never joins tasks that may run on different devices, tasks of different colocate groups or parts of
+    A cluster never joins tasks that may run on different devices, tasks of different colocate groups or parts of
     the batch, or a JOIN, PART or SUM with anything. The lighter end of an edge follows the heavier one only where
-    what then has to move instead (its own reads or makes) is hardly more, and what a run delays by holding
-    more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a run. Raises
+    what then has to move instead (its own reads or makes) is hardly more, and what a cluster delays by holding
+    more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a cluster. Raises
     PlanError for a task without a cost or a device.
     """
     by_task = {cost.task: cost for cost in costs}
@@ -46,13 +46,13 @@ def fuse(
         for number in range(len(graph.tasks)):
             pieces.place(number)
         pieces.join_siblings()
-    return _runs(graph, machine, by_task, pieces.root)
+    return _clusters(graph, machine, by_task, pieces.root)
 
 
 def unfused(costed: CostedGraph) -> CostedGraph:
-    """The same graph with each task a run of its own: what a run reads and makes is there while any of its tasks runs,
-    so that single tasks may fit where runs of them do not."""
-    return replace(costed, runs=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
+    """The same graph with each task a cluster of its own: what a cluster reads and makes is there while any of its
+    tasks runs, so that single tasks may fit where runs of them do not."""
+    return replace(costed, clusters=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
 
 
 class _Pieces:
@@ -65,7 +65,7 @@ class _Pieces:
         self.shortest_s = shortest_s
         self.parent = list(range(len(graph.tasks)))
         rate = max((link.bytes_per_s for link in machine.links), default=0.0)
-        # Bytes that the fastest link moves in a tenth of the shortest run are not worth a run of their own.
+        # Bytes that the fastest link moves in a tenth of the shortest cluster are not worth a cluster of their own.
         self.slack = rate * shortest_s / 10
         number = {task.name: position for position, task in enumerate(graph.tasks)}
         resident = graph.resident
@@ -74,7 +74,7 @@ class _Pieces:
         self.total = list(self.heaviest)
         self.kind = [_kind(task, costs[task.name]) for task in graph.tasks]
         self.maker = {name: number[task] for name, task in graph.producer.items()}
-        # For each value, how many readers are outside the run that makes it; the caller counts as one.
+        # For each value, how many readers are outside the cluster that makes it; the caller counts as one.
         self.left = {name: len(readers) + (name in wanted) for name, readers in graph.readers.items()}
         self.inputs = [tuple(name for name in task.inputs if name not in resident) for task in graph.tasks]
         self.reads = [dict.fromkeys(names) for names in self.inputs]
@@ -91,98 +91,102 @@ class _Pieces:
                 self.after[p][position] = None
 
     def root(self, number: int) -> int:
-        """The number that stands for the run a task is in."""
+        """The number that stands for the cluster a task is in."""
         while self.parent[number] != number:
             self.parent[number] = self.parent[self.parent[number]]
             number = self.parent[number]
         return number
 
     def place(self, task: int) -> None:
-        """Fuse the task with runs before it where that is safe and worth it. All earlier tasks have been
+        """Fuse the task with clusters before it where that is safe and worth it. All earlier tasks have been
         placed."""
         earlier = dict.fromkeys(self.root(p) for p in self.before[task])
         current = task
-        for run in earlier:
-            # Together, `run` waits for all that `current` reads, and its other readers wait for `current`.
-            waits, delays = len(earlier) > 1, len(self.after[run]) > 1
+        for cluster in earlier:
+            # Together, `cluster` waits for all that `current` reads, and its other readers wait for `current`.
+            waits, delays = len(earlier) > 1, len(self.after[cluster]) > 1
             if waits and delays:
                 continue
-            if (waits and self.total[run] >= self.shortest_s) or (
+            if (waits and self.total[cluster] >= self.shortest_s) or (
                 delays and self.total[current] >= self.shortest_s
             ):
                 continue
-            if self._worth(run, current, task):
-                self._merge(run, current, task)
-                current = run
+            if self._worth(cluster, current, task):
+                self._merge(cluster, current, task)
+                current = cluster
 
     def join_siblings(self) -> None:
-        """Fuse short runs that have the same runs before and after them: nothing can come between."""
+        """Fuse short clusters that have the same clusters before and after them: nothing can come between."""
         before: dict[int, set[int]] = {self.root(task): set() for task in range(len(self.parent))}
-        after: dict[int, set[int]] = {run: set() for run in before}
+        after: dict[int, set[int]] = {cluster: set() for cluster in before}
         for task, earlier in enumerate(self.before):
-            run = self.root(task)
+            cluster = self.root(task)
             for p in earlier:
-                if self.root(p) != run:
-                    before[run].add(self.root(p))
-                    after[self.root(p)].add(run)
+                if self.root(p) != cluster:
+                    before[cluster].add(self.root(p))
+                    after[self.root(p)].add(cluster)
         growing: dict[tuple[object, ...], int] = {}
-        for run, earlier_runs in before.items():
-            if self.kind[run] is None or self.total[run] >= self.shortest_s:
+        for cluster, earlier_clusters in before.items():
+            if self.kind[cluster] is None or self.total[cluster] >= self.shortest_s:
                 continue
-            key = (self.kind[run], frozenset(earlier_runs), frozenset(after[run]))
-            first = growing.setdefault(key, run)
-            if first == run:
+            key = (self.kind[cluster], frozenset(earlier_clusters), frozenset(after[cluster]))
+            first = growing.setdefault(key, cluster)
+            if first == cluster:
                 continue
-            heaviest = max(self.heaviest[first], self.heaviest[run])
-            if self.total[first] + self.total[run] - heaviest > self.shortest_s:
-                growing[key] = run
+            heaviest = max(self.heaviest[first], self.heaviest[cluster])
+            if self.total[first] + self.total[cluster] - heaviest > self.shortest_s:
+                growing[key] = cluster
                 continue
-            self.parent[run] = first
-            self.total[first] += self.total[run]
+            self.parent[cluster] = first
+            self.total[first] += self.total[cluster]
             self.heaviest[first] = heaviest
             if self.total[first] >= self.shortest_s:
                 del growing[key]
 
-    def _between(self, run: int, task: int) -> list[str]:
+    def _between(self, cluster: int, task: int) -> list[str]:
         return [
-            name for name in self.inputs[task] if name in self.maker and self.root(self.maker[name]) == run
+            name
+            for name in self.inputs[task]
+            if name in self.maker and self.root(self.maker[name]) == cluster
         ]
 
-    def _worth(self, run: int, current: int, task: int) -> bool:
-        if self.kind[run] is None or self.kind[run] != self.kind[current]:
+    def _worth(self, cluster: int, current: int, task: int) -> bool:
+        if self.kind[cluster] is None or self.kind[cluster] != self.kind[current]:
             return False
-        beside = self.total[run] + self.total[current] - max(self.heaviest[run], self.heaviest[current])
-        if min(self.total[run], self.total[current]) >= self.shortest_s or beside > self.shortest_s:
+        beside = (
+            self.total[cluster] + self.total[current] - max(self.heaviest[cluster], self.heaviest[current])
+        )
+        if min(self.total[cluster], self.total[current]) >= self.shortest_s or beside > self.shortest_s:
             return False
-        between = sum(self.graph.value[name].bytes for name in self._between(run, task))
+        between = sum(self.graph.value[name].bytes for name in self._between(cluster, task))
         limit = 1.25 * between + self.slack
-        tail = self.heaviest[run] >= self.heaviest[current] and self.made_bytes[current] <= limit
-        head = self.heaviest[run] <= self.heaviest[current] and self.read_bytes[run] <= limit
+        tail = self.heaviest[cluster] >= self.heaviest[current] and self.made_bytes[current] <= limit
+        head = self.heaviest[cluster] <= self.heaviest[current] and self.read_bytes[cluster] <= limit
         return tail or head
 
-    def _merge(self, run: int, current: int, task: int) -> None:
-        for name in self._between(run, task):
+    def _merge(self, cluster: int, current: int, task: int) -> None:
+        for name in self._between(cluster, task):
             nbytes = self.graph.value[name].bytes
             self.left[name] -= 1
             if not self.left[name]:
-                self.made_bytes[run] -= nbytes
+                self.made_bytes[cluster] -= nbytes
             if name in self.reads[current]:
                 del self.reads[current][name]
                 self.read_bytes[current] -= nbytes
-        self.parent[current] = run
-        self.total[run] += self.total[current]
-        self.heaviest[run] = max(self.heaviest[run], self.heaviest[current])
-        self.made_bytes[run] += self.made_bytes[current]
-        del self.after[run][task]
+        self.parent[current] = cluster
+        self.total[cluster] += self.total[current]
+        self.heaviest[cluster] = max(self.heaviest[cluster], self.heaviest[current])
+        self.made_bytes[cluster] += self.made_bytes[current]
+        del self.after[cluster][task]
         # The smaller dictionary is poured into the larger one, so that all merges together stay near-linear.
-        small, large = sorted((self.reads[run], self.reads[current]), key=len)
-        self.read_bytes[run] += self.read_bytes[current]
-        self.read_bytes[run] -= sum(self.graph.value[name].bytes for name in small if name in large)
+        small, large = sorted((self.reads[cluster], self.reads[current]), key=len)
+        self.read_bytes[cluster] += self.read_bytes[current]
+        self.read_bytes[cluster] -= sum(self.graph.value[name].bytes for name in small if name in large)
         large.update(small)
-        self.reads[run] = large
-        fewer, more = sorted((self.after[run], self.after[current]), key=len)
+        self.reads[cluster] = large
+        fewer, more = sorted((self.after[cluster], self.after[current]), key=len)
         more.update(fewer)
-        self.after[run] = more
+        self.after[cluster] = more
 
 
 def _kind(task: Task, cost: TaskCost) -> tuple[object, ...] | None:
@@ -191,36 +195,38 @@ def _kind(task: Task, cost: TaskCost) -> tuple[object, ...] | None:
     return (tuple(seconds is None for seconds in cost.seconds), task.colocate, task.part)
 
 
-def _runs(
+def _clusters(
     graph: Graph, machine: Machine, costs: Mapping[str, TaskCost], root: Callable[[int], int]
-) -> tuple[Run, ...]:
+) -> tuple[Cluster, ...]:
     tasks = graph.tasks
-    run_of = {task.name: root(number) for number, task in enumerate(tasks)}
+    cluster_of = {task.name: root(number) for number, task in enumerate(tasks)}
     members: dict[int, list[Task]] = {}
     for task in tasks:
-        members.setdefault(run_of[task.name], []).append(task)
-    name_of = {run: max(held, key=lambda task: _weight(task, costs)).name for run, held in members.items()}
+        members.setdefault(cluster_of[task.name], []).append(task)
+    name_of = {
+        cluster: max(held, key=lambda task: _weight(task, costs)).name for cluster, held in members.items()
+    }
     wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
     before: dict[int, dict[int, None]] = {}
-    found: dict[int, Run] = {}
-    for run, held in members.items():
+    found: dict[int, Cluster] = {}
+    for cluster, held in members.items():
         inputs = dict.fromkeys(name for task in held for name in task.inputs)
-        reads = tuple(name for name in inputs if run_of.get(graph.producer.get(name, "")) != run)
-        outside = dict.fromkeys(run_of[name] for task in held for name in task.after)
-        outside.pop(run, None)
+        reads = tuple(name for name in inputs if cluster_of.get(graph.producer.get(name, "")) != cluster)
+        outside = dict.fromkeys(cluster_of[name] for task in held for name in task.after)
+        outside.pop(cluster, None)
         makes = tuple(
             name
             for task in held
             for name in task.outputs
-            if name in wanted or any(run_of[reader] != run for reader in graph.readers[name])
+            if name in wanted or any(cluster_of[reader] != cluster for reader in graph.readers[name])
         )
-        before[run] = dict.fromkeys(
-            (*(run_of[graph.producer[n]] for n in reads if n in graph.producer), *outside)
+        before[cluster] = dict.fromkeys(
+            (*(cluster_of[graph.producer[n]] for n in reads if n in graph.producer), *outside)
         )
         dispatch = machine.device[machine.host].dispatch_s * sum(not task.free for task in held)
         columns = zip(*(costs[task.name].seconds for task in held))
-        found[run] = Run(
-            name=name_of[run],
+        found[cluster] = Cluster(
+            name=name_of[cluster],
             tasks=tuple(task.name for task in held),
             seconds=tuple(_total(column, dispatch) for column in columns),
             dispatch_s=dispatch,
@@ -230,7 +236,7 @@ def _runs(
             colocate=held[0].colocate,
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
-    return tuple(found[run] for run in topological(before))
+    return tuple(found[cluster] for cluster in topological(before))
 
 
 def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
@@ -244,7 +250,7 @@ def _total(column: tuple[float | None, ...], dispatch: float) -> float | None:
 
 
 def _scratch(graph: Graph, held: list[Task], makes: tuple[str, ...], costs: Mapping[str, TaskCost]) -> int:
-    """Peak bytes of what lives only while the run does: workspace and values that nobody outside reads."""
+    """Peak bytes of what lives only while the cluster does: workspace and values that nobody outside reads."""
     leaving = {graph.value[name].storage for name in makes}
     inside = {name for task in held for name in task.outputs if graph.value[name].storage == name} - leaving
     last: dict[str, int] = {}

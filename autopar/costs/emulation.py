@@ -15,7 +15,7 @@ MARGIN = 2.0
 """How much longer than estimated a real computation may take before it is late: this machine is seldom ours
 alone."""
 NOTICEABLE = 0.001
-"""Runs and copies below this share of the makespan decide nothing about the clock."""
+"""Clusters and copies below this share of the makespan decide nothing about the clock."""
 
 
 def slow_down_for(plan: Plan, stand_in: Machine) -> float:
@@ -31,11 +31,11 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
     floor = NOTICEABLE * plan.makespan
     factors, lasting = [1.0], []
     for placed in plan.placed:
-        modelled = costed.seconds(placed.run, placed.device) or 0.0
+        modelled = costed.seconds(placed.cluster, placed.device) or 0.0
         if modelled <= 0 or modelled < floor:
             continue
         share = _share(machine.device[placed.device], real, lanes)
-        tasks = (graph.task[name] for name in costed.run[placed.run].tasks)
+        tasks = (graph.task[name] for name in costed.cluster[placed.cluster].tasks)
         spent = sum(
             share
             * max(t.flops / real.flops_per_s(main_dtype(graph, t)), touched(graph, t) / real.bytes_per_s)

@@ -3,7 +3,7 @@ Patterson ("Roofline: an insightful visual performance model for multicore archi
 
 A task lasts `launch + max(flops ÷ FLOP/s in its dtype, bytes ÷ bytes per second)`. On the CPU the
 interpreter's dispatch comes before it; an accelerator's queue hides dispatch behind earlier tasks, so that
-there only a whole run can be limited by it (`fuse`).
+there only a whole cluster can be limited by it (`fuse`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cost(
     pins: Mapping[str, str] | None = None,
     measured: Mapping[tuple[str, str], float] | None = None,
 ) -> CostedGraph:
-    """The graph with seconds of each task on each device, fused into runs.
+    """The graph with seconds of each task on each device, fused into clusters.
 
     `homes` says where each input and state value is before the call; what it leaves out, or places on no
     device of the machine, is the host's. `deliver` says where outputs must come, by name, or as the whole

@@ -1,6 +1,6 @@
-"""What a graph costs on a machine: `TaskCost`, `Run` and `CostedGraph`.
+"""What a graph costs on a machine: `TaskCost`, `Cluster` and `CostedGraph`.
 
-Tasks too short to be worth placing one by one are fused into runs (`fuse`); a run is what the planner places.
+Tasks too short to be worth placing one by one are fused into clusters (`fuse`); a cluster is what the planner places.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class TaskCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Cluster:
     """Tasks that are placed together and executed one after the other on one lane.
 
     `seconds` is one entry for each device (None: cannot run there), dispatch included. `dispatch_s` of it is the
     host's Python, of which there is one (the GIL), whichever lane it is for. `reads` are values from outside,
-    `makes` the values that somebody outside (another run, the caller) needs. Runs of one `colocate` group share a
-    device. `modes` are the ways in which it can take several lanes of a device: (position of the device, lanes,
+    `makes` the values that somebody outside (another cluster, the caller) needs. Clusters of one `colocate` group
+    share a device. `modes` are the ways in which it can take several lanes of a device: (position of the device, lanes,
     seconds), each device's one-lane way among them; `seconds` is then the quickest of each device.
     """
 
@@ -50,30 +50,30 @@ class Run:
 
 @dataclass(frozen=True)
 class CostedGraph:
-    """A graph, a machine, and what each task and run of one costs on the other.
+    """A graph, a machine, and what each task and cluster of one costs on the other.
 
     `homes` says on which device each input and state value is before the call; `deliver` to which device each
     output (and each update) must come, in the order of `graph.outputs` then `graph.updates`; a pair is
     (value, device). State that no task changes is resident: copied to each device that reads it before the first
     call and kept, so it costs memory there and no time. Everything else is copied in every call. State whose home
     is "" is nowhere but where it is read. `consumed`: the memory of inputs is given up after their last use.
-    `again` names the runs, tasks and values that are others computed once more, on a second device, and those
+    `again` names the clusters, tasks and values that are others computed once more, on a second device, and those
     others: (copy, original).
     """
 
     graph: Graph
     machine: Machine
     costs: tuple[TaskCost, ...]
-    runs: tuple[Run, ...]
+    clusters: tuple[Cluster, ...]
     homes: tuple[tuple[str, str], ...]
     deliver: tuple[tuple[str, str], ...]
     consumed: bool = False
     again: tuple[tuple[str, str], ...] = ()
 
     @cached_property
-    def run(self) -> dict[str, Run]:
-        """Runs by name."""
-        return {run.name: run for run in self.runs}
+    def cluster(self) -> dict[str, Cluster]:
+        """Clusters by name."""
+        return {cluster.name: cluster for cluster in self.clusters}
 
     @cached_property
     def cost(self) -> dict[str, TaskCost]:
@@ -81,14 +81,14 @@ class CostedGraph:
         return {cost.task: cost for cost in self.costs}
 
     @cached_property
-    def run_of(self) -> dict[str, str]:
-        """Name of the run each task is in."""
-        return {task: run.name for run in self.runs for task in run.tasks}
+    def cluster_of(self) -> dict[str, str]:
+        """Name of the cluster each task is in."""
+        return {task: cluster.name for cluster in self.clusters for task in cluster.tasks}
 
     @cached_property
     def producer(self) -> dict[str, str]:
-        """Name of the run that makes each value that leaves its run."""
-        return {value: run.name for run in self.runs for value in run.makes}
+        """Name of the cluster that makes each value that leaves its cluster."""
+        return {value: cluster.name for cluster in self.clusters for value in cluster.makes}
 
     @cached_property
     def home(self) -> dict[str, str]:
@@ -102,18 +102,18 @@ class CostedGraph:
 
     @cached_property
     def before(self) -> dict[str, tuple[str, ...]]:
-        """Names of the runs each run waits for, through values or order, each once."""
+        """Names of the clusters each cluster waits for, through values or order, each once."""
         found = {}
-        for run in self.runs:
-            names = dict.fromkeys(self.producer[value] for value in run.reads if value in self.producer)
-            names.update(dict.fromkeys(run.after))
-            names.pop(run.name, None)
-            found[run.name] = tuple(names)
+        for cluster in self.clusters:
+            names = dict.fromkeys(self.producer[value] for value in cluster.reads if value in self.producer)
+            names.update(dict.fromkeys(cluster.after))
+            names.pop(cluster.name, None)
+            found[cluster.name] = tuple(names)
         return found
 
-    def seconds(self, run: str, device: str) -> float | None:
-        """Seconds of a run on a device, None where it cannot run."""
-        return self.run[run].seconds[self.index[device]]
+    def seconds(self, cluster: str, device: str) -> float | None:
+        """Seconds of a cluster on a device, None where it cannot run."""
+        return self.cluster[cluster].seconds[self.index[device]]
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -121,11 +121,11 @@ class CostedGraph:
         return {device.name: position for position, device in enumerate(self.machine.devices)}
 
 
-def repeatable(costed: CostedGraph, run: Run) -> bool:
-    """Whether a run may be computed twice: it draws nothing, changes nothing, waits for values alone, is bound to
-    no other run and is no copy itself."""
-    tasks = [costed.graph.task[name] for name in run.tasks]
-    free = not run.after and run.colocate is None and run.name not in dict(costed.again)
+def repeatable(costed: CostedGraph, cluster: Cluster) -> bool:
+    """Whether a cluster may be computed twice: it draws nothing, changes nothing, waits for values alone, is bound to
+    no other cluster and is no copy itself."""
+    tasks = [costed.graph.task[name] for name in cluster.tasks]
+    free = not cluster.after and cluster.colocate is None and cluster.name not in dict(costed.again)
     return free and all(
         not (task.writes or task.random or task.after or task.home or task.colocate) for task in tasks
     )

@@ -31,7 +31,7 @@ class Wait:
 class Critical:
     """The waits of a plan.
 
-    `steps` are all runs and transfers by start. For step `i`: `waits[i]` is everything it waited for,
+    `steps` are all clusters and transfers by start. For step `i`: `waits[i]` is everything it waited for,
     `last[i]` what ended last of that (None: nothing), `slack[i]` the seconds it could end later without
     the plan getting longer. `path` are the step numbers from the start of the call to its end, each
     having waited for the one before.
@@ -78,8 +78,8 @@ class Critical:
 
     @cached_property
     def number(self) -> dict[str, int]:
-        """Step numbers of runs, by name."""
-        return {step.run: index for index, step in enumerate(self.steps) if isinstance(step, Placed)}
+        """Step numbers of clusters, by name."""
+        return {step.cluster: index for index, step in enumerate(self.steps) if isinstance(step, Placed)}
 
     @property
     def _path_steps(self) -> list[Step]:
@@ -99,8 +99,8 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...
     index_of: dict[str, int] = {}
     for index, step in enumerate(steps):
         if isinstance(step, Placed):
-            index_of[step.run] = index
-            for value in costed.run[step.run].makes:
+            index_of[step.cluster] = index
+            for value in costed.cluster[step.cluster].makes:
                 at[value, step.device] = index
     for index, step in enumerate(steps):
         if isinstance(step, Transfer):
@@ -111,10 +111,10 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...
     for index, step in enumerate(steps):
         names: dict[int, Kind] = {}
         if isinstance(step, Placed):
-            run = costed.run[step.run]
-            sources = [at.get((value, step.device)) for value in run.reads]
+            cluster = costed.cluster[step.cluster]
+            sources = [at.get((value, step.device)) for value in cluster.reads]
             names.update((source, "data") for source in sources if source is not None)
-            for earlier in run.after:
+            for earlier in cluster.after:
                 if earlier in index_of:
                     names.setdefault(index_of[earlier], "order")
         else:

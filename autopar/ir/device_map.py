@@ -15,7 +15,7 @@ Place: TypeAlias = tuple[float, int, int]
 def device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str]:
     """The device of every parameter and buffer, by the shortest module paths below which all are on one.
 
-    `devices` are those of its runs. A module's own tensors stay together, and so do modules that share one: tied
+    `devices` are those of its clusters. A module's own tensors stay together, and so do modules that share one: tied
     weights are on one device.
     """
     graph = costed.graph
@@ -53,7 +53,7 @@ def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, st
     graph = costed.graph
     spent: dict[str, dict[str, Place]] = {}
     for task in graph.tasks:
-        device = devices.get(costed.run_of.get(task.name, ""))
+        device = devices.get(costed.cluster_of.get(task.name, ""))
         if device is None or task.phase != "forward":
             continue
         read = {_owner(graph.value[name].path) for name in task.inputs if graph.value[name].kind == "state"}

@@ -25,20 +25,20 @@ class Words:
 
     Runs: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`; "forward"
     is said only where there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight, new`.
-    Two runs may have one name: tables and pictures say besides where and when they are.
+    Two clusters may have one name: tables and pictures say besides where and when they are.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
         self.costed, self.graph = costed, costed.graph
         self.training = any(task.phase != "forward" for task in self.graph.tasks)
-        self._runs: dict[str, str] = {}
+        self._clusters: dict[str, str] = {}
         self._values: dict[str, str] = {}
 
-    def run(self, name: str) -> str:
-        """What a run is called."""
-        if name not in self._runs:
-            self._runs[name] = self._run(name)
-        return self._runs[name]
+    def cluster(self, name: str) -> str:
+        """What a cluster is called."""
+        if name not in self._clusters:
+            self._clusters[name] = self._cluster(name)
+        return self._clusters[name]
 
     def value(self, name: str) -> str:
         """What a value is called."""
@@ -47,13 +47,13 @@ class Words:
         return self._values[name]
 
     def task(self, task: Task) -> str:
-        """What a single task is called: as a run of its own would be."""
+        """What a single task is called: as a cluster of its own would be."""
         return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
 
     def phase(self, name: str) -> str:
-        """The phase of `reduction.PHASES` that most of a run's time is of; of views, that of what they view."""
-        run = self.costed.run[name]
-        tasks = [self.graph.task[task] for task in run.tasks]
+        """The phase of `reduction.PHASES` that most of a cluster's time is of; of views, that of what they view."""
+        cluster = self.costed.cluster[name]
+        tasks = [self.graph.task[task] for task in cluster.tasks]
         shares: dict[str, float] = {}
         for task in tasks:
             if not task.free:
@@ -61,7 +61,7 @@ class Words:
                 shares[phase] = shares.get(phase, 0.0) + self._seconds(task)
         if shares:
             return max(shares, key=lambda phase: shares[phase])
-        made = [self.phase_of_value[value] for value in run.makes if value in self.phase_of_value]
+        made = [self.phase_of_value[value] for value in cluster.makes if value in self.phase_of_value]
         return made[0] if made else tasks[0].phase
 
     @cached_property
@@ -74,8 +74,8 @@ class Words:
         """See `reduction.phase_of_values`."""
         return phase_of_values(self.graph, self.phase_of_task)
 
-    def _run(self, name: str) -> str:
-        tasks = [self.graph.task[task] for task in self.costed.run[name].tasks]
+    def _cluster(self, name: str) -> str:
+        tasks = [self.graph.task[task] for task in self.costed.cluster[name].tasks]
         phase = self._most(tasks)
         heavy = [task for task in tasks if task.phase == phase]
         heavy = [task for task in heavy if not task.free] or heavy

@@ -186,7 +186,7 @@ class Graph:
     """Tasks in topological order and the values between them.
 
     `inputs` and `state` name the values that are there before the call; `outputs` the values the caller gets;
-    `updates` pairs (made value, input or state value it is written back to after the run). `split` says how
+    `updates` pairs (made value, input or state value it is written back to after the cluster). `split` says how
     the batch was cut, for example `2 parts: 50 + 50`; empty when it was not.
 
     State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`

@@ -29,7 +29,7 @@ FORMAT = "autopar plan 1"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One device a run could have gone to: when its inputs would be there, when the device would be free, when it
+    """One device a cluster could have gone to: when its inputs would be there, when the device would be free, when it
     would have ended (None: cannot run there, `why` says so)."""
 
     device: str
@@ -41,9 +41,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a run is where it is: one sentence and the alternatives weighed."""
+    """Why a cluster is where it is: one sentence and the alternatives weighed."""
 
-    run: str
+    cluster: str
     text: str
     choices: tuple[Choice, ...] = ()
 
@@ -52,14 +52,14 @@ class Named(Mapping[str, Reason]):
     """Reasons by run name; those that are worked out when asked for stay so."""
 
     def __init__(self, reasons: Sequence[Reason]) -> None:
-        names = getattr(reasons, "runs", None) or (reason.run for reason in reasons)
+        names = getattr(reasons, "clusters", None) or (reason.cluster for reason in reasons)
         self.reasons, self.position = reasons, {name: index for index, name in enumerate(names)}
 
-    def __getitem__(self, run: str) -> Reason:
-        return self.reasons[self.position[run]]
+    def __getitem__(self, cluster: str) -> Reason:
+        return self.reasons[self.position[cluster]]
 
-    def __contains__(self, run: object) -> bool:
-        return run in self.position
+    def __contains__(self, cluster: object) -> bool:
+        return cluster in self.position
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.position)
@@ -130,8 +130,8 @@ class Plan:
 
     @cached_property
     def place(self) -> dict[str, Placed]:
-        """Where each run is, by run name."""
-        return {placed.run: placed for placed in self.placed}
+        """Where each cluster is, by run name."""
+        return {placed.cluster: placed for placed in self.placed}
 
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
@@ -140,12 +140,12 @@ class Plan:
 
     @cached_property
     def words(self) -> Words:
-        """What its runs and values are called in reports and pictures."""
+        """What its clusters and values are called in reports and pictures."""
         return Words(self.costed)
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """Runs and transfers by start."""
+        """Clusters and transfers by start."""
         both: list[Step] = [*self.placed, *self.transfers]
         return tuple(sorted(both, key=lambda step: (step.start, step.end)))
 
@@ -179,8 +179,8 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Predicted peak bytes of each device, were every run to take as long as predicted and to hold from its start
-        all that it makes.
+        """Predicted peak bytes of each device, were every cluster to take as long as predicted and to hold from its
+        start all that it makes.
 
         Caps hold for these and for the most bytes in any order that the lanes may take, which
         `lowering.check.check(program, plan.costed.graph).peaks` gives and which may be more. The plan of a compiled
@@ -199,11 +199,11 @@ class Plan:
         hot = {id(self.critical.steps[number]) for number in self.critical.path}
         spans: list[tuple[Span, bool]] = []
         for placed in self.placed:
-            first = graph.task[self.costed.run[placed.run].tasks[0]]
+            first = graph.task[self.costed.cluster[placed.cluster].tasks[0]]
             spans += [
-                (Span(lane, placed.device, "compute", placed.run, placed.start, placed.end,
-                      module=first.module, source=first.source, called=self.words.run(placed.run),
-                      phase=self.words.phase(placed.run)), id(placed) in hot)
+                (Span(lane, placed.device, "compute", placed.cluster, placed.start, placed.end,
+                      module=first.module, source=first.source, called=self.words.cluster(placed.cluster),
+                      phase=self.words.phase(placed.cluster)), id(placed) in hot)
                 for lane in placed.lanes
             ]  # fmt: skip
         for t in self.transfers:
@@ -240,16 +240,16 @@ class Plan:
         between them cover each of the model's. What is read on several devices is where most of the time of its
         readers is; what no task reads where its neighbours are. A plan of one graph of several knows of that one.
         """
-        return device_map(self.costed, {placed.run: placed.device for placed in self.placed})
+        return device_map(self.costed, {placed.cluster: placed.device for placed in self.placed})
 
-    def explain(self, *runs: str) -> str:
-        """The report, or of runs by name or glob why each is where it is: what it waited for, and when it would end on
-        each device.
+    def explain(self, *clusters: str) -> str:
+        """The report, or of clusters by name or glob why each is where it is: what it waited for, and when it would
+        end on each device.
 
         The report tells the critical path with its waits, and which one change of hardware or of a cap would shorten
-        the plan most, for which it plans again: up to some seconds. Raises PlanError for a name that no run has.
+        the plan most, for which it plans again: up to some seconds. Raises PlanError for a name that no cluster has.
         """
-        return str(pictures.render("explain", self, *runs))
+        return str(pictures.render("explain", self, *clusters))
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw it as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
@@ -285,8 +285,8 @@ class Plan:
         rows = [("start", "end", "lane", "what", "reads", "bytes")]
         for step in steps:
             if isinstance(step, Placed):
-                reads = ", ".join(map(self.words.value, self.costed.run[step.run].reads))
-                what = self.words.run(step.run)
+                reads = ", ".join(map(self.words.value, self.costed.cluster[step.cluster].reads))
+                what = self.words.cluster(step.cluster)
                 rows.append((seconds(step.start), seconds(step.end), step.lane, what, reads, ""))
             else:
                 what = f"{self.words.value(step.value)}: {step.src} → {step.dst}"

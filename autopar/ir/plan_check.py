@@ -32,7 +32,7 @@ def check(
 ) -> None:
     """Raise PlanError or DeviceError naming the first thing in the file `where` that makes the fields of a plan none.
 
-    Linear in its runs, values and steps.
+    Linear in its clusters, values and steps.
     """
     fields = _Check(costed, where)
     fields.steps(placed, transfers)
@@ -51,20 +51,20 @@ class _Check:
         costed.machine.check()
         costed.graph.check()
         self.devices = {device.name for device in costed.machine.devices}
-        self.names = {run.name for run in costed.runs}
+        self.names = {cluster.name for cluster in costed.clusters}
         self._costs()
 
     def steps(self, placed: Sequence[Placed], transfers: Sequence[Transfer]) -> None:
         """Check runs and transfers."""
         machine, values = self.costed.machine, self.costed.graph.value
         lanes = {device.name: device.compute_lanes for device in machine.devices}
-        self._each([step.run for step in placed], self.names, "placed", "run")
+        self._each([step.cluster for step in placed], self.names, "placed", "run")
         for step in placed:
-            self._known([step.device], self.devices, f"the place of {step.run!r}", "device")
+            self._known([step.device], self.devices, f"the place of {step.cluster!r}", "device")
             self._known(
-                step.lanes, lanes[step.device], f"the place of {step.run!r}", f"lane of {step.device}"
+                step.lanes, lanes[step.device], f"the place of {step.cluster!r}", f"lane of {step.device}"
             )
-            self._times(f"run {step.run!r}", step.start, step.end)
+            self._times(f"cluster {step.cluster!r}", step.start, step.end)
         for sent in transfers:
             what = f"the transfer of {sent.value!r}"
             self._known([sent.value], values, what, "value")
@@ -83,7 +83,7 @@ class _Check:
 
     def weighed(self, reasons: Sequence[Any]) -> None:
         """Check the reasons of placements."""
-        self._known([reason.run for reason in reasons], self.names, "reasons", "run")
+        self._known([reason.cluster for reason in reasons], self.names, "reasons", "run")
         weighed = [choice.device for reason in reasons for choice in reason.choices]
         self._known(weighed, self.devices, "the choices of reasons", "device")
 
@@ -101,29 +101,35 @@ class _Check:
 
     def _costs(self) -> None:
         costed, graph, count = self.costed, self.costed.graph, len(self.costed.machine.devices)
-        tasks = [task for run in costed.runs for task in run.tasks]
-        self._each([run.name for run in costed.runs], self.names, "runs", "run")
+        tasks = [task for cluster in costed.clusters for task in cluster.tasks]
+        self._each([cluster.name for cluster in costed.clusters], self.names, "runs", "run")
         self._each(tasks, graph.task, "the tasks of its runs", "task")
         self._known([cost.task for cost in costed.costs], graph.task, "costs", "task")
         for what, own in (
-            *((f"run {run.name!r}", run.seconds) for run in costed.runs),
+            *((f"cluster {cluster.name!r}", cluster.seconds) for cluster in costed.clusters),
             *((f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs),
         ):
             if len(own) != count:
                 self.wrong(f"{what} has seconds for {len(own)} devices, and there are {count}")
             self._numbers(what, own)
-        there = {*graph.inputs, *graph.state, *(value for run in costed.runs for value in run.makes)}
-        for run in costed.runs:
-            what = f"run {run.name!r}"
-            if not run.tasks:
+        there = {
+            *graph.inputs,
+            *graph.state,
+            *(value for cluster in costed.clusters for value in cluster.makes),
+        }
+        for cluster in costed.clusters:
+            what = f"cluster {cluster.name!r}"
+            if not cluster.tasks:
                 self.wrong(f"{what} has no task")
-            self._known([*run.reads, *run.makes], graph.value, what, "value")
-            lacking = next((value for value in run.reads if value not in there), None)
+            self._known([*cluster.reads, *cluster.makes], graph.value, what, "value")
+            lacking = next((value for value in cluster.reads if value not in there), None)
             if lacking is not None:
-                self.wrong(f"{what} reads {lacking!r}, which no run makes")
-            self._known(run.after, self.names, what, "run")
-            self._known([d for d, _, _ in run.modes], range(count), what, "position of a device")
-            self._numbers(what, [run.dispatch_s, run.workspace_bytes, *(s for _, _, s in run.modes)])
+                self.wrong(f"{what} reads {lacking!r}, which no cluster makes")
+            self._known(cluster.after, self.names, what, "run")
+            self._known([d for d, _, _ in cluster.modes], range(count), what, "position of a device")
+            self._numbers(
+                what, [cluster.dispatch_s, cluster.workspace_bytes, *(s for _, _, s in cluster.modes)]
+            )
         self._known(
             [name for name, _ in costed.homes], [*graph.inputs, *graph.state], "homes", "input or state"
         )

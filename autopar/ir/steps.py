@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A run on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more` are the other lanes of
+    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more` are the other lanes of
     the device that it takes at the same time."""
 
-    run: str
+    cluster: str
     device: str
     lane: str
     start: float

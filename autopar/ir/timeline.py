@@ -15,9 +15,9 @@ from . import pictures
 class Span:
     """Something one lane did from `start` to `end`, in seconds from the start of the call.
 
-    `compute`: the run `name`, or within it a task (then `run` is set). `copy`: the value `name` from `src` to `dst`,
-    of which `ready` is when it could have begun. `called` is what people read instead of `name`, where that differs;
-    `phase` the part of a training step that a computation is of.
+    `compute`: the cluster `name`, or within it a task (then `cluster` is set). `copy`: the value `name` from `src` to
+    `dst`, of which `ready` is when it could have begun. `called` is what people read instead of `name`, where that
+    differs; `phase` the part of a training step that a computation is of.
     """
 
     lane: str
@@ -26,7 +26,7 @@ class Span:
     name: str
     start: float
     end: float
-    run: str = ""
+    cluster: str = ""
     module: str = ""
     source: str = ""
     src: str = ""
@@ -119,8 +119,8 @@ class Timeline:
         )
 
     def busy(self, lane: str) -> float:
-        """Seconds in which a lane was at work; spans nested in a run are not counted twice."""
-        return sum(span.seconds for span in self.spans if span.lane == lane and not span.run)
+        """Seconds in which a lane was at work; spans nested in a cluster are not counted twice."""
+        return sum(span.seconds for span in self.spans if span.lane == lane and not span.cluster)
 
     def _repr_html_(self) -> str:
         return str(pictures.render("html", self))

@@ -31,7 +31,7 @@ def mutators(plan: Plan) -> Callable[[str, str], list[str]]:
         found = changes.get(graph.value[value].storage)
         if not found:
             return []
-        readers = (rank[t] for t in graph.readers[value] if plan.place[costed.run_of[t]].device == device)
+        readers = (rank[t] for t in graph.readers[value] if plan.place[costed.cluster_of[t]].device == device)
         first = min(readers, default=len(rank))
         return [graph.tasks[index].name for index in found if index < first]
 
@@ -50,7 +50,7 @@ def sequence(
     costed, graph = plan.costed, plan.costed.graph
     lanes = [(name.rsplit("/", 1)[0], items) for name, items in plan.orders.items()]
     makes: dict[str, _At] = {}
-    runs: dict[str, _At] = {}
+    clusters: dict[str, _At] = {}
     needs: dict[_At, list[str]] = {}
     after: dict[_At, list[str]] = {}
     for lane, (device, items) in enumerate(lanes):
@@ -61,15 +61,15 @@ def sequence(
                 needs[here] = [f"{item.value}@{item.src}"]
                 after[here] = before(item.value, item.dst)
             else:
-                runs[item.run] = here
-                tasks = [graph.task[name] for name in costed.run[item.run].tasks]
+                clusters[item.cluster] = here
+                tasks = [graph.task[name] for name in costed.cluster[item.cluster].tasks]
                 own = {value for task in tasks for value in task.outputs}
                 made = [f"{value}@{device}" for task in tasks for value in task.outputs]
                 needs[here] = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in own]
                 after[here] = [name for task in tasks for name in task.after]
             for name in made:
                 if name in makes or name in there:
-                    raise PlanError(f"the plan makes {name} twice; one run or transfer is enough")
+                    raise PlanError(f"the plan makes {name} twice; one cluster or transfer is enough")
                 makes[name] = here
     for name in results:
         if name not in makes and name not in there:
@@ -88,10 +88,10 @@ def sequence(
             elif name not in there:
                 raise PlanError(_absent(lanes[lane][1][position], name))
         for task in after[here]:
-            run = costed.run_of.get(task, "")
-            if run not in runs:
-                raise PlanError(f"the plan places no run with the task {task!r}")
-            found[runs[run]] = None
+            cluster = costed.cluster_of.get(task, "")
+            if cluster not in clusters:
+                raise PlanError(f"the plan places no cluster with the task {task!r}")
+            found[clusters[cluster]] = None
         found.pop(here, None)
         return found
 
@@ -125,7 +125,7 @@ def _topological(
     if waiting:
         lane, position = min(waiting, key=key)
         item = lanes[lane][1][position]
-        what = item.run if isinstance(item, Placed) else f"the transfer of {item.value}"
+        what = item.cluster if isinstance(item, Placed) else f"the transfer of {item.value}"
         raise PlanError(
             f"the orders of the plan's lanes go round in a circle: {what!r} in {item.lane} and "
             f"{len(waiting) - 1} more wait for each other; each must come after what it reads"
@@ -136,4 +136,4 @@ def _absent(item: Item, name: str) -> str:
     value, device = name.rsplit("@", 1)
     if isinstance(item, Transfer):
         return f"the plan moves {value!r} from {device} to {item.dst}, but it never is on {device}"
-    return f"run {item.run!r} on {device} reads {value!r}, which the plan never brings there; add a Transfer"
+    return f"cluster {item.cluster!r} on {device} reads {value!r}, which the plan never brings there; add a Transfer"

@@ -65,9 +65,9 @@ class _Lowering:
             if device != home[name]:
                 self.there(name, device, "resident")
         made_on = {
-            value: plan.place[run].device
-            for task, run in costed.run_of.items()
-            if run in plan.place
+            value: plan.place[cluster].device
+            for task, cluster in costed.cluster_of.items()
+            if cluster in plan.place
             for value in self.graph.task[task].outputs
         }
         # A result that is delivered nowhere stays where it is.
@@ -125,7 +125,7 @@ class _Lowering:
         """How many steps touch each buffer: the one that makes it and those that read it."""
         count: dict[str, int] = {}
         for placed in self.plan.placed:
-            for name in self.plan.costed.run[placed.run].tasks:
+            for name in self.plan.costed.cluster[placed.cluster].tasks:
                 for value in (*self.inputs[name], *self.graph.task[name].outputs):
                     buffer = f"{value}@{placed.device}"
                     count[buffer] = count.get(buffer, 0) + 1
@@ -142,7 +142,7 @@ class _Lowering:
             if isinstance(item, Transfer):
                 self.copy(tape, item)
             else:
-                for name in self.plan.costed.run[item.run].tasks:
+                for name in self.plan.costed.cluster[item.cluster].tasks:
                     self.compute(tape, name)
         # A view that is freed at the end of one lane lets another lane free what it is a view of.
         while any(heap for tape in self.tapes for heap in tape.pending.values()):

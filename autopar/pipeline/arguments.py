@@ -98,7 +98,7 @@ class Short:
     """
 
     def __init__(self, arguments: Arguments, prepared: Prepared) -> None:
-        self.prepared, self._run = prepared, prepared.executor
+        self.prepared, self._cluster = prepared, prepared.executor
         self._state, self._inputs = arguments._state, arguments._inputs
         captured = prepared.captured
         self._rebuild = captured.rebuild
@@ -117,7 +117,7 @@ class Short:
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 return None
-        outputs = self._run([args[at] for at in self._inputs])
+        outputs = self._cluster([args[at] for at in self._inputs])
         if self._strides:
             settle(outputs, self._strides, self._kind)
         return self._rebuild(outputs)

@@ -197,7 +197,7 @@ def _alone(costed: CostedGraph, device: str) -> float:
     at = costed.index[device]
     return sum(
         run.seconds[at] or min((time for time in run.seconds if time is not None), default=0.0)
-        for run in costed.runs
+        for run in costed.clusters
     )
 
 

@@ -204,9 +204,9 @@ def drawn_elsewhere(plans: Sequence[Plan], captured: Captured) -> bool:
     for plan in plans:
         costed, home = plan.costed, str(captured.home)
         drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
-        order = [name for placed in plan.placed for name in costed.run[placed.run].tasks]
+        order = [name for placed in plan.placed for name in costed.cluster[placed.cluster].tasks]
         place = costed.machine.device
-        devices = {place[plan.place[costed.run_of[name]].device].torch_device for name in drawing}
+        devices = {place[plan.place[costed.cluster_of[name]].device].torch_device for name in drawing}
         parts = any(costed.graph.task[name].part for name in drawing)
         wanted = set(drawing)
         if parts or devices - {home} or [name for name in order if name in wanted] != drawing:

@@ -19,8 +19,8 @@ from ..errors import PlanError
 from ..ir.graph import Task, Value, replace_refs
 from ..ir.plan import Plan
 from ..planner.bounds import lower_bound
+from ..planner.model.instance import Instance
 from ..planner.model.orders import kept
-from ..planner.model.problem import Problem
 from ..planner.model.timing import simulate
 from .meta import Form, Made, axes, called, copied, in_order
 
@@ -67,7 +67,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
         resident=timing.resident,
         memory=timing.memory,
         makespan=timing.makespan,
-        lower_bound=lower_bound(Problem(costed)),
+        lower_bound=lower_bound(Instance(costed)),
         bound_once=0.0,
     )
 
@@ -79,7 +79,7 @@ class _Propagation:
         costed = plan.costed
         self.graph, self.captured, self.kinds = costed.graph, captured, kinds
         self.machine, self.home = costed.machine, captured.home.type
-        self.where = {task: plan.place[run].device for task, run in costed.run_of.items()}
+        self.where = {task: plan.place[run].device for task, run in costed.cluster_of.items()}
         self.at = {
             name: costed.home.get(name, self.machine.host) for name in (*self.graph.inputs, *self.graph.state)
         }

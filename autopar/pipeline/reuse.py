@@ -25,12 +25,14 @@ class Done(Exception):
 def again(options: Options, plan: Plan) -> Options:
     """Options that place a graph of other sizes as `plan` places its own, without a search; shares of the batch that
     the user gave stay these."""
-    devices = {placed.run: placed.device for placed in plan.placed}
-    homes = {task: devices[run.name] for run in plan.costed.runs if run.name in devices for task in run.tasks}
+    devices = {placed.cluster: placed.device for placed in plan.placed}
+    homes = {
+        task: devices[run.name] for run in plan.costed.clusters if run.name in devices for task in run.tasks
+    }
     label = plan.costed.graph.split
 
     def placed(costed: CostedGraph) -> dict[str, str]:
-        return {run.name: homes[run.tasks[0]] for run in costed.runs if run.tasks[0] in homes}
+        return {run.name: homes[run.tasks[0]] for run in costed.clusters if run.tasks[0] in homes}
 
     split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
     policy: Policy = "single" if plan.costed.machine.serial else placed

@@ -243,7 +243,7 @@ def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, 
             f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
             f"{given.costed.graph.name!r}, this call {len(cut.tasks)} of {cut.name!r}; plan again with autopar.plan"
         )
-    single = all(len(run.tasks) == 1 for run in given.costed.runs)
+    single = all(len(run.tasks) == 1 for run in given.costed.clusters)
     return replan(unfused(price(cut)) if single else price(cut), given)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from ..errors import MemoryCapError, PlanError
 from ..ir.plan import Candidate
 from ..text.tables import size
+from .model.instance import Instance
 from .model.memory import memory
-from .model.problem import Problem
 from .model.simulator import Play, Schedule
 
 SHORTER = 1e-9
@@ -41,14 +41,14 @@ class Entry:
 
 
 class Race:
-    """All schedules tried for one problem, in order; `complete` when nothing that does each run once and that wires
+    """All schedules tried for one problem, in order; `complete` when nothing that does each cluster once and that wires
     keep is shorter than the best of them.
 
     No schedule takes less than `bound` seconds, and after `until` of the monotonic clock no other is looked for.
     """
 
-    def __init__(self, problem: Problem, bound: float = 0.0, until: float = math.inf) -> None:
-        self.problem, self.bound, self.until = problem, bound, until
+    def __init__(self, instance: Instance, bound: float = 0.0, until: float = math.inf) -> None:
+        self.instance, self.bound, self.until = instance, bound, until
         self.entries: list[Entry] = []
         self.candidates: list[Candidate] = []
         self.errors: list[PlanError] = []
@@ -77,24 +77,24 @@ class Race:
         """Simulate a schedule without entering it; None when it cannot be carried out at all, or not in less than
         `below` seconds."""
         try:
-            play = Play(self.problem, schedule)
+            play = Play(self.instance, schedule)
         except PlanError as error:
             self.errors.append(error)
             return None
         if play.makespan >= below:
             return None
         served = play.makespan
-        if schedule.copies and not schedule.first_come and not self.problem.costed.machine.queued:
+        if schedule.copies and not schedule.first_come and not self.instance.costed.machine.queued:
             # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that. But of
             # those that ask at one moment the one that the plan lists first goes first.
             plain = replace(schedule, first_come=True)
-            freed = Play(self.problem, plain)
+            freed = Play(self.instance, plain)
             served = freed.makespan
             if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
                 schedule, play = plain, freed
-        if not self.problem.tight:
+        if not self.instance.tight:
             return Entry(schedule, play, served, ())
-        used = memory(self.problem, play)
+        used = memory(self.instance, play)
         return Entry(
             schedule,
             play,
@@ -108,7 +108,7 @@ class Race:
         if entry:
             self.admit(entry)
         else:
-            split = self.problem.costed.graph.split
+            split = self.instance.costed.graph.split
             self.candidates.append(Candidate(schedule.policy, split, None, str(self.errors[-1])))
         return entry
 
@@ -119,7 +119,7 @@ class Race:
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
         )
         makespan = None if entry.over else entry.makespan
-        split = self.problem.costed.graph.split
+        split = self.instance.costed.graph.split
         self.candidates.append(Candidate(entry.schedule.policy, split, makespan, note))
 
     def leading(self) -> Entry | None:
@@ -145,23 +145,23 @@ class Race:
             return chosen
         if not tried:
             raise self.errors[0]
-        raise _too_small(self.problem, min(tried, key=lambda entry: entry.excess))
+        raise _too_small(self.instance, min(tried, key=lambda entry: entry.excess))
 
 
-def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
-    graph = problem.costed.graph
+def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
+    graph = instance.costed.graph
     parts = []
     for device, peak, cap in entry.over:
-        d = problem.devices.index(device)
-        held = dict(problem.given[d])
-        for r, kept in enumerate(problem.kept):
+        d = instance.devices.index(device)
+        held = dict(instance.given[d])
+        for r, kept in enumerate(instance.kept):
             if entry.play.device[r] == d:
                 held.update((storage, nbytes) for storage, nbytes in kept if storage not in held)
         made = {
             name: graph.value[name].bytes
-            for r, run in enumerate(problem.costed.runs)
+            for r, cluster in enumerate(instance.costed.clusters)
             if entry.play.device[r] == d
-            for task in run.tasks
+            for task in cluster.tasks
             for name in graph.task[task].outputs
         }
         largest = sorted(
@@ -172,7 +172,7 @@ def _too_small(problem: Problem, entry: Entry) -> MemoryCapError:
             f"{device} would need {size(peak)} but is capped at {size(cap)} "
             f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
         )
-    if problem.costed.machine.queued:
+    if instance.costed.machine.queued:
         caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
         way = f"memory={{{caps}}} would fit; a split of the batch or another device may too"
     else:

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from .model.problem import Problem
+from .model.instance import Instance
 from .model.toposort import late
 
 Floats = NDArray[np.float64]
@@ -167,60 +167,60 @@ def _longest(calls: Calls, at: Sequence[int], length: int) -> Floats:
     return np.maximum.accumulate(found, axis=1) if math.isfinite(found.max()) else found
 
 
-def parts(problem: Problem) -> Iterator[list[int]]:
-    """Starts for a graph that is short of memory: the device of each run in the quickest contiguous split of two orders
-    for each of `ROOMS`; none without accelerators, or where a run can go to none of these devices.
+def parts(instance: Instance) -> Iterator[list[int]]:
+    """Starts for a graph that is short of memory: the device of each cluster in the quickest contiguous split of two
+    orders for each of `ROOMS`; none without accelerators, or where a cluster can go to none of these devices.
 
-    The host is the device with most memory, the accelerators are as many others as are alike. What a run keeps has
+    The host is the device with most memory, the accelerators are as many others as are alike. What a cluster keeps has
     to fit, and time is seconds of the host and of an accelerator.
     """
-    host, alike = _devices(problem)
-    if not alike or not problem.runs:
+    host, alike = _devices(instance)
+    if not alike or not instance.clusters:
         return
     one = alike[0]
     on_host, on_one = (
-        [row[d] if d in allowed else math.inf for row, allowed in zip(problem.seconds, problem.allowed)]
+        [row[d] if d in allowed else math.inf for row, allowed in zip(instance.seconds, instance.allowed)]
         for d in (host, one)
     )
     if math.inf in map(min, on_host, on_one):
         return
-    latency = max(problem.latency[host][one], problem.latency[one][host])
-    rate = max(problem.s_per_byte[host][one], problem.s_per_byte[one][host])
+    latency = max(instance.latency[host][one], instance.latency[one][host])
+    rate = max(instance.s_per_byte[host][one], instance.s_per_byte[one][host])
     readers, move = [], []
-    for r, made in enumerate(problem.makes):
-        readers.append(sorted({reader for v in made for reader in problem.readers[v]} - {r}))
-        move.append(sum(latency + problem.bytes[v] * rate for v in made if problem.readers[v]))
-    kept = [float(sum(nbytes for _, nbytes in own)) for own in problem.kept]
-    cap = problem.caps[one]
-    free = math.inf if cap is None else cap - sum(problem.given[one].values())
-    orders = [_positions(problem, reverse) for reverse in (False, True)]
+    for r, made in enumerate(instance.makes):
+        readers.append(sorted({reader for v in made for reader in instance.readers[v]} - {r}))
+        move.append(sum(latency + instance.bytes[v] * rate for v in made if instance.readers[v]))
+    kept = [float(sum(nbytes for _, nbytes in own)) for own in instance.kept]
+    cap = instance.caps[one]
+    free = math.inf if cap is None else cap - sum(instance.given[one].values())
+    orders = [_positions(instance, reverse) for reverse in (False, True)]
     for room, at in product(ROOMS, orders):
         split = contiguous(Calls(on_host, on_one, kept, readers, move, len(alike), room * free), at)
         placement = [(host, *alike)[part] for part in split or ()]
-        if split and all(d in problem.allowed[r] for r, d in enumerate(placement)):
+        if split and all(d in instance.allowed[r] for r, d in enumerate(placement)):
             yield placement
 
 
-def _positions(problem: Problem, reverse: bool) -> list[int]:
-    """A position for each run, in an order that keeps branches together; a group has that of its first run."""
-    at = [0] * problem.runs
-    for position, r in enumerate(late(problem.before, reverse)):
+def _positions(instance: Instance, reverse: bool) -> list[int]:
+    """A position for each cluster, in an order that keeps branches together; a group has that of its first cluster."""
+    at = [0] * instance.clusters
+    for position, r in enumerate(late(instance.before, reverse)):
         at[r] = position
-    for members in problem.members:
+    for members in instance.members:
         first = min(at[r] for r in members)
         for r in members:
             at[r] = first
     return at
 
 
-def _devices(problem: Problem) -> tuple[int, list[int]]:
+def _devices(instance: Instance) -> tuple[int, list[int]]:
     """The device with most memory, and of the others as many as are alike."""
-    caps = [math.inf if cap is None else cap for cap in problem.caps]
+    caps = [math.inf if cap is None else cap for cap in instance.caps]
     host = caps.index(max(caps))
     kinds: dict[object, list[int]] = {}
     for d, cap in enumerate(caps):
-        if d != host and math.inf not in (problem.latency[host][d], problem.latency[d][host]):
-            times = tuple(row[d] for row in problem.seconds)
-            key = cap, times, problem.latency[host][d], problem.s_per_byte[host][d]
+        if d != host and math.inf not in (instance.latency[host][d], instance.latency[d][host]):
+            times = tuple(row[d] for row in instance.seconds)
+            key = cap, times, instance.latency[host][d], instance.s_per_byte[host][d]
             kinds.setdefault(key, []).append(d)
     return host, max(kinds.values(), key=len, default=[])

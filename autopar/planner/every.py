@@ -9,38 +9,38 @@ from itertools import permutations, product
 
 from ..errors import PlanError
 from .candidates import SHORTER, Race
+from .model.instance import Instance
 from .model.memory import memory
 from .model.orders import in_order
-from .model.problem import Problem
 from .model.simulator import Play, Schedule
 
 MOST = 2_600
 """Orders of all lanes of the largest graph that is tried: five runs on three lanes."""
 STEPS = 50_000
-"""Runs and copies simulated in all, the orders of what asks for a wire at one moment included."""
+"""Clusters and copies simulated in all, the orders of what asks for a wire at one moment included."""
 POLICY = "every order"
 
 
-def tiny(problem: Problem) -> bool:
-    """Whether there are few enough schedules to try them all, and no runs that may take several lanes."""
-    runs, lanes = problem.runs, sum(map(len, problem.lane_names))
-    return runs > 0 and not problem.modes and math.perm(runs + lanes - 1, runs) <= MOST
+def tiny(instance: Instance) -> bool:
+    """Whether there are few enough schedules to try them all, and no clusters that may take several lanes."""
+    clusters, lanes = instance.clusters, sum(map(len, instance.lane_names))
+    return clusters > 0 and not instance.modes and math.perm(clusters + lanes - 1, clusters) <= MOST
 
 
 def every(race: Race) -> None:
     """Enter the shortest schedule of all of a `tiny` problem, if it is shorter than those there are.
 
-    Of those that do each run once, start everything as early as orders of lanes allow, and leave wires to whoever comes
-    first. The search ends where the bound is reached.
+    Of those that do each cluster once, start everything as early as orders of lanes allow, and leave wires to whoever
+    comes first. The search ends where the bound is reached.
     """
-    problem, bound, leader = race.problem, race.bound, race.leading()
+    instance, bound, leader = race.instance, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
     best: Schedule | None = None
     left = STEPS
-    for schedule in _schedules(problem):
-        for play, tried in _plays(problem, schedule):
+    for schedule in _schedules(instance):
+        for play, tried in _plays(instance, schedule):
             left -= len(play.end)
-            if play.makespan < longest and _fits(problem, play):
+            if play.makespan < longest and _fits(instance, play):
                 longest, best = play.makespan * (1 - SHORTER), tried
             if left <= 0 or longest <= bound:
                 break
@@ -51,41 +51,41 @@ def every(race: Race) -> None:
         race.enter(best)
 
 
-def _schedules(problem: Problem) -> Iterator[Schedule]:
+def _schedules(instance: Instance) -> Iterator[Schedule]:
     """Every placement, with every order of every lane."""
-    lanes = [(d, lane) for d, names in enumerate(problem.lane_names) for lane in range(len(names))]
-    options = [[place for place in lanes if place[0] in allowed] for allowed in problem.allowed]
+    lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
+    options = [[place for place in lanes if place[0] in allowed] for allowed in instance.allowed]
     for chosen in product(*options):
-        if any(len({chosen[r][0] for r in members}) > 1 for members in problem.members):
+        if any(len({chosen[r][0] for r in members}) > 1 for members in instance.members):
             continue
         own: dict[tuple[int, int], list[int]] = {}
         for r, place in enumerate(chosen):
             own.setdefault(place, []).append(r)
-        for orders in product(*(permutations(runs) for runs in own.values())):
+        for orders in product(*(permutations(clusters) for clusters in own.values())):
             if not any(
-                set(order[at:]) & {*problem.before[r]} for order in orders for at, r in enumerate(order)
+                set(order[at:]) & {*instance.before[r]} for order in orders for at, r in enumerate(order)
             ):
                 placed = [(r, d, (lane,)) for (d, lane), order in zip(own, orders) for r in order]
-                yield in_order(problem, POLICY, placed)
+                yield in_order(instance, POLICY, placed)
 
 
-def _plays(problem: Problem, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
+def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
     """Simulations of a schedule, for every order of copies that ask for one wire at one moment."""
     try:
-        play = Play(problem, schedule)
+        play = Play(instance, schedule)
     except PlanError:
         # Its orders wait for each other, or no link leads where something is read.
         return
     yield play, schedule
-    if not problem.costed.machine.queued:
-        yield from _turned(problem, schedule, play, (-1.0, -1))
+    if not instance.costed.machine.queued:
+        yield from _turned(instance, schedule, play, (-1.0, -1))
 
 
 def _turned(
-    problem: Problem, schedule: Schedule, play: Play, last: tuple[float, int]
+    instance: Instance, schedule: Schedule, play: Play, last: tuple[float, int]
 ) -> Iterator[tuple[Play, Schedule]]:
     """The same with other orders of what asks after `last`, a moment and a queue: what comes later follows from it."""
-    first = problem.runs
+    first = instance.clusters
     asking: dict[tuple[float, int], list[int]] = {}
     for step, (_, hop) in enumerate(play.moves, first):
         if hop.lane >= 0 and (play.ready[step], hop.lane) > last:
@@ -98,11 +98,11 @@ def _turned(
                 continue
             turned = _replaced(order, tied, turn)
             moves = [play.moves[step - first] for step in turned]
-            copies = in_order(problem, "", (), moves).copies
+            copies = in_order(instance, "", (), moves).copies
             tried = Schedule(schedule.policy, schedule.lanes, copies, first_come=True)
-            other = Play(problem, tried)
+            other = Play(instance, tried)
             yield other, tried
-            yield from _turned(problem, tried, other, key)
+            yield from _turned(instance, tried, other, key)
 
 
 def _replaced(order: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
@@ -111,6 +111,6 @@ def _replaced(order: Sequence[int], old: Sequence[int], new: Sequence[int]) -> l
     return [instead.get(step, step) for step in order]
 
 
-def _fits(problem: Problem, play: Play) -> bool:
-    used = memory(problem, play) if problem.tight else ()
+def _fits(instance: Instance, play: Play) -> bool:
+    used = memory(instance, play) if instance.tight else ()
     return all(one.cap is None or one.peak <= one.cap for one in used)

@@ -13,11 +13,11 @@ from .lists.memory_first import fill, follow
 from .lists.ranking import urgent_first
 from .lists.round_robin import round_robin
 from .lists.single import is_single
-from .model.problem import Problem
+from .model.instance import Instance
 from .model.simulator import Schedule
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
-"""`auto`, the name of a policy, or a function to a schedule, or to the device of some runs or tasks by
+"""`auto`, the name of a policy, or a function to a schedule, or to the device of some clusters or tasks by
 name."""
 
 POLICIES: dict[str, Callable[..., Schedule]] = {
@@ -40,11 +40,11 @@ short memory, and less room would not mend that."""
 
 def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
     """The entry of a policy, planned for less room while it does not fit and that may help."""
-    entry = race.enter(policy(race.problem, room=1.0))
+    entry = race.enter(policy(race.instance, room=1.0))
     for room in TIGHTER:
         if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
             break
-        schedule = policy(race.problem, room=room)
+        schedule = policy(race.instance, room=room)
         if (schedule.lanes, schedule.copies) != (entry.schedule.lanes, entry.schedule.copies):
             entry = race.enter(schedule) or entry
     return entry
@@ -61,46 +61,48 @@ def require_policy(policy: Policy, devices: Collection[str]) -> None:
 
 def asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
     """The entries of one policy; `alone` are those of everything on each device."""
-    problem = race.problem
+    instance = race.instance
     if isinstance(policy, str):
-        require_policy(policy, problem.devices)
+        require_policy(policy, instance.devices)
         if policy == "single":
-            strict = [entry for d, entries in alone.items() if is_single(problem, d) for entry in entries]
+            strict = [entry for d, entries in alone.items() if is_single(instance, d) for entry in entries]
             return strict or [entry for entries in alone.values() for entry in entries]
         if policy not in POLICIES:
-            return alone[problem.devices.index(policy.removeprefix("single "))]
+            return alone[instance.devices.index(policy.removeprefix("single "))]
         found = enter_fitting(race, POLICIES[policy])
     else:
-        given = policy(problem.costed)
+        given = policy(instance.costed)
         if isinstance(given, Schedule):
             found = race.enter(given)
         elif isinstance(given, Mapping):
             found = enter_fitting(
-                race, _placing(problem, given, getattr(policy, "title", "the policy given"))
+                race, _placing(instance, given, getattr(policy, "title", "the policy given"))
             )
         else:
             raise PlanError(
-                f"policy= returned {given!r}; a policy returns {{name of a task or run: device}} or a Schedule"
+                f"policy= returned {given!r}; a policy returns {{name of a task or cluster: device}} or a Schedule"
             )
     if found is None:
         raise race.errors[-1]
     return [entry for entry in race.entries if entry.schedule.policy == found.schedule.policy]
 
 
-def _placing(problem: Problem, given: Mapping[str, str], name: str) -> Callable[..., Schedule]:
-    """The policy that places some runs or tasks as given, and the rest by earliest finish."""
-    costed = problem.costed
-    allowed = list(problem.allowed)
+def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callable[..., Schedule]:
+    """The policy that places some clusters or tasks as given, and the rest by earliest finish."""
+    costed = instance.costed
+    allowed = list(instance.allowed)
     by: dict[int, str] = {}
     for placed, device in given.items():
         costed.machine.require(device)
-        r = problem.number.get(placed, problem.number.get(costed.run_of.get(placed, ""), -1))
+        r = instance.number.get(placed, instance.number.get(costed.cluster_of.get(placed, ""), -1))
         if r < 0:
-            raise PlanError(f"the policy places {placed!r}, which is no run or task of {costed.graph.name!r}")
+            raise PlanError(
+                f"the policy places {placed!r}, which is no cluster or task of {costed.graph.name!r}"
+            )
         d = costed.index[device]
-        if d not in problem.allowed[r]:
-            raise PlanError(f"the policy puts {placed!r} on {device}; it can only run on {problem.where(r)}")
-        for member in problem.together(r):
+        if d not in instance.allowed[r]:
+            raise PlanError(f"the policy puts {placed!r} on {device}; it can only run on {instance.where(r)}")
+        for member in instance.together(r):
             if allowed[member] != (d,) and member in by:
                 raise PlanError(
                     f"the policy puts {placed!r} on {device} and {by[member]!r} elsewhere, but they are "
@@ -108,9 +110,9 @@ def _placing(problem: Problem, given: Mapping[str, str], name: str) -> Callable[
                 )
             allowed[member] = (d,)
             by[member] = placed
-    order = urgent_first(problem, allowed)
+    order = urgent_first(instance, allowed)
 
-    def rest(problem: Problem, room: float = 1.0) -> Schedule:
-        return list_schedule(problem, name, order, allowed=allowed, room=room)
+    def rest(instance: Instance, room: float = 1.0) -> Schedule:
+        return list_schedule(instance, name, order, allowed=allowed, room=room)
 
     return rest

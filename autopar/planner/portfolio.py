@@ -1,4 +1,4 @@
-"""Choose a plan: strategies race, the shortest that fits wins; copies of runs and proofs come last."""
+"""Choose a plan: strategies race, the shortest that fits wins; copies of clusters and proofs come last."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
 from .lists.weighted_lists import LARGE, crowded, quickest, variants
+from .model.instance import Instance
 from .model.orders import kept
-from .model.problem import Problem
 from .model.simulator import Schedule
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
@@ -55,7 +55,7 @@ class Strategy:
 
 
 def _small(race: Race) -> bool:
-    return race.problem.runs <= LARGE
+    return race.instance.clusters <= LARGE
 
 
 def _searched(race: Race) -> list[Entry]:
@@ -72,35 +72,35 @@ def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
 
 def _weighted(race: Race, _: int) -> None:
     """Several lists, of which only the best is simulated where wires are crowded."""
-    if crowded(race.problem):
-        race.enter(quickest(race.problem, race.until))
+    if crowded(race.instance):
+        race.enter(quickest(race.instance, race.until))
     else:
-        _lists(race, *variants(race.problem).values())
+        _lists(race, *variants(race.instance).values())
 
 
 def _uncapped(race: Race, _: int) -> None:
     """Lists without a look at the caps: in the order of placing much counts as held that is long gone by then, so that
     they may well fit. Only where they do not, lists that keep them."""
-    problem = race.problem
-    loose = race.enter(quickest(problem, race.until) if crowded(problem) else heft(problem, room=math.inf))
+    instance = race.instance
+    loose = race.enter(quickest(instance, race.until) if crowded(instance) else heft(instance, room=math.inf))
     if loose and not loose.over:
-        race.enter(lookahead(problem, room=math.inf))
+        race.enter(lookahead(instance, room=math.inf))
     else:
         _lists(race, heft, lookahead, fill, follow)
 
 
 def _anneal(race: Race, steps: int) -> None:
-    for schedule in anneal(race.problem, race.bound, steps, race.until):
+    for schedule in anneal(race.instance, race.bound, steps, race.until):
         race.enter(schedule)
 
 
 def _polish(race: Race, steps: int) -> None:
-    for schedule in polish(race.problem, race.bound, race.lead.play, steps, race.until):
+    for schedule in polish(race.instance, race.bound, race.lead.play, steps, race.until):
         race.enter(schedule)
 
 
 def _coarse(race: Race, steps: int) -> None:
-    for schedule in coarse(race.problem, race.bound, race.lead.makespan, steps, race.until):
+    for schedule in coarse(race.instance, race.bound, race.lead.makespan, steps, race.until):
         race.enter(schedule)
 
 
@@ -110,19 +110,19 @@ def _repair(race: Race, steps: int) -> None:
 
 
 STRATEGIES = (
-    Strategy("identical", lambda race: bool(race.problem.alike), lambda race, _: race.enter(identical(race))),
-    Strategy("lists", lambda race: _small(race) and not (race.done and race.problem.alike),
+    Strategy("identical", lambda race: bool(race.instance.alike), lambda race, _: race.enter(identical(race))),
+    Strategy("lists", lambda race: _small(race) and not (race.done and race.instance.alike),
              lambda race, _: _lists(race, heft, lookahead)),
-    Strategy("lists by memory", lambda race: _small(race) and race.problem.tight,
+    Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
              lambda race, _: _lists(race, fill, follow)),
-    Strategy("weighted lists", lambda race: not (_small(race) or race.problem.tight or race.problem.alike),
+    Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight or race.instance.alike),
              _weighted),
-    Strategy("lists without caps", lambda race: not _small(race) and race.problem.tight, _uncapped),
-    Strategy("annealing", lambda race: not race.problem.alike, _anneal),
-    Strategy("polish", lambda race: not (_searched(race) or race.problem.alike), _polish),
-    Strategy("multilevel", lambda race: not (race.problem.tight or race.problem.alike), _coarse),
+    Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
+    Strategy("annealing", lambda race: not race.instance.alike, _anneal),
+    Strategy("polish", lambda race: not (_searched(race) or race.instance.alike), _polish),
+    Strategy("multilevel", lambda race: not (race.instance.tight or race.instance.alike), _coarse),
     Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
-    Strategy("all schedules", lambda race: tiny(race.problem) and not race.done, lambda race, _: every(race)),
+    Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
     Strategy("repair", lambda race: bool(race.lead.over), _repair),
     Strategy("climb", lambda race: not race.lead.over, climb),
 )  # fmt: skip
@@ -138,17 +138,17 @@ def place(
 ) -> Plan:
     """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
 
-    `auto` races everything on one device against what `STRATEGIES` find, each in about `steps` placed runs. A plan over
-    several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may compute
-    runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). Shortly before
-    `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an unknown
-    policy or name and MemoryCapError when nothing fits.
+    `auto` races everything on one device against what `STRATEGIES` find, each in about `steps` placed clusters. A plan
+    over several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may
+    compute runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). Shortly
+    before `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an
+    unknown policy or name and MemoryCapError when nothing fits.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
-    problem = Problem(costed)
-    race = Race(problem, lower_bound(problem), until)
-    wide = policy == "auto" and problem.runs > LARGE and not problem.tight
+    instance = Instance(costed)
+    race = Race(instance, lower_bound(instance), until)
+    wide = policy == "auto" and instance.clusters > LARGE and not instance.tight
     alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
     if policy != "auto":
         return _plan(race, race.best(asked(race, policy, alone)), alone)
@@ -172,7 +172,7 @@ def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
         plans += [proven.entry, repeated(race, proven.entry)]
     best = min(plans, key=lambda plan: plan.makespan)
     # Searches for plans with copies may come to shorter ones that have none.
-    least = min(plan.makespan for plan in plans if not plan.play.problem.costed.again)
+    least = min(plan.makespan for plan in plans if not plan.play.instance.costed.again)
     return best, sound(proven.bound, least), "time" if proven.cut else ""
 
 
@@ -180,19 +180,19 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     """An edited plan with new times: which run is on which lane, and in which order, is taken from `edited`. After
     `budget_s` seconds no further device is tried alone.
 
-    Raises PlanError for runs, devices or lanes that `costed` does not have, for orders that can never end,
+    Raises PlanError for clusters, devices or lanes that `costed` does not have, for orders that can never end,
     and MemoryCapError when it does not fit.
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
-    problem = Problem(costed)
+    instance = Instance(costed)
     # Of the graph itself, where what is given computes runs again.
-    race = Race(problem, lower_bound(Problem(once(costed)) if costed.again else problem))
+    race = Race(instance, lower_bound(Instance(once(costed)) if costed.again else instance))
     alone = _singles(race, until=until)
     for step in edited.placed:
         costed.machine.require(step.device)
         if step.lane not in costed.machine.device[step.device].compute_lanes:
             raise PlanError(
-                f"the plan places run {step.run!r} on lane {step.lane!r} of {step.device}; "
+                f"the plan places cluster {step.cluster!r} on lane {step.lane!r} of {step.device}; "
                 f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
             )
     given = kept(replace(edited, costed=costed, policy="the plan given"))
@@ -210,12 +210,12 @@ def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[
     """Everything on each device in turn, as far as that is possible; if `strict`, only where it is. That of least work
     comes first, and the others only until `until`, a time of the monotonic clock."""
     alone: dict[int, list[Entry]] = {}
-    work = [sum(row[d] for row in race.problem.seconds) for d in range(len(race.problem.devices))]
+    work = [sum(row[d] for row in race.instance.seconds) for d in range(len(race.instance.devices))]
     for d in sorted(range(len(work)), key=work.__getitem__):
-        if (strict and not is_single(race.problem, d)) or (race.entries and time.monotonic() > until):
+        if (strict and not is_single(race.instance, d)) or (race.entries and time.monotonic() > until):
             alone[d] = []
             continue
-        entries = [race.enter(schedule) for schedule in single(race.problem, d)]
+        entries = [race.enter(schedule) for schedule in single(race.instance, d)]
         alone[d] = [entry for entry in entries if entry]
     return alone
 
@@ -223,11 +223,11 @@ def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[
 def _plan(
     race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str = "", apart: float = 0.0
 ) -> Plan:
-    problem, found = chosen.play.problem, timing(chosen.play)
+    instance, found = chosen.play.instance, timing(chosen.play)
     singles = []
-    for d, device in enumerate(problem.devices):
+    for d, device in enumerate(instance.devices):
         fitting = [entry.makespan for entry in alone[d] if not entry.over]
-        singles.append((device, min(fitting) if fitting and is_single(race.problem, d) else None))
+        singles.append((device, min(fitting) if fitting and is_single(race.instance, d) else None))
     several = [entry.makespan for entry in race.entries if not entry.over and len(set(entry.play.device)) > 1]
     shortest = all(entry.over or entry.makespan >= found.makespan * (1 - SHORTER) for entry in race.entries)
     others = ""
@@ -237,10 +237,10 @@ def _plan(
     # What raced and lost refutes a bound as well as the plan does, which `Plan` sees to.
     least = min((entry.makespan for entry in race.entries if not entry.over), default=found.makespan)
     if all(entry is not chosen for entry in race.entries):
-        # With copies of runs, or copies held back, it is none of those that raced, but is to be seen beside them.
+        # With copies of clusters, or copies held back, it is none of those that raced, but is to be seen beside them.
         race.admit(chosen)
     return Plan(
-        costed=problem.costed,
+        costed=instance.costed,
         policy=chosen.schedule.policy,
         placed=found.placed,
         transfers=found.transfers,
@@ -250,7 +250,7 @@ def _plan(
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=Reasons(problem.costed, found, chosen.schedule.policy, shortest, others),
+        reasons=Reasons(instance.costed, found, chosen.schedule.policy, shortest, others),
         stopped=stopped,
         bound_once=apart,
     )

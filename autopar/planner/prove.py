@@ -1,7 +1,7 @@
 """Prove a small plan the shortest, or find a shorter one, where OR-tools is installed.
 
 First a short effort, half a second of a core, which proves most graphs of this size; then one for what must come before
-and after each run. Longer ones are made only while a proof is near (`near`) or comes nearer: elsewhere more seconds
+and after each cluster. Longer ones are made only while a proof is near (`near`) or comes nearer: elsewhere more seconds
 rarely prove anything. Efforts are counted by the solver's deterministic clock: a ceiling in seconds may end them early,
 and never makes them longer.
 """
@@ -21,8 +21,8 @@ from .exact import Params, held, proofs
 class ProveParams:
     """Which plans are worth how much effort, by the deterministic clock of the solver."""
 
-    runs: int = 60
-    """Runs of the largest graph that is worth the effort."""
+    clusters: int = 60
+    """Clusters of the largest graph that is worth the effort."""
     solver: Params = field(default_factory=lambda: Params(effort=2.0))
     """Up to some twenty seconds of a core."""
     held: Params = field(default_factory=lambda: Params(effort=0.15))
@@ -40,8 +40,8 @@ PARAMS = ProveParams()
 
 @dataclass(frozen=True)
 class Proven:
-    """The shortest plan found, and a bound that holds for plans that do every run once (0: none sought), in seconds.
-    `cut`: there was no time for all of it."""
+    """The shortest plan found, and a bound that holds for plans that do every cluster once (0: none sought), in
+    seconds. `cut`: there was no time for all of it."""
 
     entry: Entry
     bound: float = 0.0
@@ -54,8 +54,10 @@ def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
     What would hardly be done in time is not begun. Nothing is tried where OR-tools is missing, the graph is large, or
     the bound is reached.
     """
-    problem, bound, until = race.problem, race.bound, race.until
-    if not 0 < problem.runs <= params.runs or chosen.makespan <= bound * (1 + params.solver.tolerance):
+    instance, bound, until = race.instance, race.bound, race.until
+    if not 0 < instance.clusters <= params.clusters or chosen.makespan <= bound * (
+        1 + params.solver.tolerance
+    ):
         return Proven(chosen)
     if not find_spec("ortools"):
         return Proven(chosen)
@@ -63,7 +65,7 @@ def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
         return Proven(chosen, cut=True)
     schedule, proven, cut = chosen.schedule, bound, False
     gap = _above(chosen.makespan, bound)
-    steps = proofs(problem, schedule, params.solver, budget_s=left(until), bound=proven)
+    steps = proofs(instance, schedule, params.solver, budget_s=left(until), bound=proven)
     for step, found in enumerate(steps):
         schedule, proven = found.schedule, found.lower_bound
         before, gap = gap, _above(found.makespan, proven)
@@ -77,10 +79,10 @@ def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
     if schedule is not chosen.schedule:
         race.enter(schedule)
     longest = race.best().makespan
-    served = not problem.costed.machine.queued
+    served = not instance.costed.machine.queued
     if served and not race.complete and longest > proven * (1 + params.solver.tolerance):
         cut = cut or time.monotonic() >= until
-        for other in () if cut else held(problem, schedule, longest, proven, params.held, until):
+        for other in () if cut else held(instance, schedule, longest, proven, params.held, until):
             race.enter(other)
     return Proven(race.best(), proven, cut)
 

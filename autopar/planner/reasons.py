@@ -1,4 +1,4 @@
-"""Why each run of a plan is where it is, and when it would end on another device: from the plan, when asked for."""
+"""Why each cluster of a plan is where it is, and when it would end on another device: from the plan, when asked for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..ir.costed import CostedGraph
 from ..ir.plan import Choice, Reason
 from ..ir.steps import Placed
 from ..text.tables import seconds, size
+from .model.instance import Hop, Instance
 from .model.intervals import Gaps, Interval, find_all
 from .model.lazy_sequence import Lazily
-from .model.problem import Hop, Problem
 from .model.timing import Timing
 
 NEGLIGIBLE = 1e-9
@@ -22,21 +22,21 @@ NEGLIGIBLE = 1e-9
 
 
 class Reasons(Lazily):
-    """A reason for each run of a plan for one call.
+    """A reason for each cluster of a plan for one call.
 
     Each `Choice` holds the rest of the plan as it is: see `Elsewhere`. `shortest`: nothing that was tried is
-    shorter. `others` says what the race found when all runs are on one device.
+    shorter. `others` says what the race found when all clusters are on one device.
     """
 
     def __init__(self, costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> None:
-        super().__init__(run.name for run in costed.runs)
+        super().__init__(cluster.name for cluster in costed.clusters)
         self.costed, self.timing = costed, timing
         self.policy, self.shortest, self.others = policy, shortest, others
 
     @cached_property
     def elsewhere(self) -> Elsewhere:
-        """What each run could do on other devices."""
-        return Elsewhere(Problem(self.costed), self.timing)
+        """What each cluster could do on other devices."""
+        return Elsewhere(Instance(self.costed), self.timing)
 
     @cached_property
     def alone(self) -> bool:
@@ -44,18 +44,18 @@ class Reasons(Lazily):
         return len({step.device for step in self.timing.placed}) == 1
 
     def work_out(self, r: int) -> Reason:
-        """The reason of run `r`."""
+        """The reason of cluster `r`."""
         own = self.elsewhere.own[r]
         arrivals = self.elsewhere.ways(r)
         choices = tuple(self._choice(r, arrival) for arrival in arrivals)
-        return Reason(own.run, self._sentence(r, own, choices), choices)
+        return Reason(own.cluster, self._sentence(r, own, choices), choices)
 
     def _choice(self, r: int, way: Arrival) -> Choice:
-        problem, own = self.elsewhere.problem, self.elsewhere.own[r]
-        device = problem.devices[way.device]
+        instance, own = self.elsewhere.instance, self.elsewhere.own[r]
+        device = instance.devices[way.device]
         if device == own.device:
             return Choice(device, way.arrives, own.start, own.end, "chosen")
-        if way.device not in problem.allowed[r]:
+        if way.device not in instance.allowed[r]:
             return Choice(device, way.arrives, 0.0, None, self._barred(r, way.device))
         if way.end is None:
             return Choice(device, 0.0, 0.0, None, f"no link brings its inputs to {device}")
@@ -66,56 +66,60 @@ class Reasons(Lazily):
 
     def _barred(self, r: int, d: int) -> str:
         """What keeps run `r` from device number `d`."""
-        problem = self.elsewhere.problem
+        instance = self.elsewhere.instance
         unable = self._unable(r, d)
         if unable is None:
-            return f"no links bring all its values to and from {problem.devices[d]}"
+            return f"no links bring all its values to and from {instance.devices[d]}"
         if unable == r:
-            return f"it cannot run on {problem.devices[d]}"
-        return f"{problem.names[unable]}, with which it shares a device, cannot run on {problem.devices[d]}"
+            return f"it cannot run on {instance.devices[d]}"
+        return f"{instance.names[unable]}, with which it shares a device, cannot run on {instance.devices[d]}"
 
     def _unable(self, r: int, d: int) -> int | None:
-        """The run itself, or else one that must be where it is, that cannot run on device number `d`."""
-        problem = self.elsewhere.problem
-        together = problem.members[problem.group[r]] if problem.group[r] >= 0 else ()
-        runs = problem.costed.runs
-        return next((m for m in (r, *together) if runs[m].seconds[d] is None), None)
+        """The cluster itself, or else one that must be where it is, that cannot run on device number `d`."""
+        instance = self.elsewhere.instance
+        together = instance.members[instance.group[r]] if instance.group[r] >= 0 else ()
+        clusters = instance.costed.clusters
+        return next((m for m in (r, *together) if clusters[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, way: Arrival) -> str:
-        """What of its memory a device lacks for a run: what it holds meanwhile in any case is already too much."""
-        problem, d = self.elsewhere.problem, way.device
-        cap = problem.caps[d]
+        """What of its memory a device lacks for a cluster: what it holds meanwhile in any case is already too much."""
+        instance, d = self.elsewhere.instance, way.device
+        cap = instance.caps[d]
         if cap is None:
             return ""
         steps = self.timing.memory[d].steps
         times = [time for time, _ in steps]
         first = max(0, bisect_right(times, way.start) - 1)
         held = max((level for _, level in steps[first : bisect_left(times, way.end or 0.0)]), default=0)
-        here = dict(problem.given[d])
-        for other, kept in enumerate(problem.kept):
+        here = dict(instance.given[d])
+        for other, kept in enumerate(instance.kept):
             if kept and self.elsewhere.device[other] == d:
                 here.update(kept)
-        state = sum(nbytes for storage, nbytes in problem.kept[r] if storage not in here)
-        brought = [v for v in problem.reads[r] if d not in self.elsewhere.there[self.elsewhere.root[v]]]
-        needs = state + problem.workspace[r] + sum(problem.bytes[v] for v in (*brought, *problem.makes[r]))
+        state = sum(nbytes for storage, nbytes in instance.kept[r] if storage not in here)
+        brought = [v for v in instance.reads[r] if d not in self.elsewhere.there[self.elsewhere.root[v]]]
+        needs = state + instance.workspace[r] + sum(instance.bytes[v] for v in (*brought, *instance.makes[r]))
         if held + needs <= cap:
             return ""
         return (
-            f"no room on {problem.devices[d]}: {size(held)} of {size(cap)} are held, it takes {size(needs)}"
+            f"no room on {instance.devices[d]}: {size(held)} of {size(cap)} are held, it takes {size(needs)}"
         )
 
     def _sentence(self, r: int, own: Placed, choices: Sequence[Choice]) -> str:
-        problem = self.elsewhere.problem
-        if len(problem.devices) == 1:
+        instance = self.elsewhere.instance
+        if len(instance.devices) == 1:
             return f"{own.device} is the only device there is."
-        if own.run in self.elsewhere.original:
+        if own.cluster in self.elsewhere.original:
             return self._copied(own)
-        if len(problem.allowed[r]) == 1:
+        if len(instance.allowed[r]) == 1:
             return f"It can only run on {own.device}: {self._bound(r)}."
         if self.alone and self.others:
             return f"Everything is on {own.device}: {self.others}."
-        if problem.group[r] >= 0 and len(problem.members[problem.group[r]]) > 1:
-            tied = "the runs it changes values in place with" if problem.changes else "the rest of its group"
+        if instance.group[r] >= 0 and len(instance.members[instance.group[r]]) > 1:
+            tied = (
+                "the clusters it changes values in place with"
+                if instance.changes
+                else "the rest of its group"
+            )
             together = f" It shares {own.device} with {tied}."
         else:
             together = ""
@@ -130,7 +134,7 @@ class Reasons(Lazily):
             )
             return f"It can only be on {own.device}: {why}.{together}"
         end, d = min(rivals)
-        rival = problem.devices[d]
+        rival = instance.devices[d]
         if end > own.end + NEGLIGIBLE:
             text = f"It ends first on {own.device}, {seconds(end - own.end)} before it would on {rival}."
         elif end >= own.end - NEGLIGIBLE:
@@ -141,7 +145,7 @@ class Reasons(Lazily):
         return text + together
 
     def _despite(self, r: int, d: int, end: float, sooner: str, device: str) -> str:
-        """Why a run is not where it would end sooner: who reads its results would have them later, if so."""
+        """Why a cluster is not where it would end sooner: who reads its results would have them later, if so."""
         reader, late = self.elsewhere.delayed(r, d, end)
         if late > NEGLIGIBLE:
             return (
@@ -155,32 +159,34 @@ class Reasons(Lazily):
         )
 
     def _bound(self, r: int) -> str:
-        """What keeps a run from all devices but one."""
-        problem = self.elsewhere.problem
-        costed = problem.costed
-        task = costed.graph.task[costed.runs[r].tasks[0]]
+        """What keeps a cluster from all devices but one."""
+        instance = self.elsewhere.instance
+        costed = instance.costed
+        task = costed.graph.task[costed.clusters[r].tasks[0]]
         if task.home:
             return "it must run where the call comes from"
-        barred = [self._unable(r, d) for d in range(len(problem.devices)) if d != problem.allowed[r][0]]
+        barred = [self._unable(r, d) for d in range(len(instance.devices)) if d != instance.allowed[r][0]]
         if None in barred:
             return "no links bring all its values to and from another device that can run it"
         other = next((m for m in barred if m != r), None)
         if other is not None:
-            return f"it shares a device with {problem.names[other]}, which leaves no other"
-        if all(s is None for d, s in enumerate(costed.cost[task.name].seconds) if d != problem.allowed[r][0]):
+            return f"it shares a device with {instance.names[other]}, which leaves no other"
+        if all(
+            s is None for d, s in enumerate(costed.cost[task.name].seconds) if d != instance.allowed[r][0]
+        ):
             return "no other device can run it, or its pin says so"
         return "a pin, or what it shares a device with, says so"
 
     def _copied(self, own: Placed) -> str:
-        first, comes = self.elsewhere.instead(own.run)
-        text = f"It is {first.run} computed again, so that its result need not come from {first.device}"
+        first, comes = self.elsewhere.instead(own.cluster)
+        text = f"It is {first.cluster} computed again, so that its result need not come from {first.device}"
         return text + (f", {seconds(comes - own.end)} later." if comes > own.end else ".")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a run could do on device number `device`: when its inputs would be there, when it would start and end, in
-    seconds (end None: it cannot run there, or its inputs have no way)."""
+    """What a cluster could do on device number `device`: when its inputs would be there, when it would start and end,
+    in seconds (end None: it cannot run there, or its inputs have no way)."""
 
     device: int
     arrives: float
@@ -189,28 +195,28 @@ class Arrival:
 
 
 class Elsewhere:
-    """A plan in numbers, to ask what one run could do elsewhere.
+    """A plan in numbers, to ask what one cluster could do elsewhere.
 
     Values that are on a device in the plan are read when they came; others are brought by transfers of their own, one
     after the other, each in the first gap of its queue and wire that has room for it, where the transfers that the
-    run alone needs where it is now have gone. The run takes the first gap of a lane, or of as many as it is quickest
-    with, that has room for it. The host's dispatch and memory are not looked at.
+    run alone needs where it is now have gone. The cluster takes the first gap of a lane, or of as many as it is
+    quickest with, that has room for it. The host's dispatch and memory are not looked at.
     """
 
-    def __init__(self, problem: Problem, timing: Timing) -> None:
-        self.problem = problem
-        index, value = problem.costed.index, problem.value
-        self.original = dict(problem.costed.again)
-        place = {step.run: step for step in timing.placed}
-        self.own = [place[name] for name in problem.names]
+    def __init__(self, instance: Instance, timing: Timing) -> None:
+        self.instance = instance
+        index, value = instance.costed.index, instance.value
+        self.original = dict(instance.costed.again)
+        place = {step.cluster: step for step in timing.placed}
+        self.own = [place[name] for name in instance.names]
         self.device = [index[step.device] for step in self.own]
         # A value and its copies are one: whoever reads one could read another.
-        self.root = [value.get(self.original.get(name, name), v) for v, name in enumerate(problem.values)]
-        self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
+        self.root = [value.get(self.original.get(name, name), v) for v, name in enumerate(instance.values)]
+        self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
         for r, step in enumerate(self.own):
-            for v in problem.makes[r]:
+            for v in instance.makes[r]:
                 self.there[self.root[v]][self.device[r]] = step.end
-        hops = {(hop.src, hop.dst): hop for row in problem.route for way in row for hop in way or ()}
+        hops = {(hop.src, hop.dst): hop for row in instance.route for way in row for hop in way or ()}
         busy: dict[tuple[str, int], list[Interval]] = {}
         self.came: dict[tuple[int, int], tuple[Hop, Interval]] = {}
         for t in timing.transfers:
@@ -221,24 +227,24 @@ class Elsewhere:
             for key in _keys(hop):
                 busy.setdefault(key, []).append((t.start, t.end))
         self.shared = {key: Gaps(taken) for key, taken in busy.items()}
-        lanes: dict[str, list[Interval]] = {name: [] for names in problem.lane_names for name in names}
+        lanes: dict[str, list[Interval]] = {name: [] for names in instance.lane_names for name in names}
         for step in timing.placed:
             for lane in step.lanes:
                 lanes[lane].append((step.start, step.end))
-        self.lanes = [[Gaps(lanes[name]) for name in names] for names in problem.lane_names]
+        self.lanes = [[Gaps(lanes[name]) for name in names] for names in instance.lane_names]
 
     def ways(self, r: int) -> list[Arrival]:
         """What run `r` could do on each device; on its own what it does."""
         freed = self._freed(r)
-        return [self._on(r, d, freed) for d in range(len(self.problem.devices))]
+        return [self._on(r, d, freed) for d in range(len(self.instance.devices))]
 
     def _freed(self, r: int) -> dict[tuple[str, int], list[Interval]]:
-        """When wires would be idle that bring what this run alone reads where it is."""
-        problem, d = self.problem, self.device[r]
+        """When wires would be idle that bring what this cluster alone reads where it is."""
+        instance, d = self.instance, self.device[r]
         freed: dict[tuple[str, int], list[Interval]] = {}
-        for v in problem.reads[r]:
-            others = any(other != r and self.device[other] == d for other in problem.readers[v])
-            if (v, d) not in self.came or others or d in problem.deliver[v] or problem.carry[v]:
+        for v in instance.reads[r]:
+            others = any(other != r and self.device[other] == d for other in instance.readers[v])
+            if (v, d) not in self.came or others or d in instance.deliver[v] or instance.carry[v]:
                 continue
             hop, taken = self.came[v, d]
             for key in _keys(hop):
@@ -246,14 +252,14 @@ class Elsewhere:
         return freed
 
     def _on(self, r: int, d: int, freed: dict[tuple[str, int], list[Interval]]) -> Arrival:
-        problem, own = self.problem, self.own[r]
-        makers = {problem.maker[v] for v in problem.reads[r]}
-        arrives = max((self.own[p].end for p in problem.before[r] if p not in makers), default=0.0)
+        instance, own = self.instance, self.own[r]
+        makers = {instance.maker[v] for v in instance.reads[r]}
+        arrives = max((self.own[p].end for p in instance.before[r] if p not in makers), default=0.0)
         if d == self.device[r]:
-            read = (self.there[self.root[v]].get(d, 0.0) for v in problem.reads[r])
+            read = (self.there[self.root[v]].get(d, 0.0) for v in instance.reads[r])
             return Arrival(d, max([arrives, *read]), own.start, own.end)
         coming = []
-        for v in problem.reads[r]:
+        for v in instance.reads[r]:
             known = self.there[self.root[v]]
             if d in known:
                 arrives = max(arrives, known[d])
@@ -262,7 +268,7 @@ class Elsewhere:
                 coming.append((known[source], v, source))
         after: dict[tuple[str, int], float] = {}
         for _, v, source in sorted(coming):
-            hops = problem.route[source][d]
+            hops = instance.route[source][d]
             if hops is None:
                 return Arrival(d, 0.0, 0.0, None)
             known = self.there[self.root[v]]
@@ -272,20 +278,20 @@ class Elsewhere:
                     at = known[hop.dst]
                     continue
                 keys = _keys(hop)
-                took = hop.seconds(problem.bytes[v])
+                took = hop.seconds(instance.bytes[v])
                 ready = max([at, *(after.get(key, 0.0) for key in keys)])
                 queues = [(self.shared[key], freed.get(key, ())) for key in keys if key in self.shared]
                 at = find_all(queues, ready, took) + took
                 after.update(dict.fromkeys(keys, at))
             arrives = max(arrives, at)
-        if d not in problem.allowed[r]:
+        if d not in instance.allowed[r]:
             return Arrival(d, arrives, arrives, None)
         return self._best(r, d, arrives)
 
     def _best(self, r: int, d: int, arrives: float) -> Arrival:
         lanes = [(gaps, ()) for gaps in self.lanes[d]]
         found = []
-        for count, took in self.problem.modes.get((r, d), ((1, self.problem.seconds[r][d]),)):
+        for count, took in self.instance.modes.get((r, d), ((1, self.instance.seconds[r][d]),)):
             start = find_all(lanes, arrives, took, count)
             found.append((start + took, start))
         end, start = min(found)
@@ -294,25 +300,25 @@ class Elsewhere:
     def delayed(self, r: int, d: int, end: float) -> tuple[str, float]:
         """Who would have what run `r` makes later by most, were it to end at `end` on device `d`, and by how many
         seconds, on idle wires."""
-        problem = self.problem
+        instance = self.instance
         worst = ("", 0.0)
-        for v in problem.makes[r]:
+        for v in instance.makes[r]:
             known = self.there[self.root[v]]
-            wanted = [(problem.names[reader], self.device[reader]) for reader in problem.readers[v]]
-            wanted += [(f"{problem.devices[e]}, where it must come,", e) for e in problem.deliver[v]]
+            wanted = [(instance.names[reader], self.device[reader]) for reader in instance.readers[v]]
+            wanted += [(f"{instance.devices[e]}, where it must come,", e) for e in instance.deliver[v]]
             for reader, e in wanted:
-                late = end + problem.travel(v, d, e) - known.get(e, math.inf)
+                late = end + instance.travel(v, d, e) - known.get(e, math.inf)
                 if late > worst[1]:
                     worst = reader, late
         return worst
 
     def instead(self, copy: str) -> tuple[Placed, float]:
-        """The original of a run that is computed again, and when its results could come to where the copy is."""
-        problem = self.problem
-        r = problem.number[copy]
-        first = problem.number[self.original[copy]]
-        values = [self.root[v] for v in problem.makes[r]]
-        comes = [self.own[first].end + problem.travel(v, self.device[first], self.device[r]) for v in values]
+        """The original of a cluster that is computed again, and when its results could come to where the copy is."""
+        instance = self.instance
+        r = instance.number[copy]
+        first = instance.number[self.original[copy]]
+        values = [self.root[v] for v in instance.makes[r]]
+        comes = [self.own[first].end + instance.travel(v, self.device[first], self.device[r]) for v in values]
         return self.own[first], max(comes, default=0.0)
 
 

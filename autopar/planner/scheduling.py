@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..errors import PlanError
-from ..ir.costed import CostedGraph, Run
+from ..ir.costed import Cluster, CostedGraph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..system.garbage import uncollected
@@ -55,10 +55,10 @@ def schedule(
 
 
 def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
-    """The graph with runs bound to devices by name, or by a glob of names: a plain name goes before a glob, and a long
-    glob before a short one.
+    """The graph with clusters bound to devices by name, or by a glob of names: a plain name goes before a glob, and a
+    long glob before a short one.
 
-    Raises PlanError for a name that no run has and for a device that cannot run one, DeviceError for one that the
+    Raises PlanError for a name that no cluster has and for a device that cannot run one, DeviceError for one that the
     machine lacks.
     """
     if not pins:
@@ -66,20 +66,23 @@ def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
     chosen: dict[str, str] = {}
     # A node of a networkx graph may be anything, and its task is called what it is as text.
     named = [(str(pattern), device) for pattern, device in pins.items()]
-    for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.run, len(pin[0]), pin[0])):
+    for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.cluster, len(pin[0]), pin[0])):
         costed.machine.require(device)
         complaint = f"pins={{{pattern!r}: {device!r}}} names no task of {costed.graph.name!r}"
-        chosen |= dict.fromkeys(meant(pattern, costed.run, complaint), device)
-    runs = tuple(_bound(run, chosen[run.name], costed) if run.name in chosen else run for run in costed.runs)
-    return replace(costed, runs=runs)
+        chosen |= dict.fromkeys(meant(pattern, costed.cluster, complaint), device)
+    clusters = tuple(
+        _bound(cluster, chosen[cluster.name], costed) if cluster.name in chosen else cluster
+        for cluster in costed.clusters
+    )
+    return replace(costed, clusters=clusters)
 
 
-def _bound(run: Run, device: str, costed: CostedGraph) -> Run:
+def _bound(cluster: Cluster, device: str, costed: CostedGraph) -> Cluster:
     d = costed.index[device]
-    if run.seconds[d] is None:
-        able = [name for name, s in zip(costed.index, run.seconds) if s is not None]
+    if cluster.seconds[d] is None:
+        able = [name for name, s in zip(costed.index, cluster.seconds) if s is not None]
         raise PlanError(
-            f"task {run.name!r} is pinned to {device}, which cannot run it; it can run on {' or '.join(able)}"
+            f"task {cluster.name!r} is pinned to {device}, which cannot run it; it can run on {' or '.join(able)}"
         )
-    seconds = tuple(s if d == e else None for e, s in enumerate(run.seconds))
-    return replace(run, seconds=seconds, modes=tuple(mode for mode in run.modes if mode[0] == d))
+    seconds = tuple(s if d == e else None for e, s in enumerate(cluster.seconds))
+    return replace(cluster, seconds=seconds, modes=tuple(mode for mode in cluster.modes if mode[0] == d))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import AutoparError
-from ..ir.costed import CostedGraph, Run
+from ..ir.costed import Cluster, CostedGraph
 from ..ir.device import Device, Link
 from ..ir.machine import Machine
 from ..ir.plan import Plan
@@ -19,8 +19,8 @@ from .duplication.search import repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .lists.weighted_lists import LARGE
+from .model.instance import Instance
 from .model.orders import kept
-from .model.problem import Problem
 from .policies import enter_fitting
 from .search.anneal import anneal, polish
 from .search.climb import climb
@@ -30,7 +30,7 @@ from .throughput.reasons import Shares
 MOST = 16
 """Changes tried, of those that what the critical path is made of could gain most from."""
 FEWER = 60_000
-"""Runs of all changes tried together, about: fewer changes are tried on large graphs, but `FEWEST`."""
+"""Clusters of all changes tried together, about: fewer changes are tried on large graphs, but `FEWEST`."""
 FEWEST = 6
 FINAL = 3
 """Changes planned for more thoroughly: those that were best."""
@@ -117,9 +117,9 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
 
 
 def _latency(plan: Plan) -> Iterator[Change]:
-    runs = max(1, len(plan.costed.runs))
+    clusters = max(1, len(plan.costed.clusters))
     tried = []
-    for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // runs)))):
+    for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // clusters)))):
         try:
             race = _raced(plan, option)
             found = min(plan.makespan, _as_it_was(plan, option), race.best().makespan)
@@ -128,19 +128,19 @@ def _latency(plan: Plan) -> Iterator[Change]:
         tried.append((found, position, option, race))
     tried.sort(key=lambda each: each[:2])
     for rank, (found, _, option, race) in enumerate(tried):
-        if rank < FINAL and runs <= LARGE and not plan.costed.machine.queued:
+        if rank < FINAL and clusters <= LARGE and not plan.costed.machine.queued:
             found = min(found, _searched(plan, race))
         yield Change(option.what, found)
 
 
 def _throughput(plan: Plan) -> Iterator[Change]:
     """Periods: of the placement there is, and for changes of which most is to be hoped of a better one."""
-    at = {step.run: step.device for step in plan.placed}
+    at = {step.cluster: step.device for step in plan.placed}
     hoped = []
     for position, option in enumerate(options(plan.costed)):
-        problem = Problem(option.apply(plan.costed))
-        loads, groups = loads_of(problem)
-        where = [problem.costed.index[at[problem.names[members[0]]]] for members in groups]
+        instance = Instance(option.apply(plan.costed))
+        loads, groups = loads_of(instance)
+        where = [instance.costed.index[at[instance.names[members[0]]]] for members in groups]
         found = min(plan.period or math.inf, Standing(loads, where).period)
         hoped.append((bound(loads), position, option, loads, where, found))
     hoped.sort(key=lambda each: each[:2])
@@ -154,34 +154,34 @@ def _throughput(plan: Plan) -> Iterator[Change]:
 def _raced(plan: Plan, option: Option) -> Race:
     """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
     machine; of a large graph what one annealing chain makes of the best of these."""
-    race = Race(Problem(option.apply(once(plan.costed))))
-    problem = race.problem
+    race = Race(Instance(option.apply(once(plan.costed))))
+    instance = race.instance
     if not plan.costed.again:
         race.enter(kept(plan))
     for policy in (
         heft,
-        *(() if problem.runs > LARGE else (lookahead,)),
-        *((fill, follow) if problem.tight else ()),
+        *(() if instance.clusters > LARGE else (lookahead,)),
+        *((fill, follow) if instance.tight else ()),
     ):
         enter_fitting(race, policy)
-    if problem.runs > LARGE and (leader := race.leading()):
-        for schedule in polish(problem, 0.0, leader.play, STEPS, math.inf):
+    if instance.clusters > LARGE and (leader := race.leading()):
+        for schedule in polish(instance, 0.0, leader.play, STEPS, math.inf):
             race.enter(schedule)
     return race
 
 
 def _as_it_was(plan: Plan, option: Option) -> float:
-    """Seconds of a plan that computes some runs again, on the changed machine in the same places and orders."""
+    """Seconds of a plan that computes some clusters again, on the changed machine in the same places and orders."""
     if not plan.costed.again:
         return math.inf
-    entry = Race(Problem(option.apply(plan.costed))).trial(kept(plan))
+    entry = Race(Instance(option.apply(plan.costed))).trial(kept(plan))
     return math.inf if entry is None or entry.over else entry.makespan
 
 
 def _searched(plan: Plan, race: Race) -> float:
     """Seconds of what a search finds from the best of a race on."""
-    race.bound = lower_bound(race.problem)
-    for schedule in anneal(race.problem, race.bound, STEPS):
+    race.bound = lower_bound(race.instance)
+    for schedule in anneal(race.instance, race.bound, STEPS):
         race.enter(schedule)
     climb(race, STEPS)
     best = race.best()
@@ -238,20 +238,24 @@ def wires(machine: Machine) -> dict[str, list[Link]]:
 
 def _quicker(d: int) -> Callable[[CostedGraph], CostedGraph]:
     def apply(costed: CostedGraph) -> CostedGraph:
-        return replace(costed, runs=tuple(_quick(run, d) for run in costed.runs))
+        return replace(costed, clusters=tuple(_quick(cluster, d) for cluster in costed.clusters))
 
     return apply
 
 
-def _quick(run: Run, d: int) -> Run:
-    """The host's own part of a run does not get quicker."""
+def _quick(cluster: Cluster, d: int) -> Cluster:
+    """The host's own part of a cluster does not get quicker."""
 
     def less(seconds: float) -> float:
-        return run.dispatch_s + (seconds - run.dispatch_s) / FASTER if seconds > run.dispatch_s else seconds
+        return (
+            cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER
+            if seconds > cluster.dispatch_s
+            else seconds
+        )
 
-    seconds = tuple(less(s) if s is not None and e == d else s for e, s in enumerate(run.seconds))
-    modes = tuple((e, lanes, less(s) if e == d else s) for e, lanes, s in run.modes)
-    return replace(run, seconds=seconds, modes=modes)
+    seconds = tuple(less(s) if s is not None and e == d else s for e, s in enumerate(cluster.seconds))
+    modes = tuple((e, lanes, less(s) if e == d else s) for e, lanes, s in cluster.modes)
+    return replace(cluster, seconds=seconds, modes=modes)
 
 
 def _device(d: int, **changed: int | None) -> Callable[[CostedGraph], CostedGraph]:
@@ -287,15 +291,15 @@ def _another(d: int) -> Callable[[CostedGraph], CostedGraph]:
             number += 1
         new = replace(model, name=f"{model.kind}:{number}")
         last = len(costed.machine.devices)
-        runs = tuple(
-            replace(run, seconds=(*run.seconds, run.seconds[d]),
-                    modes=(*run.modes, *((last, lanes, s) for e, lanes, s in run.modes if e == d)))
-            for run in costed.runs
+        clusters = tuple(
+            replace(cluster, seconds=(*cluster.seconds, cluster.seconds[d]),
+                    modes=(*cluster.modes, *((last, lanes, s) for e, lanes, s in cluster.modes if e == d)))
+            for cluster in costed.clusters
         )  # fmt: skip
         links = (*costed.machine.links, *_joined(costed.machine, model, new))
         machine = replace(costed.machine, devices=(*costed.machine.devices, new), links=links)
         costs = tuple(replace(cost, seconds=(*cost.seconds, cost.seconds[d])) for cost in costed.costs)
-        return replace(costed, machine=machine, runs=runs, costs=costs)
+        return replace(costed, machine=machine, clusters=clusters, costs=costs)
 
     return apply
 

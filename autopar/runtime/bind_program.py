@@ -104,7 +104,7 @@ class Assembly:
     def _on_clock(self, style: Style, lane: str) -> Style:
         durations, buffers = task_seconds(self.plan), self.program.buffer
         costed, machine = self.plan.costed, self.machine
-        starts = {run.tasks[0]: run.dispatch_s * machine.slow_down for run in costed.runs}
+        starts = {run.tasks[0]: run.dispatch_s * machine.slow_down for run in costed.clusters}
 
         def around(step: Step) -> tuple[Sequence[str], Sequence[str]]:
             if isinstance(step, Compute):

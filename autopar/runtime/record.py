@@ -169,7 +169,7 @@ class Recording:
                 start, end = recorder.seconds(began, self.origin), recorder.seconds(ended, self.origin)
                 timed.append((recorder, step, start, end))
                 ready.update(dict.fromkeys(makes(step), end))
-        runs: dict[tuple[str, str], Span] = {}
+        clusters: dict[tuple[str, str], Span] = {}
         spans: list[Span] = []
         for recorder, step, start, end in timed:
             lane = recorder.lane
@@ -191,19 +191,20 @@ class Recording:
                     )
                 )
                 continue
-            task, run = graph.task[step.task], costed.run_of[step.task]
+            task, run = graph.task[step.task], costed.cluster_of[step.task]
             spans.append(
                 Span(lane.name, lane.device, "compute", task.name, start, end, run, task.module, task.source,
                      called=words.task(task), phase=words.phase_of_task[task.name])
             )  # fmt: skip
-            whole = runs.get((lane.name, run))
+            whole = clusters.get((lane.name, run))
             if whole is None:
                 whole = Span(lane.name, lane.device, "compute", run, start, end, "", task.module, task.source,
-                             called=words.run(run), phase=words.phase(run))  # fmt: skip
-            runs[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
+                             called=words.cluster(run), phase=words.phase(run))  # fmt: skip
+            clusters[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
         # A run comes before the tasks nested in it.
         return sorted(
-            [*runs.values(), *spans], key=lambda span: (span.start, span.lane, -span.end, bool(span.run))
+            [*clusters.values(), *spans],
+            key=lambda span: (span.start, span.lane, -span.end, bool(span.cluster)),
         )
 
 

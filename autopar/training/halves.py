@@ -62,8 +62,8 @@ class Apart:
         self.machine, self._delivery = joint.costed.machine, outputs
         self.homes = dict(homes)
         self.halves: Halves = divide(joint.costed.graph, len(self.gradients))
-        self.where = {task: joint.place[run].device for task, run in joint.costed.run_of.items()}
-        self.single = all(len(run.tasks) == 1 for run in joint.costed.runs)
+        self.where = {task: joint.place[run].device for task, run in joint.costed.cluster_of.items()}
+        self.single = all(len(run.tasks) == 1 for run in joint.costed.clusters)
         self.names = list(dict.fromkeys(joint.costed.graph.outputs[: self.halves.forward_outputs]))
 
     @cached_property
@@ -124,7 +124,9 @@ class Apart:
         joint = self.joint
         costed = joint.costed
         turn = next(
-            joint.place[costed.run_of[task.name]].start for task in costed.graph.tasks if task.target == LOSS
+            joint.place[costed.cluster_of[task.name]].start
+            for task in costed.graph.tasks
+            if task.target == LOSS
         )
         halves = ((self.forward, 0.0, turn), (self.behind, turn, joint.makespan))
         found: dict[str, list[tuple[float, int]]] = {name: [] for name in self.machine.device}
@@ -298,7 +300,7 @@ def _proven(half: Half) -> Iterator[Memory]:
         if peak.at is not None:
             step = program.lane[peak.at[0]].steps[peak.at[1]]
             if isinstance(step, Compute):
-                placed = plan.place[plan.costed.run_of[step.task]]
+                placed = plan.place[plan.costed.cluster_of[step.task]]
                 begin, end = placed.start, placed.end
             elif isinstance(step, Copy):
                 made = program.buffer[step.dst]

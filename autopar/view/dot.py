@@ -14,7 +14,7 @@ def dot_text(plan: Plan) -> str:
     costed, machine = plan.costed, plan.costed.machine
     look = shades((device.name, device.kind == "cpu") for device in machine.devices)
     found = plan.critical
-    hot = {step.run for step in (found.steps[index] for index in found.path) if hasattr(step, "run")}
+    hot = {step.cluster for step in (found.steps[index] for index in found.path) if hasattr(step, "cluster")}
     moved = {(t.value, t.dst): t for t in plan.transfers}
     hot_moves = {id(found.steps[index]) for index in found.path}
     title = (
@@ -31,21 +31,21 @@ def dot_text(plan: Plan) -> str:
         nodes = []
         for placed in plan.placed:
             if placed.device == device.name:
-                module = costed.graph.task[costed.run[placed.run].tasks[0]].module
-                label = [plan.words.run(placed.run), module, seconds(placed.end - placed.start)]
-                fill = fill_of(shade, plan.words.phase(placed.run))
-                edge = f'"{INK}", penwidth=3' if placed.run in hot else f'"{shade.hue}"'
+                module = costed.graph.task[costed.cluster[placed.cluster].tasks[0]].module
+                label = [plan.words.cluster(placed.cluster), module, seconds(placed.end - placed.start)]
+                fill = fill_of(shade, plan.words.phase(placed.cluster))
+                edge = f'"{INK}", penwidth=3' if placed.cluster in hot else f'"{shade.hue}"'
                 text = _quote("\n".join(filter(None, label)))
                 wants = f'label={text}, fillcolor="{fill}", color={edge}'
-                nodes.append(f"    {_quote(placed.run)} [{wants}];")
+                nodes.append(f"    {_quote(placed.cluster)} [{wants}];")
         if nodes:
             name = f'label={_quote(device.name)}; color="{shade.hue}"; fontcolor="{shade.text}";'
             lines += [f"  subgraph cluster_{number} {{", f"    {name}", *nodes, "  }"]
     for placed in plan.placed:
-        run = costed.run[placed.run]
-        for value in run.reads:
-            source = costed.producer.get(value, run.name)
-            if source == run.name:
+        cluster = costed.cluster[placed.cluster]
+        for value in cluster.reads:
+            source = costed.producer.get(value, cluster.name)
+            if source == cluster.name:
                 continue
             transfer = moved.get((value, placed.device))
             more = []
@@ -53,11 +53,13 @@ def dot_text(plan: Plan) -> str:
                 took = f"{size(transfer.bytes)} · {seconds(transfer.end - transfer.start)}"
                 text = _quote(f"{plan.words.value(value)}\n{took}")
                 more.append(f"label={text}")
-            if id(transfer) in hot_moves if transfer else {placed.run, source} <= hot:
+            if id(transfer) in hot_moves if transfer else {placed.cluster, source} <= hot:
                 more.append(f'color="{INK}", penwidth=3')
             wants = f" [{', '.join(more)}]" if more else ""
-            lines.append(f"  {_quote(source)} -> {_quote(run.name)}{wants};")
-        lines += [f"  {_quote(earlier)} -> {_quote(run.name)} [style=dotted];" for earlier in run.after]
+            lines.append(f"  {_quote(source)} -> {_quote(cluster.name)}{wants};")
+        lines += [
+            f"  {_quote(earlier)} -> {_quote(cluster.name)} [style=dotted];" for earlier in cluster.after
+        ]
     return "\n".join([*lines, "}"]) + "\n"
 
 

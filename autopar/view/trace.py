@@ -104,25 +104,27 @@ def _slice(span: Span, pid: int, tid: int, start: int, end: int) -> Event:
 
 
 def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
-    """The spans of a lane on as few tracks as keep each strictly nested; a task that outlasts its run is
+    """The spans of a lane on as few tracks as keep each strictly nested; a task that outlasts its cluster is
     clipped to it."""
     tracks: list[list[tuple[int, int, Span]]] = [[]]
     stacks: list[list[tuple[int, str]]] = [[]]
-    ordered = sorted(spans, key=lambda span: (_ns(span.start), -_ns(span.end), bool(span.run)))
+    ordered = sorted(spans, key=lambda span: (_ns(span.start), -_ns(span.end), bool(span.cluster)))
     for span in ordered:
         start, end = _ns(span.start), max(_ns(span.start), _ns(span.end))
         for track, stack in zip(tracks, stacks):
-            while stack and stack[-1][0] <= start and not (stack[-1][0] == end and stack[-1][1] == span.run):
+            while (
+                stack and stack[-1][0] <= start and not (stack[-1][0] == end and stack[-1][1] == span.cluster)
+            ):
                 stack.pop()
-            if stack and span.run and stack[-1][1] == span.run:
+            if stack and span.cluster and stack[-1][1] == span.cluster:
                 end = min(end, stack[-1][0])
             if not stack or end <= stack[-1][0]:
                 track.append((start, end, span))
-                stack.append((end, "" if span.run else span.name))
+                stack.append((end, "" if span.cluster else span.name))
                 break
         else:
             tracks.append([(start, end, span)])
-            stacks.append([(end, "" if span.run else span.name)])
+            stacks.append([(end, "" if span.cluster else span.name)])
     return tracks
 
 
@@ -131,7 +133,7 @@ def _flows(timeline: Timeline, at: dict[int, Event], offset: int) -> Iterator[Ev
     arrived; `at` are the slices of the spans, by id."""
     begun: dict[str, list[Span]] = {}
     for span in sorted(timeline.spans, key=lambda span: span.start):
-        if span.kind == "compute" and not span.run:
+        if span.kind == "compute" and not span.cluster:
             begun.setdefault(span.device, []).append(span)
     ended = {device: sorted(spans, key=lambda span: span.end) for device, spans in begun.items()}
     number = offset

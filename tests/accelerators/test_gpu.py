@@ -42,7 +42,7 @@ class Net(nn.Module):
 def in_turn(costed) -> dict[str, str]:
     """Runs of tasks on the CPU and the accelerator by turns: as many hand-offs as there can be."""
     names = [device.name for device in costed.machine.devices]
-    return {run.name: names[place % len(names)] for place, run in enumerate(costed.runs)}
+    return {run.name: names[place % len(names)] for place, run in enumerate(costed.clusters)}
 
 
 def alike(found, expected) -> bool:

@@ -38,7 +38,7 @@ class Masked(nn.Module):
 def halves(costed) -> dict[str, str]:
     """Whatever reads the one weight on the first accelerator, the other on the second."""
     place = {}
-    for run in costed.runs:
+    for run in costed.clusters:
         if any(costed.graph.task[name].home for name in run.tasks):
             continue
         text = " ".join(run.tasks)

@@ -19,7 +19,7 @@ CALLS = 6
 
 def at_second(costed) -> dict[str, str]:
     """Everything on the second accelerator but products, which are on the first."""
-    return {run.name: f"{KIND}:{0 if run.name.startswith('mul') else 1}" for run in costed.runs}
+    return {run.name: f"{KIND}:{0 if run.name.startswith('mul') else 1}" for run in costed.clusters}
 
 
 def said_fresh(name, made):

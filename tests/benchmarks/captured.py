@@ -35,7 +35,7 @@ def run(asked: Asked) -> dict[str, Any]:
                 "gap": plan.gap,
             }
             rows.append((
-                shape.__name__, str(tasks), str(len(costed.runs)), f"{middle - start:.2f}", f"{end - middle:.2f}",
+                shape.__name__, str(tasks), str(len(costed.clusters)), f"{middle - start:.2f}", f"{end - middle:.2f}",
                 f"{(end - start) / tasks * 1e6:.0f}", f"{1 + plan.gap:.2f}",
             ))  # fmt: skip
     print(table(rows, right=(1, 2, 3, 4, 5, 6)))

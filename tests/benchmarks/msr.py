@@ -107,10 +107,10 @@ def _free(path: Path, objective: str) -> float | None:
 
 def _latency(graph: Partitioning, plan: Plan) -> float:
     devices = [device.name for device in plan.costed.machine.devices]
-    return strict_latency(graph, named(graph, {step.run: step.device for step in plan.placed}, devices))
+    return strict_latency(graph, named(graph, {step.cluster: step.device for step in plan.placed}, devices))
 
 
 def _throughput(graph: Partitioning, plan: Plan) -> float:
     host, *rest = plan.costed.machine.devices
     lanes = [*host.compute_lanes[: graph.cpus], *(device.compute_lanes[0] for device in rest)]
-    return strict_load(graph, named(graph, {step.run: step.lane for step in plan.placed}, lanes))
+    return strict_load(graph, named(graph, {step.cluster: step.lane for step in plan.placed}, lanes))

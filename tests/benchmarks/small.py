@@ -10,8 +10,8 @@ from typing import Any
 from autopar.planner import place
 from autopar.planner.exact import Params, exact
 from autopar.planner.formats import read
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.orders import kept
-from autopar.planner.model.problem import Problem
 from autopar.planner.search.anneal import STEPS
 from autopar.text.tables import table
 
@@ -143,7 +143,7 @@ def solve(graph: Data, effort: float) -> Data:
     """What CP-SAT makes of the best plan in which every task is computed once."""
     start = time.process_time()
     costed = read(graph)
-    found = exact(Problem(costed), kept(place(costed, steps=STEPS)), Params(effort=effort))
+    found = exact(Instance(costed), kept(place(costed, steps=STEPS)), Params(effort=effort))
     return {
         "exact": found.makespan,
         "proven_bound": found.lower_bound,

@@ -178,7 +178,7 @@ def test_results_are_delivered_to_the_host_unless_told_otherwise():
 @given(st.integers(1, 60))
 def test_every_task_is_in_one_run(length):
     priced = cost(chain(length), MACHINE, homes={})
-    assert sorted(task for run in priced.runs for task in run.tasks) == sorted(
+    assert sorted(task for cluster in priced.clusters for task in cluster.tasks) == sorted(
         t.name for t in priced.graph.tasks
     )
 

@@ -50,20 +50,22 @@ def random_graph(seed: int, tasks: int):
 @given(st.integers(0, 10**9), st.integers(1, 40))
 def test_runs_partition_the_tasks_in_topological_order(seed, tasks):
     c = random_graph(seed, tasks)
-    assert sorted(name for run in c.runs for name in run.tasks) == sorted(task.name for task in c.graph.tasks)
+    assert sorted(name for cluster in c.clusters for name in cluster.tasks) == sorted(
+        task.name for task in c.graph.tasks
+    )
     position = {task.name: i for i, task in enumerate(c.graph.tasks)}
-    runs = networkx.DiGraph()
-    runs.add_nodes_from(c.run)
+    clusters = networkx.DiGraph()
+    clusters.add_nodes_from(c.cluster)
     for a, b in c.graph.networkx().edges:
-        if c.run_of[a] != c.run_of[b]:
-            runs.add_edge(c.run_of[a], c.run_of[b])
-    assert networkx.is_directed_acyclic_graph(runs)
-    order = {run.name: i for i, run in enumerate(c.runs)}
-    for a, b in runs.edges:
+        if c.cluster_of[a] != c.cluster_of[b]:
+            clusters.add_edge(c.cluster_of[a], c.cluster_of[b])
+    assert networkx.is_directed_acyclic_graph(clusters)
+    order = {cluster.name: i for i, cluster in enumerate(c.clusters)}
+    for a, b in clusters.edges:
         assert order[a] < order[b]
         assert a in c.before[b]
-    for run in c.runs:
-        assert [position[name] for name in run.tasks] == sorted(position[name] for name in run.tasks)
+    for cluster in c.clusters:
+        assert [position[name] for name in cluster.tasks] == sorted(position[name] for name in cluster.tasks)
 
 
 @settings(max_examples=150, deadline=None)
@@ -71,34 +73,36 @@ def test_runs_partition_the_tasks_in_topological_order(seed, tasks):
 def test_a_run_is_the_sum_of_tasks_that_belong_together(seed, tasks):
     c = random_graph(seed, tasks)
     g = c.graph
-    for run in c.runs:
-        held = [g.task[name] for name in run.tasks]
-        rows = [c.cost[name].seconds for name in run.tasks]
+    for cluster in c.clusters:
+        held = [g.task[name] for name in cluster.tasks]
+        rows = [c.cost[name].seconds for name in cluster.tasks]
         assert len({tuple(s is None for s in row) for row in rows}) == 1
         assert len({(task.colocate, task.part) for task in held}) == 1
         assert len(held) == 1 or all(task.target != PART for task in held)
-        for d, seconds in enumerate(run.seconds):
+        for d, seconds in enumerate(cluster.seconds):
             if seconds is None:
                 assert rows[0][d] is None
             else:
-                assert seconds == pytest.approx(max(sum(row[d] for row in rows), run.dispatch_s))
+                assert seconds == pytest.approx(max(sum(row[d] for row in rows), cluster.dispatch_s))
         fastest = [min(s for s in row if s is not None) for row in rows]
         assert sum(fastest) - max(fastest) <= SHORTEST_S * (1 + 1e-9)
         inside = {name for task in held for name in task.outputs}
-        assert set(run.reads) == {name for task in held for name in task.inputs} - inside
-        leaving = {n for n in inside if n in g.outputs or any(c.run_of[t] != run.name for t in g.readers[n])}
-        assert set(run.makes) == leaving
+        assert set(cluster.reads) == {name for task in held for name in task.inputs} - inside
+        leaving = {
+            n for n in inside if n in g.outputs or any(c.cluster_of[t] != cluster.name for t in g.readers[n])
+        }
+        assert set(cluster.makes) == leaving
 
 
-# a0 → a1 → … of 10 µs each: five make a run
+# a0 → a1 → … of 10 µs each: five make a cluster
 def test_a_chain_of_short_tasks_becomes_runs_of_the_shortest_length():
-    runs = chain(50, seconds=10 * US, shortest_s=SHORTEST_S).runs
-    assert 5 <= len(runs) <= 15
-    assert all(len(run.tasks) >= 4 for run in runs[:-1])
+    clusters = chain(50, seconds=10 * US, shortest_s=SHORTEST_S).clusters
+    assert 5 <= len(clusters) <= 15
+    assert all(len(cluster.tasks) >= 4 for cluster in clusters[:-1])
 
 
 def test_long_tasks_stay_apart():
-    assert len(diamond(seconds=MS, shortest_s=SHORTEST_S).runs) == 4
+    assert len(diamond(seconds=MS, shortest_s=SHORTEST_S).clusters) == 4
 
 
 # x → fork → (w0 … w7) → join, each w long, fork and join short: the w must stay parallel
@@ -107,15 +111,15 @@ def test_fusing_leaves_wide_graphs_wide():
     tasks = {"fork": (["x"], US)} | {f"w{i}": (["fork"], MS) for i in range(8)}
     tasks["join"] = ([f"w{i}" for i in range(8)], US)
     c = build(tasks, on, shortest_s=SHORTEST_S)
-    assert len({c.run_of[f"w{i}"] for i in range(8)} | {c.run_of["fork"], c.run_of["join"]}) == 10
-    assert len(fork_join(8, seconds=40 * US, shortest_s=SHORTEST_S).runs) >= 4
+    assert len({c.cluster_of[f"w{i}"] for i in range(8)} | {c.cluster_of["fork"], c.cluster_of["join"]}) == 10
+    assert len(fork_join(8, seconds=40 * US, shortest_s=SHORTEST_S).clusters) >= 4
 
 
 # x → fork → 1000 tasks of 1 µs → join: nothing is worth a hand-off of its own
 def test_short_siblings_are_fused_with_each_other():
     c = fork_join(1000, seconds=US, shortest_s=SHORTEST_S)
-    assert 10 <= len(c.runs) <= 30
-    assert sum(len(run.tasks) for run in c.runs) == 1002
+    assert 10 <= len(c.clusters) <= 30
+    assert sum(len(cluster.tasks) for cluster in c.clusters) == 1002
 
 
 # a0 → a1 ─┐
@@ -124,17 +128,17 @@ def test_short_siblings_are_fused_with_each_other():
 def test_a_short_join_is_not_fused_into_a_long_tower():
     on = machine()
     tasks = {"a0": (["xa"], MS), "b0": (["xb"], MS), "sum": (["a0", "b0"], US)}
-    assert len(build(tasks, on, shortest_s=SHORTEST_S).runs) == 3
+    assert len(build(tasks, on, shortest_s=SHORTEST_S).clusters) == 3
     short = two_towers(3, seconds=40 * US, shortest_s=SHORTEST_S)
-    assert not {"a0", "b0"} <= set(short.run[short.run_of["a0"]].tasks)
+    assert not {"a0", "b0"} <= set(short.cluster[short.cluster_of["a0"]].tasks)
 
 
 def longest(c):
-    """Seconds of the longest way through the runs, each on its fastest device."""
+    """Seconds of the longest way through the clusters, each on its fastest device."""
     end: dict[str, float] = {}
-    for run in c.runs:
-        start = max((end[name] for name in c.before[run.name]), default=0.0)
-        end[run.name] = start + min(s for s in run.seconds if s is not None)
+    for cluster in c.clusters:
+        start = max((end[name] for name in c.before[cluster.name]), default=0.0)
+        end[cluster.name] = start + min(s for s in cluster.seconds if s is not None)
     return max(end.values())
 
 
@@ -143,7 +147,7 @@ def longest(c):
 def test_what_one_fusion_delays_is_shorter_than_the_shortest_run(seed, tasks):
     fused = random_graph(seed, tasks)
     apart = costed(fused.graph, fused.machine, fused.costs)
-    merged = sum(len(run.tasks) > 1 for run in fused.runs)
+    merged = sum(len(cluster.tasks) > 1 for cluster in fused.clusters)
     assert longest(fused) <= longest(apart) + 2 * SHORTEST_S * merged + 1e-9
 
 
@@ -164,27 +168,27 @@ def test_a_slice_does_not_drag_the_whole_along():
     cut = Task("s", "slice", (Ref("z"),), outputs=("s",), free=True)
     values[1] = Value("s", (1,), "f", 10**6, "z")
     graph = Graph("slice", tuple(values), (makes, cut, tasks[1]), ("x",), (), ("y",)).check()
-    runs = fuse(graph, on, [TaskCost("z", (MS,) * 3), *costs])
-    assert [run.tasks for run in runs] == [("z", "s"), ("y",)]
-    assert runs[0].makes == ("s",)
+    clusters = fuse(graph, on, [TaskCost("z", (MS,) * 3), *costs])
+    assert [cluster.tasks for cluster in clusters] == [("z", "s"), ("y",)]
+    assert clusters[0].makes == ("s",)
 
 
 def test_scratch_is_the_peak_of_what_stays_inside():
     c = chain(4, seconds=US, nbytes=1000, workspace={"t1": 50}, shortest_s=SHORTEST_S)
-    (run,) = c.runs
-    assert run.workspace_bytes == 2050  # t0 and t1 at once and the scratch of t1; t3 leaves
-    assert run.makes == ("t3",)
+    (cluster,) = c.clusters
+    assert cluster.workspace_bytes == 2050  # t0 and t1 at once and the scratch of t1; t3 leaves
+    assert cluster.makes == ("t3",)
 
 
 def test_joins_and_parts_stay_by_themselves():
-    runs = parts_of_mlp(4).runs
-    assert all(len(run.tasks) == 1 for run in runs)
+    clusters = parts_of_mlp(4).clusters
+    assert all(len(cluster.tasks) == 1 for cluster in clusters)
 
 
 def test_ten_thousand_tasks_in_a_row():
-    runs = chain(10_000, seconds=US, shortest_s=SHORTEST_S).runs
-    assert sum(len(run.tasks) for run in runs) == 10_000
-    assert len(runs) < 500
+    clusters = chain(10_000, seconds=US, shortest_s=SHORTEST_S).clusters
+    assert sum(len(cluster.tasks) for cluster in clusters) == 10_000
+    assert len(clusters) < 500
 
 
 def test_errors_name_the_task():

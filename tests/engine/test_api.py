@@ -153,7 +153,7 @@ def test_pins_and_memory_are_kept(model, x):
     fast = autopar.compile(
         model, THREE, pins={"tower_a": "emulated:1", "*_b": "emulated:0"}, split=None, example_inputs=(x,)
     )
-    where = {task: fast.plan.place[run].device for task, run in fast.plan.costed.run_of.items()}
+    where = {task: fast.plan.place[run].device for task, run in fast.plan.costed.cluster_of.items()}
     modules = {task.module: where[task.name] for task in fast.plan.costed.graph.tasks}
     assert modules["tower_a"] == "emulated:1" and modules["tower_b"] == "emulated:0"
     with pytest.raises(autopar.PlanError, match="tower_c"):
@@ -185,7 +185,7 @@ def test_an_edited_plan_is_compiled_back(model, x, tmp_path):
     assert autopar.Plan.load(tmp_path / "plan.json") == fast.plan
     again = autopar.compile(model, THREE, plan=tmp_path / "plan.json")
     torch.testing.assert_close(again(x), model(x))
-    assert {p.run: p.lane for p in again.plan.placed} == {p.run: p.lane for p in fast.plan.placed}
+    assert {p.cluster: p.lane for p in again.plan.placed} == {p.cluster: p.lane for p in fast.plan.placed}
     (tmp_path / "pickle").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(autopar.PlanError, match="never a pickle"):
         autopar.compile(model, THREE, plan=tmp_path / "pickle")

@@ -66,7 +66,7 @@ def obeyed(plan: autopar.Plan, mapping: dict[str, str]) -> None:
         key = covering(mapping, task.module)
         if task.module and key is not None and task.phase == "forward" and not task.home:
             wanted = mapping[key]
-            assert plan.place[costed.run_of[task.name]].device == wanted, task.where
+            assert plan.place[costed.cluster_of[task.name]].device == wanted, task.where
 
 
 MIXED = {
@@ -119,7 +119,7 @@ def test_tied_weights_are_on_one_device_wherever_the_plan_has_their_readers():
     model = Model().eval()
 
     def apart(costed):
-        return {run.name: "cpu" if "linear_6" in run.tasks else "cuda:1" for run in costed.runs}
+        return {run.name: "cpu" if "linear_6" in run.tasks else "cuda:1" for run in costed.clusters}
 
     with torch.no_grad():
         plan = autopar.plan(model, MACHINE, example_inputs=(TOKENS,), policy=apart, split=None)
@@ -174,7 +174,7 @@ def test_a_device_map_of_accelerates_is_obeyed_by_calls():
     fast = autopar.compile(model, DEVICES, pins=FORMS)
     with torch.no_grad():
         assert torch.allclose(fast(TOKENS), model(TOKENS), atol=1e-6)
-    where = {task.module: fast.plan.place[fast.plan.costed.run_of[task.name]].device
+    where = {task.module: fast.plan.place[fast.plan.costed.cluster_of[task.name]].device
              for task in fast.plan.costed.graph.tasks}  # fmt: skip
     assert where["blocks.0.up"] == "emulated:1" and where["blocks.1.up"] == where["embed"] == "cpu"
     # A dropout that does nothing is in the graphs of some versions of torch, and not of others.

@@ -158,7 +158,9 @@ def test_a_new_size_is_placed_as_the_first_was():
     places = []
     for rows in (4, 9, 2):
         fast(*sequences(rows))
-        places.append({task: p.device for p in fast.plan.placed for task in run_tasks(fast.plan, p.run)})
+        places.append(
+            {task: p.device for p in fast.plan.placed for task in cluster_tasks(fast.plan, p.cluster)}
+        )
     assert places[0] == places[1] == places[2]
     fast.close()
 
@@ -174,9 +176,9 @@ def test_shares_of_the_batch_are_those_asked_for_at_every_size(grad):
     fast.close()
 
 
-def run_tasks(plan, name):
+def cluster_tasks(plan, name):
     """The tasks of a run."""
-    return next(run.tasks for run in plan.costed.runs if run.name == name)
+    return next(run.tasks for run in plan.costed.clusters if run.name == name)
 
 
 @torch.no_grad()

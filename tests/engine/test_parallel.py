@@ -24,8 +24,8 @@ def net() -> nn.Module:
 def used(fast: DataParallel) -> set[str]:
     """Devices that compute parts of the batch."""
     part = {task.name: task.part for task in fast.plan.costed.graph.tasks}
-    runs = fast.plan.costed.run_of
-    return {fast.plan.place[runs[name]].device for name, rows in part.items() if rows}
+    clusters = fast.plan.costed.cluster_of
+    return {fast.plan.place[clusters[name]].device for name, rows in part.items() if rows}
 
 
 @torch.no_grad()

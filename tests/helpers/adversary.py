@@ -45,13 +45,13 @@ def run(
     """
     found: tuple[list[Any], list[Any]] = [], []
     for turn in range(turns):
-        call = _Run(program, graph, calls or {}, given, seed + turn)
+        call = _Cluster(program, graph, calls or {}, given, seed + turn)
         found = call.run()
         given = call.left(given)
     return found
 
 
-class _Run:
+class _Cluster:
     def __init__(
         self,
         program: Program,

@@ -13,28 +13,28 @@ EPS = 1e-9
 
 def problems(plan: Plan) -> list[str]:
     """Everything that is wrong with a plan, in words; empty when it can be carried out as it says."""
-    return [*_runs(plan), *_transfers(plan), *_reads(plan), *_overlaps(plan), *_memory(plan)]
+    return [*_clusters(plan), *_transfers(plan), *_reads(plan), *_overlaps(plan), *_memory(plan)]
 
 
-def _runs(plan: Plan) -> Iterable[str]:
+def _clusters(plan: Plan) -> Iterable[str]:
     costed = plan.costed
-    if sorted(step.run for step in plan.placed) != sorted(run.name for run in costed.runs):
+    if sorted(step.cluster for step in plan.placed) != sorted(cluster.name for cluster in costed.clusters):
         yield "not every run is placed once"
     groups: dict[str, str] = {}
     for step in plan.placed:
-        run = costed.run[step.run]
-        seconds = costed.seconds(step.run, step.device)
+        cluster = costed.cluster[step.cluster]
+        seconds = costed.seconds(step.cluster, step.device)
         if seconds is None:
-            yield f"{step.run} cannot run on {step.device}"
+            yield f"{step.cluster} cannot run on {step.device}"
         elif abs(step.end - step.start - seconds) > EPS:
-            yield f"{step.run} takes {step.end - step.start}, not {seconds}"
+            yield f"{step.cluster} takes {step.end - step.start}, not {seconds}"
         if step.lane not in costed.machine.device[step.device].compute_lanes:
             yield f"{step.lane} is no lane of {step.device}"
-        if run.colocate and groups.setdefault(run.colocate, step.device) != step.device:
-            yield f"{step.run} is parted from its group"
-        for name in run.after:
+        if cluster.colocate and groups.setdefault(cluster.colocate, step.device) != step.device:
+            yield f"{step.cluster} is parted from its group"
+        for name in cluster.after:
             if plan.place[name].end > step.start + EPS:
-                yield f"{step.run} starts before {name} has ended"
+                yield f"{step.cluster} starts before {name} has ended"
     last = max((step.end for step in (*plan.placed, *plan.transfers)), default=0.0)
     if abs(plan.makespan - last) > EPS:
         yield f"makespan {plan.makespan}, but the last step ends at {last}"
@@ -79,9 +79,9 @@ def _transfers(plan: Plan) -> Iterable[str]:
 
 def _reads(plan: Plan) -> Iterable[str]:
     for step in plan.placed:
-        for value in plan.costed.run[step.run].reads:
+        for value in plan.costed.cluster[step.cluster].reads:
             if not _there(plan, value, step.device, step.start):
-                yield f"{step.run} reads {value} on {step.device} before it is there"
+                yield f"{step.cluster} reads {value} on {step.device} before it is there"
     for value, device in plan.costed.deliver:
         if device and not _there(plan, value, device, plan.makespan):
             yield f"{value} is not delivered to {device}"
@@ -103,7 +103,9 @@ def _overlaps(plan: Plan) -> Iterable[str]:
     used: dict[str, list[tuple[float, float]]] = {}
     for step in plan.placed:
         used.setdefault(f"lane {step.lane}", []).append((step.start, step.end))
-        used.setdefault("host", []).append((step.start, step.start + plan.costed.run[step.run].dispatch_s))
+        used.setdefault("host", []).append(
+            (step.start, step.start + plan.costed.cluster[step.cluster].dispatch_s)
+        )
     for t in plan.transfers:
         used.setdefault(f"lane {t.lane}", []).append((t.start, t.end))
         wire = machine.link[t.src, t.dst].wire
@@ -134,14 +136,14 @@ def allocations(plan: Plan) -> list[tuple[str, float, float, int]]:
         """When the memory of a value on a device is last needed, views made of it there included."""
         last = 0.0
         for step in plan.placed:
-            run = costed.run[step.run]
-            if step.device == device and value in run.reads:
+            cluster = costed.cluster[step.cluster]
+            if step.device == device and value in cluster.reads:
                 last = max(last, step.end)
-                for made in run.makes:
+                for made in cluster.makes:
                     if graph.value[made].storage == graph.value[value].storage:
                         last = max(last, last_use(made, device))
         last = max([last, *(t.end for t in plan.transfers if t.value == value and t.src == device)])
-        made_here = costed.producer.get(value) in {s.run for s in plan.placed if s.device == device}
+        made_here = costed.producer.get(value) in {s.cluster for s in plan.placed if s.device == device}
         for name, where in costed.deliver:
             if name == value and (where == device or (not where and made_here)):
                 return forever
@@ -152,12 +154,12 @@ def allocations(plan: Plan) -> list[tuple[str, float, float, int]]:
         return last
 
     for step in plan.placed:
-        run = costed.run[step.run]
-        for value in run.makes:
+        cluster = costed.cluster[step.cluster]
+        for value in cluster.makes:
             if graph.value[value].storage == value:
                 until = max(step.end, last_use(value, step.device))
                 found.append((step.device, step.start, until, graph.value[value].bytes))
-        found.append((step.device, step.start, step.end, run.workspace_bytes))
+        found.append((step.device, step.start, step.end, cluster.workspace_bytes))
     for t in plan.transfers:
         found.append((t.dst, t.start, max(t.end, last_use(t.value, t.dst)), t.bytes))
     return found

@@ -111,8 +111,8 @@ def costed(
     wanted = [(name, deliver) for name in graph.outputs] + [
         (name, home[target]) for name, target in graph.updates
     ]
-    runs = fuse(graph, on, costs, shortest_s=shortest_s)
-    return CostedGraph(graph, on, tuple(costs), runs, tuple(home.items()), tuple(wanted))
+    clusters = fuse(graph, on, costs, shortest_s=shortest_s)
+    return CostedGraph(graph, on, tuple(costs), clusters, tuple(home.items()), tuple(wanted))
 
 
 def chain(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Task, Value
 from autopar.ir.machine import Machine
@@ -66,8 +66,8 @@ def plan(
     costs = tuple(
         TaskCost(t.name, (1.0,) * len(machine.devices), workspace.get(t.name, 0)) for t in graph.tasks
     )
-    runs = tuple(_run(t, machine) for t in graph.tasks)
-    costed = CostedGraph(graph, machine, costs, runs, homes, delivered)
+    clusters = tuple(_cluster(t, machine) for t in graph.tasks)
+    costed = CostedGraph(graph, machine, costs, clusters, homes, delivered)
     ready = {f"{name}@{home}": 0.0 for name in (*graph.inputs, *graph.state)}
     free: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -129,7 +129,7 @@ def plan(
     )
 
 
-def _run(task: Task, machine: Machine) -> Run:
-    return Run(
+def _cluster(task: Task, machine: Machine) -> Cluster:
+    return Cluster(
         task.name, (task.name,), (1.0,) * len(machine.devices), 0.0, task.inputs, task.outputs, task.after
     )

@@ -14,7 +14,7 @@ from autopar.planner.duplication.prune import scheduled
 from autopar.planner.duplication.search import placed
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.model.timing import timing
 from autopar.planner.search.core import Listed, Timed
@@ -30,38 +30,38 @@ def shown(entry: Any) -> dict[str, Any]:
 
 def played(timed: Timed) -> Play:
     """What the simulator makes of the orders of a timed list without copies."""
-    return Play(timed.problem, timed.schedule("test"))
+    return Play(timed.instance, timed.schedule("test"))
 
 
 def exact(timed: Timed) -> bool:
     """Whether the simulator must find the times of a list: not where a way leads through a third device, whose second
     hops are served with the first here, nor where several links share a queue or, beside queues, a wire, nor where the
     orders of several lanes do not say which of two runs starts first."""
-    problem = timed.problem
-    ways = [hops or () for row in problem.route for hops in row]
+    instance = timed.instance
+    ways = [hops or () for row in instance.route for hops in row]
     hops = [hop for own in ways for hop in own]
     wires, queues = [hop.wire for hop in hops if hop.wire >= 0], [hop.lane for hop in hops if hop.lane >= 0]
     shared = len({*wires}) < len(wires) or len({*queues}) < len(queues)
     if any(len(own) > 1 for own in ways) or (queues and shared):
         return False
-    return timed.eager or max(map(len, problem.lane_names)) == 1
+    return timed.eager or max(map(len, instance.lane_names)) == 1
 
 
-def timed_again(problem: Problem, kept: Listed) -> Timed:
+def timed_again(instance: Instance, kept: Listed) -> Timed:
     """A list that a chain found, timed from nothing: as long as the chain says, on devices that may have its runs,
     those of a group together."""
-    problem = problem
-    timed = Timed(problem, kept.device, kept.keys, eager=kept.eager, of=kept.of)
+    instance = instance
+    timed = Timed(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of)
     assert timed.makespan == kept.makespan
-    assert all(d in allowed for d, allowed in zip(kept.device, problem.allowed))
-    assert all(len({kept.device[r] for r in members}) == 1 for members in problem.members)
+    assert all(d in allowed for d, allowed in zip(kept.device, instance.allowed))
+    assert all(len({kept.device[r] for r in members}) == 1 for members in instance.members)
     return timed
 
 
 def carried_out(timed: Timed) -> Entry:
     """A list as a plan that the simulator has timed: as long as the list says, where it must be."""
-    problem = timed.problem
-    entry = scheduled(problem, placed(timed)) if timed.of else Race(problem).trial(timed.schedule("test"))
+    instance = timed.instance
+    entry = scheduled(instance, placed(timed)) if timed.of else Race(instance).trial(timed.schedule("test"))
     assert entry is not None
     if exact(timed):
         assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)
@@ -76,7 +76,7 @@ def uncapped(graph: dict[str, Any]) -> dict[str, Any]:
 
 def verified(graph: dict[str, Any], entry: Entry) -> None:
     """That a plan of a graph can be carried out."""
-    costed = entry.play.problem.costed
+    costed = entry.play.instance.costed
     plan = replace(place(read(graph), "heft"), costed=costed, **shown(entry))
     written = json.loads(json.dumps({**described(plan), "lower_bound_s": 0.0}))
     assert infeasibilities(graph, written) == []

@@ -66,7 +66,7 @@ def alone(home: str):
     model = copy.deepcopy(reference).to(home)
 
     def second(costed) -> dict[str, str]:
-        return {run.name: f"{KIND}:1" for run in costed.runs if run.name != "loss"}
+        return {cluster.name: f"{KIND}:1" for cluster in costed.clusters if cluster.name != "loss"}
 
     fast = autopar.compile(model, machine(), policy=second, split=None, check="never", outputs="as_placed")
     return reference, fast, model
@@ -83,7 +83,9 @@ def scaled(*models: nn.Module) -> None:
 def first_on_cpu(costed) -> dict[str, str]:
     """The input is read on the CPU, so that no copy of it makes the host wait; all else is on accelerators."""
     given = set(costed.graph.inputs)
-    return accelerators_in_turn(costed) | {run.name: "cpu" for run in costed.runs if given & set(run.reads)}
+    return accelerators_in_turn(costed) | {
+        cluster.name: "cpu" for cluster in costed.clusters if given & set(cluster.reads)
+    }
 
 
 @torch.no_grad()

@@ -119,7 +119,11 @@ def accelerators_in_turn(costed) -> dict[str, str]:
 
 
 def _by_turns(costed, names: list[str]) -> dict[str, str]:
-    return {run.name: names[i % len(names)] for i, run in enumerate(costed.runs) if run.name != "loss"}
+    return {
+        cluster.name: names[i % len(names)]
+        for i, cluster in enumerate(costed.clusters)
+        if cluster.name != "loss"
+    }
 
 
 POLICIES: dict[str, Any] = {

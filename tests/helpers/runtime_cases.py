@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
@@ -168,7 +168,7 @@ class Case:
             machine,
             tuple(TaskCost(task.name, seconds) for task in graph.tasks),
             tuple(
-                Run(task.name, (task.name,), seconds, 0.0, task.inputs, task.outputs, task.after)
+                Cluster(task.name, (task.name,), seconds, 0.0, task.inputs, task.outputs, task.after)
                 for task in graph.tasks
             ),
             tuple((name, "cpu") for name in (*self.inputs, *self.state)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
@@ -50,7 +50,7 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
     home = {value: "cpu" for value, _ in (*inputs, *state)}
     values = [Value(v, (b // 4,), "float32", b, v, "input", v) for v, b in inputs]
     values += [Value(v, (b // 4,), "float32", b, v, "state", f"{v}.weight") for v, b in state]
-    tasks, runs, costs, placed, transfers, reasons = [], [], [], [], [], []
+    tasks, clusters, costs, placed, transfers, reasons = [], [], [], [], [], []
     free: dict[str, float] = {}
     there = {(v, "cpu"): 0.0 for v in home}
     for v, _ in state:
@@ -83,7 +83,7 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
                  code=job.code or f"{job.name} = self.{job.module}(h)")
         )  # fmt: skip
         seconds = tuple(job.seconds * (8 if d.name == "cpu" and device != "cpu" else 1) for d in on.devices)
-        runs.append(Run(job.name, (job.name,), seconds, 5e-6, job.reads, (job.name,)))
+        clusters.append(Cluster(job.name, (job.name,), seconds, 5e-6, job.reads, (job.name,)))
         costs.append(TaskCost(job.name, seconds))
         placed.append(Placed(job.name, device, job.lane, start, end))
         choices = tuple(
@@ -102,7 +102,12 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
         name, tuple(values), tuple(tasks), tuple(v for v, _ in inputs), tuple(v for v, _ in state), outputs
     )
     costed = CostedGraph(
-        graph.check(), on, tuple(costs), tuple(runs), tuple(home.items()), tuple((v, "cpu") for v in outputs)
+        graph.check(),
+        on,
+        tuple(costs),
+        tuple(clusters),
+        tuple(home.items()),
+        tuple((v, "cpu") for v in outputs),
     )
     accelerators = max(1, len(on.devices) - 1)
     singles = tuple((d.name, made * (8 if d.name == "cpu" else 1)) for d in on.devices)
@@ -123,7 +128,7 @@ def memories(plan, size_of):
     """A memory curve for each device: everything made or copied there stays."""
     found = []
     for device in plan.costed.machine.devices:
-        changes = [(p.end, size_of[p.run]) for p in plan.placed if p.device == device.name]
+        changes = [(p.end, size_of[p.cluster]) for p in plan.placed if p.device == device.name]
         changes += [(t.end, t.bytes) for t in plan.transfers if t.dst == device.name]
         used, steps = 400_000, [(0.0, 400_000)]
         for when, count in sorted(changes):
@@ -234,13 +239,13 @@ def transformer(layers=12, unit=1e-4):
     return build("GPT", jobs, on)
 
 
-def rough(runs, seed=0, accelerators=2, cpu_lanes=1, scale=1e-3, long_names=False):
+def rough(clusters, seed=0, accelerators=2, cpu_lanes=1, scale=1e-3, long_names=False):
     """A random graph on random lanes."""
     draw = random.Random(seed)
     on = machine(accelerators, rate=1e6 / scale, latency=scale * 0.02, cpu_lanes=cpu_lanes)
     lanes = [lane for device in on.devices for lane in device.compute_lanes]
     jobs, names = [], ["x"]
-    for index in range(runs):
+    for index in range(clusters):
         name = f"op_{index}"
         if long_names:
             name = f"a_really_very_long_operator_name_that_goes_on_{index}_and_on_and_on"
@@ -283,10 +288,10 @@ def measured(plan, seed=1):
         if span.kind == "compute" and span.seconds:
             middle = (start + end) / 2
             spans.append(
-                Span(span.lane, span.device, "compute", f"{span.name}.a", start, middle, run=span.name)
+                Span(span.lane, span.device, "compute", f"{span.name}.a", start, middle, cluster=span.name)
             )
             spans.append(
-                Span(span.lane, span.device, "compute", f"{span.name}.b", middle, end, run=span.name)
+                Span(span.lane, span.device, "compute", f"{span.name}.b", middle, end, cluster=span.name)
             )
     spans.sort(key=lambda span: (span.start, span.lane))
     base = plan.timeline()

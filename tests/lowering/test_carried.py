@@ -28,7 +28,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.planner import POLICIES, place
 from autopar.planner.bounds import lower_bound
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 
 
 def priced(rng: random.Random, made: Graph, memory: dict[str, int] | None = None) -> CostedGraph:
@@ -43,8 +43,8 @@ def priced(rng: random.Random, made: Graph, memory: dict[str, int] | None = None
 
 
 def wrong(plan: Plan) -> list[str]:
-    """What is wrong with a plan; the judge of memory does not see views into what stays inside a fused run."""
-    fused = any(len(run.tasks) > 1 for run in plan.costed.runs)
+    """What is wrong with a plan; the judge of memory does not see views into what stays inside a fused cluster."""
+    fused = any(len(cluster.tasks) > 1 for cluster in plan.costed.clusters)
     return [text for text in problems(plan) if not (fused and "the plan says" in text)]
 
 
@@ -166,7 +166,7 @@ def test_a_resident_result_is_where_it_is_read() -> None:
     each = costed(made, unit, [TaskCost("y", (MS, None))], homes={"w": "emulated:0"})
     plan = place(each)
     assert plan.transfers == () and problems(plan) == []
-    assert lower_bound(Problem(each)) <= plan.makespan < 2 * MS
+    assert lower_bound(Instance(each)) <= plan.makespan < 2 * MS
     _right(plan, 0)
 
 
@@ -201,7 +201,7 @@ def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:
     each = priced(rng, made)
     plan = place(each, rng.choice(("auto", "single", *POLICIES)))
     assert wrong(plan) == []
-    assert lower_bound(Problem(each)) <= plan.makespan * (1 + 1e-9)
+    assert lower_bound(Instance(each)) <= plan.makespan * (1 + 1e-9)
     _right(plan, seed)
     rng.setstate(state)
     caps = {device: int(peak * 0.9) for device, peak in plan.peaks.items()}

@@ -224,7 +224,7 @@ def test_changes_in_place_keep_their_readers_apart() -> None:
     """Without the `after` edges that capture makes, a program is refused for the race it holds."""
     made = changes().costed.graph
     bare = replace(made, tasks=tuple(replace(task, after=()) for task in made.tasks))
-    where = {p.run: p.lane for p in changes().placed}
+    where = {p.cluster: p.lane for p in changes().placed}
     program = lower(plan(bare, machine(2), where))
     check(program)
     with pytest.raises(ProgramError, match="in place"):

@@ -41,7 +41,7 @@ def test_samples(each) -> None:
     assert check(program, made).redundant == ()
     for lane in program.lanes:
         ours = [step.task for step in lane.steps if isinstance(step, Compute)]
-        theirs = [p.run for p in each.orders[lane.name] if p in each.placed]
+        theirs = [p.cluster for p in each.orders[lane.name] if p in each.placed]
         assert ours == theirs
     assert count(program, Copy) == len(each.transfers)
     events = {s.event for lane in program.lanes for s in lane.steps if isinstance(s, Record)}
@@ -252,7 +252,7 @@ def test_broken_plans_are_refused() -> None:
         lower(replace(each, transfers=each.transfers[1:]))
     with pytest.raises(PlanError, match=r"makes .* twice"):
         lower(replace(each, transfers=(*each.transfers, replace(first, start=first.start + 1))))
-    late = tuple(replace(p, start=99.0, end=100.0) if p.run == "s0" else p for p in each.placed)
+    late = tuple(replace(p, start=99.0, end=100.0) if p.cluster == "s0" else p for p in each.placed)
     with pytest.raises(PlanError, match="go round in a circle"):
         lower(replace(each, placed=late))
     to_cpu = tuple(t for t in towers().transfers if t.value != "t0_3_")

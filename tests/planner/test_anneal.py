@@ -14,7 +14,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import KEPT, Race
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search import population
 from autopar.planner.search.anneal import PARAMS, STEPS, anneal, polish
@@ -23,18 +23,18 @@ from autopar.planner.search.core import Chain
 pytestmark = needs_native
 
 
-def problem(seed: int, tasks: int = 20, ccr: float = 1.0) -> Problem:
+def instance(seed: int, tasks: int = 20, ccr: float = 1.0) -> Instance:
     """A random problem whose copies wait for wires alone."""
     on = machine(2, cpu_lanes=1 + seed % 2, wire=("own", "one", None)[seed % 3])
-    return Problem(random_dag(seed, tasks, ccr=ccr, on=replace(on, queued=False)))
+    return Instance(random_dag(seed, tasks, ccr=ccr, on=replace(on, queued=False)))
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 5.0]))
 @settings(max_examples=15, deadline=None)
 def test_between_the_bound_and_heft(seed, ccr):
-    made = problem(seed, ccr=ccr)
+    made = instance(seed, ccr=ccr)
     bound = lower_bound(made)
-    found = anneal(made, bound, steps=8 * PARAMS.first * made.runs)
+    found = anneal(made, bound, steps=8 * PARAMS.first * made.clusters)
     best = min(Play(made, schedule).makespan for schedule in found)
     assert bound <= best * (1 + 1e-9)
     # HEFT's own list is among the first, but for copies that it holds back and for lanes that are chosen anew.
@@ -44,21 +44,21 @@ def test_between_the_bound_and_heft(seed, ccr):
 @pytest.mark.parametrize(("tasks", "devices"), [(24, 2), (40, 4)])
 def test_near_a_planted_optimum(tasks, devices):
     graph, optimum = planted(3, tasks, devices, 0.5)
-    made = Problem(read(graph))
+    made = Instance(read(graph))
     found = anneal(made, lower_bound(made), steps=150_000)
     assert optimum * (1 - 1e-9) <= Play(made, found[0]).makespan <= optimum * 1.04
     assert Play(made, found[0]).makespan < Play(made, heft(made)).makespan
 
 
 def test_the_same_problem_gives_the_same_schedules():
-    made = problem(5)
+    made = instance(5)
     assert anneal(made, 0.0, steps=6 * PARAMS.first * 20) == anneal(
-        problem(5), 0.0, steps=6 * PARAMS.first * 20
+        instance(5), 0.0, steps=6 * PARAMS.first * 20
     )
 
 
 def test_more_steps_are_never_worse():
-    made = problem(11, tasks=30, ccr=3.0)
+    made = instance(11, tasks=30, ccr=3.0)
     few, many = (anneal(made, 0.0, steps=steps * PARAMS.first * 30) for steps in (3, 20))
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
 
@@ -67,7 +67,7 @@ def test_more_steps_are_never_worse():
 def test_several_chains_begin_where_there_is_time(roomy):
     """From different placements; a quarter of them goes on each time, others begin from the shortest that these have
     found, and all that is found is kept."""
-    made = problem(5, tasks=10, ccr=3.0)
+    made = instance(5, tasks=10, ccr=3.0)
     asked: dict[int, int] = {}
     placements, starts = set(), []
     found = []
@@ -88,7 +88,7 @@ def test_several_chains_begin_where_there_is_time(roomy):
         patch.setattr(Chain, "__init__", begun)
         patch.setattr(Chain, "cool", cooled)
         schedules = anneal(
-            made, 0.0, steps=(PARAMS.room + 2 * PARAMS.first if roomy else PARAMS.room // 10) * made.runs
+            made, 0.0, steps=(PARAMS.room + 2 * PARAMS.first if roomy else PARAMS.room // 10) * made.clusters
         )
     count = PARAMS.chains if roomy else 1
     assert sum(asked.values()) == sum(_chains(count))
@@ -104,7 +104,7 @@ def test_several_chains_begin_where_there_is_time(roomy):
 @pytest.mark.parametrize("near", [0.0, 1.0])
 def test_cores_change_no_schedule(near, monkeypatch):
     """Also where a chain comes to a bound and those behind it are then not begun, or were, or were even before it."""
-    made = problem(5, tasks=14, ccr=3.0)
+    made = instance(5, tasks=14, ccr=3.0)
     bound = near * Play(made, anneal(made, 0.0)[0]).makespan
     found = []
     for cores in (1, 2, 7):
@@ -120,7 +120,7 @@ def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     cool = Chain.cool
     monkeypatch.setattr(population, "PARAMS", replace(population.PARAMS, agreed=agreed))
     monkeypatch.setattr(Chain, "cool", lambda *args: called.append(args) or cool(*args))
-    assert anneal(problem(5, tasks=10, ccr=3.0), 0.0)
+    assert anneal(instance(5, tasks=10, ccr=3.0), 0.0)
     assert len(called) == sum(_chains(PARAMS.chains)[:stages])
 
 
@@ -130,7 +130,7 @@ def _chains(count):
 
 
 def test_what_is_too_large_is_polished():
-    made = Problem(read(planted(2, 1_600, 4, 1.0)[0]))
+    made = Instance(read(planted(2, 1_600, 4, 1.0)[0]))
     bound = lower_bound(made)
     assert anneal(made, bound) == []
     play = Play(made, heft(made))
@@ -144,13 +144,13 @@ def test_what_is_too_large_is_polished():
 
 def test_nothing_to_search():
     on = machine(0)
-    assert anneal(Problem(chain(5, on)), 0.0) == []
-    assert anneal(problem(1), 0.0, steps=PARAMS.first) == []
+    assert anneal(Instance(chain(5, on)), 0.0) == []
+    assert anneal(instance(1), 0.0, steps=PARAMS.first) == []
 
 
 def test_it_ends_at_the_bound(monkeypatch):
     """A chain on equal devices is at its bound at once: nothing is changed."""
-    made = Problem(chain(12, replace(machine(2), queued=False), nbytes=1))
+    made = Instance(chain(12, replace(machine(2), queued=False), nbytes=1))
 
     def cooled(*_):
         raise AssertionError("it went on")
@@ -164,9 +164,9 @@ def test_it_ends_at_the_bound(monkeypatch):
 @given(st.integers(0, 10**6), st.sampled_from([1.0, 5.0]))
 @settings(max_examples=10, deadline=None)
 def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed, ccr):
-    made = problem(seed, ccr=ccr)
+    made = instance(seed, ccr=ccr)
     race = Race(made)
-    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * PARAMS.first * made.runs)):
+    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * PARAMS.first * made.clusters)):
         race.enter(schedule)
     for entry in race.entries:
         served = Play(made, replace(entry.schedule, first_come=True))

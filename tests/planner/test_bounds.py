@@ -14,24 +14,24 @@ from autopar.planner.bounds.ancestors import local
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 
 
-def random_schedule(problem, draw):
-    """Runs in a random topological order, each on a random lane of a random device it may go to."""
-    lanes = {lane: [] for names in problem.lane_names for lane in names}
-    missing = [len(before) for before in problem.before]
-    ready = [r for r in range(problem.runs) if not missing[r]]
+def random_schedule(instance, draw):
+    """Clusters in a random topological order, each on a random lane of a random device it may go to."""
+    lanes = {lane: [] for names in instance.lane_names for lane in names}
+    missing = [len(before) for before in instance.before]
+    ready = [r for r in range(instance.clusters) if not missing[r]]
     chosen = {}
-    few = draw.sample(range(len(problem.devices)), draw.randint(1, len(problem.devices)))
+    few = draw.sample(range(len(instance.devices)), draw.randint(1, len(instance.devices)))
     while ready:
         r = ready.pop(draw.randrange(len(ready)))
-        d = draw.choice([d for d in problem.allowed[r] if d in few] or problem.allowed[r])
-        if problem.group[r] >= 0:
-            d = chosen.setdefault(problem.group[r], d)
-        lanes[draw.choice(problem.lane_names[d])].append(problem.names[r])
-        for later in problem.after[r]:
+        d = draw.choice([d for d in instance.allowed[r] if d in few] or instance.allowed[r])
+        if instance.group[r] >= 0:
+            d = chosen.setdefault(instance.group[r], d)
+        lanes[draw.choice(instance.lane_names[d])].append(instance.names[r])
+        for later in instance.after[r]:
             missing[later] -= 1
             if not missing[later]:
                 ready.append(later)
@@ -41,10 +41,10 @@ def random_schedule(problem, draw):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.integers(1, 4))
 def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
-    problem = Problem(graphs.random_dag(seed, tasks, devices, ccr=ratio))
-    bound = lower_bound(problem)
+    instance = Instance(graphs.random_dag(seed, tasks, devices, ccr=ratio))
+    bound = lower_bound(instance)
     for number in range(5):
-        play = Play(problem, random_schedule(problem, random.Random(number)))
+        play = Play(instance, random_schedule(instance, random.Random(number)))
         assert bound <= play.makespan * (1 + 1e-9)
 
 
@@ -56,10 +56,10 @@ def test_no_schedule_of_a_graph_with_copies_is_below_the_bound(seed, tasks, rati
     if even:
         for task in graph["tasks"]:
             task["seconds"] = {device["name"]: 1e-3 for device in graph["devices"]}
-    bound = lower_bound(Problem(read(graph)))
+    bound = lower_bound(Instance(read(graph)))
     for _ in range(5):
-        problem = Problem(read(copied(graph, draw)))
-        play = Play(problem, random_schedule(problem, draw))
+        instance = Instance(read(copied(graph, draw)))
+        play = Play(instance, random_schedule(instance, draw))
         assert bound <= play.makespan * (1 + 1e-9)
 
 
@@ -93,12 +93,12 @@ def copied(graph, draw):
 def test_no_copy_of_a_run_starts_before_its_head(seed, tasks, ratio):
     draw = random.Random(seed)
     graph = small(seed, tasks=tasks, ratio=ratio)
-    whole = Problem(read(graph))
+    whole = Instance(read(graph))
     head = local(whole, ways(whole)).head
     for _ in range(5):
-        problem = Problem(read(copied(graph, draw)))
-        play = Play(problem, random_schedule(problem, draw))
-        for r, name in enumerate(problem.names):
+        instance = Instance(read(copied(graph, draw)))
+        play = Play(instance, random_schedule(instance, draw))
+        for r, name in enumerate(instance.names):
             first = head[whole.number[name.removesuffix("'")], play.device[r]]
             assert first <= play.start[r] * (1 + 1e-9)
 
@@ -126,10 +126,10 @@ def tree(trip: float, lanes: int = 1):
 
 def test_what_would_come_too_late_is_made_where_it_is_read():
     # All on one device; only a to d apart; each half on a device of its own, but for one task.
-    assert lower_bound(Problem(read(tree(10.0)))) == pytest.approx(7.0)
-    assert lower_bound(Problem(read(tree(1.5)))) == pytest.approx(5.0)
-    assert lower_bound(Problem(read(tree(0.25)))) == pytest.approx(3.5)
-    assert 4.0 <= lower_bound(Problem(read(tree(10.0, lanes=2)))) <= 4.5
+    assert lower_bound(Instance(read(tree(10.0)))) == pytest.approx(7.0)
+    assert lower_bound(Instance(read(tree(1.5)))) == pytest.approx(5.0)
+    assert lower_bound(Instance(read(tree(0.25)))) == pytest.approx(3.5)
+    assert 4.0 <= lower_bound(Instance(read(tree(10.0, lanes=2)))) <= 4.5
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 5.0])
@@ -137,8 +137,8 @@ def test_what_would_come_too_late_is_made_where_it_is_read():
 def test_a_planted_optimum_is_the_bound(ratio, speeds):
     for seed in range(3):
         graph, length = planted(seed, 60, 3, ratio, speeds=speeds)
-        assert lower_bound(Problem(read(graph))) == pytest.approx(length, rel=1e-3)
-        assert lower_bound(Problem(read(graph))) <= length * (1 + 1e-9)
+        assert lower_bound(Instance(read(graph))) == pytest.approx(length, rel=1e-3)
+        assert lower_bound(Instance(read(graph))) <= length * (1 + 1e-9)
 
 
 def test_what_must_cross_a_wire_bounds_the_schedule():
@@ -152,7 +152,7 @@ def test_what_must_cross_a_wire_bounds_the_schedule():
         "devices": [{"name": "cpu", "lanes": 1}, {"name": "gpu", "lanes": 4}],
         "links": [{"src": "cpu", "dst": "gpu", "latency_s": 0.0, "bytes_per_s": 100.0, "wire": "bus"}],
     }
-    assert 8.0 * 0.999 <= lower_bound(Problem(read(graph))) <= 8.1
+    assert 8.0 * 0.999 <= lower_bound(Instance(read(graph))) <= 8.1
 
 
 def relayed(slow: float, wire: str | None) -> float:
@@ -171,7 +171,7 @@ def relayed(slow: float, wire: str | None) -> float:
             for (a, b), seconds in ends.items()
         ],
     }
-    return lower_bound(Problem(read(graph)))
+    return lower_bound(Instance(read(graph)))
 
 
 def test_what_a_value_may_go_round_does_not_bound_the_schedule():
@@ -190,7 +190,7 @@ def test_what_several_read_crosses_a_wire_once():
         "devices": [{"name": "cpu", "lanes": 1}, {"name": "gpu", "lanes": 4}],
         "links": [{"src": "cpu", "dst": "gpu", "latency_s": 0.0, "bytes_per_s": 1.0}],
     }
-    assert 5.1 <= lower_bound(Problem(read(graph))) <= 5.2
+    assert 5.1 <= lower_bound(Instance(read(graph))) <= 5.2
 
 
 def test_what_may_be_made_again_where_it_is_wanted_need_not_cross_a_wire():
@@ -214,9 +214,9 @@ def test_what_may_be_made_again_where_it_is_wanted_need_not_cross_a_wire():
     fewer = {"tasks": graph["tasks"][:2], "values": [{**graph["values"][0], "consumers": ["on p"]}, *wanted]}
     for own in (graph, {**graph, **fewer}):
         own["tasks"][0].pop("colocate", None)
-        assert lower_bound(Problem(read(own))) == pytest.approx(1.1)
+        assert lower_bound(Instance(read(own))) == pytest.approx(1.1)
         own["tasks"][0]["colocate"] = "alone"
-        assert lower_bound(Problem(read(own))) > 1.1
+        assert lower_bound(Instance(read(own))) > 1.1
 
 
 def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
@@ -224,7 +224,7 @@ def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
     graph = {"tasks": tasks, "values": [], "links": []}
     graph["devices"] = [{"name": "a", "lanes": 1, "memory_bytes": 50}, {"name": "b", "lanes": 1}]
     # Five tasks fit on a; the other five take 25 s on b.
-    assert 20.0 < lower_bound(Problem(read(graph))) <= 25.0
+    assert 20.0 < lower_bound(Instance(read(graph))) <= 25.0
 
 
 def test_state_that_several_read_takes_room_once():
@@ -232,13 +232,13 @@ def test_state_that_several_read_takes_room_once():
     tasks = {name: (["x"], (1000 * graphs.MS, graphs.MS)) for name in "ab"}
     costed = graphs.build(tasks, on, nbytes=1, state={"w": (100 * graphs.KB, "ab")})
     plan = place(costed)
-    assert lower_bound(Problem(costed)) <= plan.makespan < 10 * graphs.MS
+    assert lower_bound(Instance(costed)) <= plan.makespan < 10 * graphs.MS
 
 
 def test_whole_times_make_whole_bounds():
     tasks = [{"id": f"t{k}", "seconds": {"a": 3.0}} for k in range(3)]
     graph = {"tasks": tasks, "values": [], "links": [], "devices": [{"name": "a", "lanes": 2}]}
-    assert lower_bound(Problem(read(graph))) == 6.0
+    assert lower_bound(Instance(read(graph))) == 6.0
     # Not where a transfer, or a way to run that is not the quickest, lasts a part of a second.
     apart = {
         "tasks": [{"id": "s", "seconds": {"a": 1.0}}, {"id": "t", "seconds": {"b": 1.0}}],
@@ -246,9 +246,9 @@ def test_whole_times_make_whole_bounds():
         "devices": [{"name": "a"}, {"name": "b"}],
         "links": [{"src": "a", "dst": "b", "latency_s": 0.0, "bytes_per_s": 2.0}],
     }
-    assert lower_bound(Problem(read(apart))) == 2.5
+    assert lower_bound(Instance(read(apart))) == 2.5
     ways = [{"id": name, "seconds": {"a": {"1": 2.5, "2": 2.0}}} for name in "st"]
-    assert lower_bound(Problem(read({**graph, "tasks": ways}))) == pytest.approx(2.5)
+    assert lower_bound(Instance(read({**graph, "tasks": ways}))) == pytest.approx(2.5)
 
 
 def test_what_shares_the_machine_between_the_same_two_tasks_adds_up():
@@ -262,7 +262,7 @@ def test_what_shares_the_machine_between_the_same_two_tasks_adds_up():
         for name in side:
             values.append({"id": name, "producer": name, "consumers": [str(k + 1)], "bytes": 0})
     graph = {"tasks": tasks, "values": values, "links": [], "devices": [{"name": "a", "lanes": 2}]}
-    assert stages * (4.5 + 2.0) + 2.0 <= lower_bound(Problem(read(graph))) <= stages * (6.0 + 2.0) + 2.0
+    assert stages * (4.5 + 2.0) + 2.0 <= lower_bound(Instance(read(graph))) <= stages * (6.0 + 2.0) + 2.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -272,8 +272,8 @@ def test_the_shortest_schedule_on_equal_lanes_is_not_below_the_bound(seed, tasks
     seconds = [float(draw.randint(0, 9)) for _ in range(tasks)]
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
-    problem = Problem(read(described("\n".join([str(tasks), *lines]), lanes)))
-    assert lower_bound(problem) <= shortest(seconds, waits, (0.0,) * lanes, {})
+    instance = Instance(read(described("\n".join([str(tasks), *lines]), lanes)))
+    assert lower_bound(instance) <= shortest(seconds, waits, (0.0,) * lanes, {})
 
 
 def shortest(seconds, waits, free, end):

@@ -21,7 +21,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.prove import Proven
 from autopar.planner.scheduling import schedule
 
@@ -33,7 +33,7 @@ def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):
     assert sound(1.0, 0.0, makespan=1e18) == sound(5e-324, 0.0) == 0.0
     with pytest.warns(BoundWarning):
         assert sound(1.0, 0.5, makespan=1e6) == 0.0
-    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda problem: 2 * known.makespan)
+    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance: 2 * known.makespan)
     with pytest.warns(BoundWarning, match="above a plan that takes"):
         plan = schedule(graph)
     assert plan.lower_bound == 0.0
@@ -65,7 +65,7 @@ def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
     costed = read(small(1, tasks=10))
     best, worst = place(costed), place(costed, "round_robin")
     assert worst.makespan > best.makespan * 1.1
-    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda problem: worst.makespan)
+    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance: worst.makespan)
     with pytest.warns(BoundWarning):
         assert place(costed, "round_robin").lower_bound == 0.0
 
@@ -97,10 +97,10 @@ def test_no_bound_is_below_the_trivial_ones(seed, tasks, ratio):
     for graph in (small(seed, tasks=tasks, ratio=ratio), tiny(seed), randomly(draw, tasks)):
         least = trivial(graph)
         try:
-            problem = Problem(read(graph))
+            instance = Instance(read(graph))
         except PlanError:
             continue
-        assert lower_bound(problem) * (1 + 1e-9) >= max(least)
+        assert lower_bound(instance) * (1 + 1e-9) >= max(least)
 
 
 @pytest.mark.parametrize("seed", range(30))

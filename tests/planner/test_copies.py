@@ -14,7 +14,7 @@ from test_duplicate import wanted
 from autopar.ir.costed import repeatable
 from autopar.planner.duplication.search import listed
 from autopar.planner.formats import read
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.search import core
 from autopar.planner.search.core import Chain, Listed, Timed
 
@@ -23,46 +23,46 @@ pytestmark = needs_native
 seeds = st.integers(0, 10**6)
 
 
-def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Problem, Listed]]:
+def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Instance, Listed]]:
     """Lists of random devices after each of some changes, nearly all of them of copies."""
     draw = random.Random(seed)
-    problem = Problem(read(wanted(seed)))
-    device = [draw.choice(own) for own in problem.allowed]
-    start = Timed(problem, device, [*range(problem.runs)], eager=True)
-    chain = Chain(problem, start, 0.0, seed, copies=10**6)
+    instance = Instance(read(wanted(seed)))
+    device = [draw.choice(own) for own in instance.allowed]
+    start = Timed(instance, device, [*range(instance.clusters)], eager=True)
+    chain = Chain(instance, start, 0.0, seed, copies=10**6)
     for _ in range(changes):
         # So hot that hardly any is turned down; one step is one change.
         chain.cool(1, (1.0, 1.0), math.inf)
-        yield problem, chain.now
+        yield instance, chain.now
 
 
 @given(seeds)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_times_are_those_of_the_simulation(seed):
-    *_, (problem, kept) = drawn(seed)
-    timed = timed_again(problem, kept)
+    *_, (instance, kept) = drawn(seed)
+    timed = timed_again(instance, kept)
     entry = carried_out(timed)
     assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)
     verified(wanted(seed), entry)
-    again = listed(problem, entry)
+    again = listed(instance, entry)
     assert sorted(again.of) == sorted(timed.of)
-    assert again.device[: problem.runs] == timed.device[: problem.runs]
+    assert again.device[: instance.clusters] == timed.device[: instance.clusters]
     assert again.makespan == pytest.approx(timed.makespan, rel=1e-9)
 
 
 @given(seeds)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_copy_is_read_where_its_run_is_not(seed):
-    for problem, kept in drawn(seed, changes=9):
-        runs = problem.runs
-        copies = [*zip(kept.of, kept.device[runs + 1 :])]
+    for instance, kept in drawn(seed, changes=9):
+        clusters = instance.clusters
+        copies = [*zip(kept.of, kept.device[clusters + 1 :])]
         assert len({*copies}) == len(copies) <= core.MOST
-        there = {*copies, *enumerate(kept.device[:runs])}
+        there = {*copies, *enumerate(kept.device[:clusters])}
         for r, d in copies:
-            assert kept.device[r] != d and repeatable(problem.costed, problem.costed.runs[r])
+            assert kept.device[r] != d and repeatable(instance.costed, instance.costed.clusters[r])
             assert any(
-                d in problem.deliver[v] or any((reader, d) in there for reader in problem.readers[v])
-                for v in problem.makes[r]
+                d in instance.deliver[v] or any((reader, d) in there for reader in instance.readers[v])
+                for v in instance.makes[r]
             )
 
 

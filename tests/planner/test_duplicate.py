@@ -103,12 +103,12 @@ def test_a_value_may_be_called_what_a_task_is_called():
 
 def alone(play: Play) -> bool:
     """Whether each task is on a device once, and each value made or brought there once, whichever copy it is of."""
-    problem = play.problem
-    original = dict(problem.costed.again)
-    tasks = [(original.get(name, name), d) for name, d in zip(problem.names, play.device)]
-    made = [(v, play.device[r]) for r, own in enumerate(problem.makes) for v in own]
+    instance = play.instance
+    original = dict(instance.costed.again)
+    tasks = [(original.get(name, name), d) for name, d in zip(instance.names, play.device)]
+    made = [(v, play.device[r]) for r, own in enumerate(instance.makes) for v in own]
     values = [
-        (original.get(problem.values[v], problem.values[v]), d)
+        (original.get(instance.values[v], instance.values[v]), d)
         for v, d in (*made, *((v, hop.dst) for v, hop in play.moves))
     ]
     return len(set(tasks)) == len(tasks) and len(set(values)) == len(values)
@@ -131,7 +131,7 @@ def test_names_that_are_taken_are_given_to_nothing_else():
     where = {"a": "p", "on p": "p", "on q": "q", "on r": "r", "a again on q": "p"}
     found = again(costed, where, [("a", "q")], {}).graph.check()
     assert len({task.name for task in found.tasks}) == len(costed.graph.tasks) + 1
-    assert not repeatable(costed, replace(costed.run["a"], colocate="g"))
+    assert not repeatable(costed, replace(costed.cluster["a"], colocate="g"))
 
 
 def test_a_copy_reads_what_an_earlier_copy_made_on_its_device():
@@ -142,8 +142,8 @@ def test_a_copy_reads_what_an_earlier_copy_made_on_its_device():
     where = {"a": "p", "b": "p", "on p": "p", "on q": "q", "on r": "r"}
     once = again(read(graph), where, [("a", "q")], {})
     twice = again(once, {**where, "a again on q": "q"}, [("b", "q")], {})
-    assert twice.run["b again on q"].reads == ("v again on q",)
-    assert twice.run["b"].reads == ("v",)
+    assert twice.cluster["b again on q"].reads == ("v again on q",)
+    assert twice.cluster["b"].reads == ("v",)
 
 
 def test_nothing_to_compute_but_a_value_to_deliver():

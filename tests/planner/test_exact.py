@@ -18,8 +18,8 @@ from autopar.planner.candidates import Race
 from autopar.planner.exact import Params, exact, held, proofs
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
-from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
 
 pytest.importorskip("ortools")
@@ -30,23 +30,23 @@ FIRST, TOLERANCE = Params().first, Params().tolerance
 
 
 def solved(costed, **more):
-    problem = Problem(costed)
-    return problem, exact(problem, random_schedule(problem, random.Random(0)), **more)
+    instance = Instance(costed)
+    return instance, exact(instance, random_schedule(instance, random.Random(0)), **more)
 
 
-def hold(problem, found, tries=20):
+def hold(instance, found, tries=20):
     """It is optimal, unless the order in which the host or a wire serves several queues is not the plan's to choose."""
     queues = {}
-    for hop in {hop for row in problem.route for hops in row for hop in hops or ()}:
+    for hop in {hop for row in instance.route for hops in row for hop in hops or ()}:
         queues.setdefault(hop.wire, set()).add(hop.lane)
-    chosen = not any(problem.dispatch) and all(len(own) == 1 for wire, own in queues.items() if wire >= 0)
+    chosen = not any(instance.dispatch) and all(len(own) == 1 for wire, own in queues.items() if wire >= 0)
     assert found.optimal or not chosen
-    assert Play(problem, found.schedule).makespan == found.makespan
+    assert Play(instance, found.schedule).makespan == found.makespan
     assert found.optimal == (found.makespan <= found.lower_bound * (1 + TOLERANCE))
     assert found.lower_bound <= found.makespan
-    assert lower_bound(problem) <= found.makespan * (1 + 1e-9)
+    assert lower_bound(instance) <= found.makespan * (1 + 1e-9)
     for number in range(tries):
-        play = Play(problem, random_schedule(problem, random.Random(number)))
+        play = Play(instance, random_schedule(instance, random.Random(number)))
         assert found.lower_bound <= play.makespan * (1 + 1e-9)
 
 
@@ -64,10 +64,10 @@ def test_a_small_graph_of_the_bench_is_solved(seed):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 16), st.integers(2, 4), st.sampled_from([0.1, 1.0, 10.0]))
 def test_no_random_schedule_has_less_around_a_run(seed, tasks, devices, ratio):
-    problem = Problem(read(small(seed, tasks=tasks, devices=devices, ratio=ratio)))
-    around = joined(problem, ways(problem, once=True))
+    instance = Instance(read(small(seed, tasks=tasks, devices=devices, ratio=ratio)))
+    around = joined(instance, ways(instance, once=True))
     for number in range(10):
-        play = Play(problem, random_schedule(problem, random.Random(number)))
+        play = Play(instance, random_schedule(instance, random.Random(number)))
         ends = play.makespan * (1 + 1e-9)
         assert around.length <= ends
         for r, d in enumerate(play.device):
@@ -80,12 +80,12 @@ def test_no_random_schedule_has_less_around_a_run(seed, tasks, devices, ratio):
 def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks, devices, ratio):
     graph = small(seed, tasks=tasks, devices=devices, ratio=ratio)
     graph["devices"][0]["lanes"] = 1 + seed % 2
-    problem = Problem(read(graph))
-    plays = [Play(problem, random_schedule(problem, random.Random(number))) for number in range(10)]
-    best = Play(problem, exact(problem, heft(problem), Params(effort=FIRST)).schedule)
+    instance = Instance(read(graph))
+    plays = [Play(instance, random_schedule(instance, random.Random(number))) for number in range(10)]
+    best = Play(instance, exact(instance, heft(instance), Params(effort=FIRST)).schedule)
     start = max(plays, key=lambda play: play.makespan)
-    around = joined(problem, ways(problem, once=True))
-    found = narrowed(problem, start, around, start.makespan, effort=0.02)[0]
+    around = joined(instance, ways(instance, once=True))
+    found = narrowed(instance, start, around, start.makespan, effort=0.02)[0]
     for play in (best, *plays):
         ends = play.makespan * (1 + 1e-9)
         assert found.length <= ends
@@ -118,17 +118,17 @@ def forks(stages):
 
 def test_where_all_passes_through_one_run_the_parts_add_up():
     # Nine tasks on two devices take five seconds, and the join one.
-    problem = Problem(read(forks(2)))
-    start = Play(problem, heft(problem))
-    around = joined(problem, ways(problem, once=True))
+    instance = Instance(read(forks(2)))
+    start = Play(instance, heft(instance))
+    around = joined(instance, ways(instance, once=True))
     assert around.length < 12.0
-    found = narrowed(problem, start, around, start.makespan, effort=0.2)[0]
+    found = narrowed(instance, start, around, start.makespan, effort=0.2)[0]
     assert found.length == pytest.approx(13.0, rel=TOLERANCE)
 
 
 def test_parts_prove_what_the_whole_does_not_yet():
-    problem = Problem(read(small(17)))
-    steps = proofs(problem, heft(problem), Params(effort=2 * FIRST))
+    instance = Instance(read(small(17)))
+    steps = proofs(instance, heft(instance), Params(effort=2 * FIRST))
     first, second = next(steps), next(steps)
     assert not first.optimal
     assert second.lower_bound > first.lower_bound * 1.05
@@ -145,22 +145,22 @@ def test_what_is_read_together_is_made_or_brought_one_after_the_other():
         "devices": [{"name": "a", "lanes": 1}, {"name": "b", "lanes": 1}],
         "links": [{"src": "a", "dst": "b", **link}, {"src": "b", "dst": "a", **link}],
     }
-    problem = Problem(read(graph))
-    plain = ways(problem, once=True)
+    instance = Instance(read(graph))
+    plain = ways(instance, once=True)
     assert plain.length == pytest.approx(2.0)
-    assert joined(problem, plain).length == pytest.approx(3.0)
+    assert joined(instance, plain).length == pytest.approx(3.0)
     assert solved(read(graph))[1].makespan == pytest.approx(3.0)
 
 
 def test_what_wires_would_not_keep_is_replaced_by_what_they_do():
-    problem = Problem(read(small(15)))
-    race = Race(problem)
-    first = race.enter(heft(problem))
-    found = exact(problem, first.schedule)
+    instance = Instance(read(small(15)))
+    race = Race(instance)
+    first = race.enter(heft(instance))
+    found = exact(instance, first.schedule)
     assert found.optimal
     kept = race.enter(found.schedule)
     assert kept.makespan > found.makespan * (1 + TOLERANCE)
-    for schedule in held(problem, found.schedule, kept.makespan, found.lower_bound, Params(effort=1.0)):
+    for schedule in held(instance, found.schedule, kept.makespan, found.lower_bound, Params(effort=1.0)):
         race.enter(schedule)
     assert race.best().makespan < kept.makespan * (1 - TOLERANCE)
 
@@ -177,15 +177,15 @@ def test_no_random_schedule_is_shorter_than_with_lanes_shared(seed, tasks, lanes
             task["seconds"]["d0"] = {
                 str(n): alone / n ** draw.uniform(0, 1) for n in range(1, draw.randint(1, lanes) + 1)
             }
-    problem, found = solved(read(graph))
-    hold(problem, found)
+    instance, found = solved(read(graph))
+    hold(instance, found)
 
 
 @pytest.mark.parametrize("groups", [0, 2])
 def test_it_finds_a_planted_optimum(groups):
     graph, length = planted(1, 10, 2, 1.0, groups=groups)
-    problem, found = solved(read(graph))
-    hold(problem, found)
+    instance, found = solved(read(graph))
+    hold(instance, found)
     assert found.makespan == pytest.approx(length, rel=TOLERANCE)
 
 
@@ -193,14 +193,14 @@ def test_what_does_not_fit_together_is_parted():
     tasks = [{"id": f"t{t}", "seconds": {"a": 1.0, "b": 3.0}, "state_bytes": 6} for t in range(4)]
     devices = [{"name": "a", "lanes": 1, "memory_bytes": 12}, {"name": "b", "lanes": 1, "memory_bytes": 100}]
     graph = {"tasks": tasks, "values": [], "devices": devices, "links": []}
-    problem = Problem(read(graph))
-    on_b = random_schedule(problem, random.Random(0))
-    on_b = type(on_b)("b", {"b/0": problem.names})
-    found = exact(problem, on_b)
-    hold(problem, found, 0)
+    instance = Instance(read(graph))
+    on_b = random_schedule(instance, random.Random(0))
+    on_b = type(on_b)("b", {"b/0": instance.names})
+    found = exact(instance, on_b)
+    hold(instance, found, 0)
     assert found.makespan == pytest.approx(6.0)
-    assert all(one.peak <= one.cap for one in memory(problem, Play(problem, found.schedule)))
-    assert lower_bound(problem) > 3.0 * 0.9
+    assert all(one.peak <= one.cap for one in memory(instance, Play(instance, found.schedule)))
+    assert lower_bound(instance) > 3.0 * 0.9
 
 
 def test_a_value_leaves_room_when_it_has_been_read():
@@ -212,9 +212,9 @@ def test_a_value_leaves_room_when_it_has_been_read():
     ]
     for lanes, cap, length in ((2, 20, 2.0), (2, 19, 4.0)):
         devices = [{"name": "a", "lanes": lanes, "memory_bytes": cap}]
-        problem = Problem(read({"tasks": tasks, "values": values, "devices": devices, "links": []}))
-        start = type(random_schedule(problem, random.Random(0)))("one lane", {"a/0": ("p", "q", "r", "s")})
-        found = exact(problem, start)
+        instance = Instance(read({"tasks": tasks, "values": values, "devices": devices, "links": []}))
+        start = type(random_schedule(instance, random.Random(0)))("one lane", {"a/0": ("p", "q", "r", "s")})
+        found = exact(instance, start)
         assert (found.makespan, found.optimal) == (pytest.approx(length), True)
 
 
@@ -235,9 +235,9 @@ def test_a_task_that_needs_two_lanes_gets_them():
         *({"id": f"n{n}", "seconds": {"a": 1.0}} for n in range(2)),
     ]
     graph = {"tasks": tasks, "values": [], "devices": [{"name": "a", "lanes": 2}], "links": []}
-    problem = Problem(read(graph))
+    instance = Instance(read(graph))
     lanes = {"a/0": ("n0", "n1", "wide"), "a/1": ("wide",)}
-    found = exact(problem, type(random_schedule(problem, random.Random(0)))("a row", lanes))
+    found = exact(instance, type(random_schedule(instance, random.Random(0)))("a row", lanes))
     assert (found.makespan, found.optimal) == (pytest.approx(2.0), True)
 
 
@@ -246,9 +246,9 @@ def test_scratch_counts_while_a_task_runs():
     seconds = {"a": 1.0, "b": 2.0, "c": 3.0}
     tasks = [{"id": f"t{t}", "seconds": seconds, "workspace_bytes": 6} for t in range(4)]
     devices = [{"name": name, "lanes": 4, "memory_bytes": 10} for name in seconds]
-    problem = Problem(read({"tasks": tasks, "values": [], "devices": devices, "links": []}))
-    one = type(random_schedule(problem, random.Random(0)))("one lane", {"a/0": problem.names})
-    found = exact(problem, one)
+    instance = Instance(read({"tasks": tasks, "values": [], "devices": devices, "links": []}))
+    one = type(random_schedule(instance, random.Random(0)))("one lane", {"a/0": instance.names})
+    found = exact(instance, one)
     assert (found.makespan, found.optimal) == (pytest.approx(3.0), True)
 
 
@@ -269,8 +269,8 @@ def test_a_run_that_makes_two_values_of_what_is_read_counts_once():
         "devices": [{"name": "p"}, {"name": "q"}],
         "links": [],
     }
-    problem = Problem(read(graph))
-    assert joined(problem, ways(problem, once=True)).length == pytest.approx(2.0)
+    instance = Instance(read(graph))
+    assert joined(instance, ways(instance, once=True)).length == pytest.approx(2.0)
 
 
 def test_without_the_solver_it_says_what_to_type(monkeypatch):

@@ -15,8 +15,8 @@ from autopar.planner.bounds.critical_path import ways
 from autopar.planner.bounds.load import load
 from autopar.planner.exact import exact
 from autopar.planner.formats import read
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
-from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.scheduling import schedule
 
@@ -30,24 +30,24 @@ from autopar.planner.exact.windows import joined  # noqa: E402
 UNITS = 10_000
 
 
-def fits(problem, play):
-    return all(one.cap is None or one.peak <= one.cap for one in memory(problem, play))
+def fits(instance, play):
+    return all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
 
 
-def solution(problem, best, play):
+def solution(instance, best, play):
     """The solver's verdict on a simulated schedule, all of which is given, where no more than `best` is asked for."""
-    units, around = Units(best.makespan, UNITS), joined(problem, ways(problem, once=True))
-    model = Model(problem, units, best, around, units.floor(best.makespan))
+    units, around = Units(best.makespan, UNITS), joined(instance, ways(instance, once=True))
+    model = Model(instance, units, best, around, units.floor(best.makespan))
     transfers = Transfers(model)
     model.limit()
-    price(model, load(problem, around))
+    price(model, load(instance, around))
     cap(model, transfers)
     for r, d in enumerate(play.device):
         model.cp.add_bool_or(model.on[r].get(d, False))
         model.cp.add(model.start[r] == units.floor(play.start[r]))
         taken = 1 + len(play.more.get(r, ()))
         model.cp.add_bool_or(when for lanes, _, when in model.modes[r, d] if lanes == taken)
-    for step, (v, hop) in enumerate(play.moves, problem.runs):
+    for step, (v, hop) in enumerate(play.moves, instance.clusters):
         model.cp.add(transfers.start[v, hop.dst] == units.floor(play.start[step]))
     model.cp.add(model.makespan <= units.floor(play.makespan))
     own = solver(1.0, math.inf)
@@ -58,19 +58,19 @@ def solution(problem, best, play):
 @given(st.integers(0, 10**6), st.integers(1, 10), st.booleans())
 def test_every_schedule_that_fits_is_a_solution_of_the_model(seed, tasks, tight):
     draw = random.Random(seed)
-    problem = Problem(read(randomly(draw, tasks, tight=tight)))
+    instance = Instance(read(randomly(draw, tasks, tight=tight)))
     plays = []
     for number in range(20):
         try:
-            plays.append(Play(problem, random_schedule(problem, random.Random(number))))
+            plays.append(Play(instance, random_schedule(instance, random.Random(number))))
         except PlanError:
             continue  # What is drawn may wait for itself, or for what no link brings, or take too few lanes.
-    plays = [play for play in plays if fits(problem, play)]
+    plays = [play for play in plays if fits(instance, play)]
     if plays:
         longest = max(plays, key=lambda play: play.makespan)
         for play in plays[:3]:
             for best in (play, longest) if play.makespan > 0 else ():
-                assert solution(problem, best, play) in ("OPTIMAL", "FEASIBLE")
+                assert solution(instance, best, play) in ("OPTIMAL", "FEASIBLE")
 
 
 @pytest.mark.parametrize("scale", [1, 10**12, 10**25])
@@ -95,7 +95,7 @@ def test_a_transfer_that_is_not_made_takes_no_time():
         "devices": [{"name": name, "memory_bytes": 30} for name in "ab"],
         "links": [link(src, dst, latency_s=5.0) for src, dst in ("ab", "ba")],
     }
-    problem = Problem(read(graph))
-    assert problem.tight
-    found = exact(problem, Schedule("one lane", {"a/0": problem.names}))
+    instance = Instance(read(graph))
+    assert instance.tight
+    found = exact(instance, Schedule("one lane", {"a/0": instance.names}))
     assert (found.makespan, found.optimal) == (pytest.approx(3.0), True)

@@ -14,17 +14,17 @@ from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.ir.device import Device, Link
 from autopar.planner.formats import described, read, text
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.scheduling import schedule
 
 
 def test_a_file_means_what_it_says():
     costed = read(small())
-    assert [run.name for run in costed.runs] == ["a", "b", "c"]
-    assert costed.run["a"].seconds == (1.0, 0.2)
-    assert costed.run["b"].seconds == (0.6, None)
-    assert costed.run["b"].modes == ((0, 1, 1.0), (0, 2, 0.6))
-    assert costed.run["c"].seconds == (None, 0.5)
+    assert [cluster.name for cluster in costed.clusters] == ["a", "b", "c"]
+    assert costed.cluster["a"].seconds == (1.0, 0.2)
+    assert costed.cluster["b"].seconds == (0.6, None)
+    assert costed.cluster["b"].modes == ((0, 1, 1.0), (0, 2, 0.6))
+    assert costed.cluster["c"].seconds == (None, 0.5)
     assert costed.before == {"a": (), "b": ("a",), "c": ("a", "b")}
     assert costed.home["x"] == "cpu"
     assert costed.deliver == (("y", "cpu"),)
@@ -38,8 +38,8 @@ def test_wires_are_as_the_file_says():
     graph = small()
     graph["devices"].append({"name": "tpu"})
     graph["links"] += [link("cpu", "tpu"), link("tpu", "cpu"), link("gpu", "tpu", wire=None)]
-    problem = Problem(read(graph))
-    hop = {(s, d): problem.route[s][d] for s in range(3) for d in range(3)}
+    instance = Instance(read(graph))
+    hop = {(s, d): instance.route[s][d] for s in range(3) for d in range(3)}
     bus = hop[0, 1][0].lane
     graph["links"][-1]["wire"] = "cpu → tpu"
     assert read(graph).machine.link["cpu", "tpu"].wire != "cpu → tpu"
@@ -47,7 +47,7 @@ def test_wires_are_as_the_file_says():
     assert len({bus, hop[0, 2][0].lane, hop[2, 0][0].lane}) == 3
     assert hop[1, 2][0].lane == -1
     assert [(h.src, h.dst) for h in hop[2, 1]] == [(2, 0), (0, 1)]
-    assert problem.wires == 0
+    assert instance.wires == 0
 
 
 def test_transfers_without_a_wire_run_side_by_side_and_others_do_not():
@@ -97,7 +97,7 @@ def test_the_third_device_is_the_one_that_is_quickest_for_what_is_sent(nbytes, t
 def test_tasks_may_come_in_any_order():
     graph = small()
     graph["tasks"].reverse()
-    assert [run.name for run in read(graph).runs] == ["a", "b", "c"]
+    assert [cluster.name for cluster in read(graph).clusters] == ["a", "b", "c"]
 
 
 def test_a_file_and_its_data_give_the_same_plan(tmp_path):

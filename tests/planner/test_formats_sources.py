@@ -74,7 +74,7 @@ def partitioning() -> dict[str, Any]:
 
 def test_dnn_partitioning_graphs():
     plan = schedule(partitioning())
-    where = {step.run: step.device for step in plan.placed}
+    where = {step.cluster: step.device for step in plan.placed}
     assert where["2"] == "cpu"
     assert where["1"] == where["3"] == "accelerator:0"
     # 10 ms, out, 100 ms on the CPU, in, 10 ms.

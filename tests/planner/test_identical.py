@@ -18,7 +18,7 @@ from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.identical import chains, identical
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 
 
@@ -57,7 +57,7 @@ def filled(draw, lanes, length, pieces):
 
 def test_lanes_are_alike_only_where_nothing_else_counts():
     graph = devices_of(3, [1.0, 2.0], [[], [0]])
-    assert Problem(read(graph)).alike == [(0, 0), (1, 0), (2, 0)]
+    assert Instance(read(graph)).alike == [(0, 0), (1, 0), (2, 0)]
     slower = {
         **graph,
         "tasks": [graph["tasks"][0] | {"seconds": {"d0": 1.0, "d1": 1.0, "d2": 2.0}}, graph["tasks"][1]],
@@ -68,7 +68,7 @@ def test_lanes_are_alike_only_where_nothing_else_counts():
     small = {**graph, "devices": [device | {"memory_bytes": 1} for device in graph["devices"]]}
     small["values"] = [value | {"bytes": 1} for value in graph["values"]]
     for other in (slower, bound, far, together, small, lanes_of(1, [1.0, 2.0], [[], [0]])):
-        assert not Problem(read(other)).alike
+        assert not Instance(read(other)).alike
 
 
 @pytest.mark.parametrize("made", [lanes_of, devices_of])
@@ -87,18 +87,20 @@ def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(
     draw = random.Random(seed)
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     graph = lanes_of(lanes, [draw.choice((0, 0.1, 1 / 3, 0.7, 2)) for _ in waits], waits)
-    problem = Problem(read(graph))
-    found = Play(problem, identical(Race(problem, lower_bound(problem)))).makespan
-    assert lower_bound(problem) <= found * (1 + 1e-9) <= listed(graph, lanes) * (1 + 2e-9)
+    instance = Instance(read(graph))
+    found = Play(instance, identical(Race(instance, lower_bound(instance)))).makespan
+    assert lower_bound(instance) <= found * (1 + 1e-9) <= listed(graph, lanes) * (1 + 2e-9)
 
 
 def test_chains_reach_what_list_schedules_do_not_and_find_the_same_again(monkeypatch):
     for seed in range(3):
-        problem = Problem(read(lanes_of(6, *filled(random.Random(seed), 6, 200, 8))))
-        found = identical(Race(problem, 200.0))
-        assert identical(Race(problem, 200.0)) == found
+        instance = Instance(read(lanes_of(6, *filled(random.Random(seed), 6, 200, 8))))
+        found = identical(Race(instance, 200.0))
+        assert identical(Race(instance, 200.0)) == found
         monkeypatch.setattr(chains, "PARAMS", replace(chains.PARAMS, steps=0))
         assert (
-            Play(problem, identical(Race(problem, 200.0))).makespan > Play(problem, found).makespan == 200.0
+            Play(instance, identical(Race(instance, 200.0))).makespan
+            > Play(instance, found).makespan
+            == 200.0
         )
         monkeypatch.undo()

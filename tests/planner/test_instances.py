@@ -10,7 +10,7 @@ import pytest
 from benchmarks.instances import SHAPES, planted, small
 
 from autopar.planner.formats import read
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
@@ -24,9 +24,9 @@ def test_edges_go_forward(shape):
 def test_small_graphs_are_what_they_say():
     for seed in range(40):
         graph = small(seed)
-        problem = Problem(read(graph))
-        assert 10 <= problem.runs <= 50
-        assert 2 <= len(problem.devices) <= 4
+        instance = Instance(read(graph))
+        assert 10 <= instance.clusters <= 50
+        assert 2 <= len(instance.devices) <= 4
     assert len({json.dumps(small(seed)) for seed in range(20)}) == 20
 
 
@@ -44,7 +44,7 @@ def test_a_planted_graph_fills_its_devices():
     work = sum(task["seconds"]["d0"] for task in graph["tasks"])
     assert work == pytest.approx(4.0 * length)
     assert any("colocate" in task for task in graph["tasks"])
-    assert Problem(read(graph)).tight
+    assert Instance(read(graph)).tight
 
 
 def test_every_process_makes_the_same():

@@ -1,4 +1,4 @@
-"""Runs that take several lanes of a device, and transfers that wait in no copy queue, through the whole planner."""
+"""Clusters that take several lanes of a device, and transfers that wait in no copy queue, through the whole planner."""
 
 import random
 
@@ -13,15 +13,15 @@ from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.planner import replan
 from autopar.planner.formats import read, text
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.orders import kept
-from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.model.timing import simulate
 from autopar.planner.scheduling import schedule
 
 
 def wide(**seconds: float):
-    """A run that takes one to three lanes of a CPU, and one that takes one, without anything between them."""
+    """A cluster that takes one to three lanes of a CPU, and one that takes one, without anything between them."""
     graph = {
         "tasks": [
             {"id": "wide", "seconds": {"cpu": {key.strip("_"): s for key, s in seconds.items()}}},
@@ -40,7 +40,7 @@ def test_a_run_takes_as_many_lanes_as_it_is_named_in():
         if "cpu/1" in lanes:
             orders["cpu/1"] = ("narrow", "wide")
         found = simulate(costed, Schedule("hand", orders))
-        step = next(step for step in found.placed if step.run == "wide")
+        step = next(step for step in found.placed if step.cluster == "wide")
         assert step.lanes == lanes
         assert step.end - step.start == takes
         assert step.start == (1.0 if "cpu/1" in lanes else 0.0)
@@ -48,7 +48,7 @@ def test_a_run_takes_as_many_lanes_as_it_is_named_in():
 
 def test_a_run_takes_no_number_of_lanes_that_it_cannot():
     costed = wide(_2=2.0)
-    with pytest.raises(PlanError, match=r"gives run 'wide' 1 lanes of cpu; it can take 2"):
+    with pytest.raises(PlanError, match=r"gives cluster 'wide' 1 lanes of cpu; it can take 2"):
         simulate(costed, Schedule("hand", {"cpu/0": ("wide", "narrow")}))
     with pytest.raises(PlanError, match="twice"):
         simulate(costed, Schedule("hand", {"cpu/0": ("narrow", "wide"), "cpu/1": ("wide", "narrow")}))
@@ -71,7 +71,7 @@ def test_more_lanes_are_taken_where_that_helps_and_not_where_it_does_not():
 
 def test_more_lanes_than_the_device_has_are_no_way():
     costed = wide(_1=3.0, _2=2.0, _8=0.1)
-    assert costed.run["wide"].modes == ((0, 1, 3.0), (0, 2, 2.0))
+    assert costed.cluster["wide"].modes == ((0, 1, 3.0), (0, 2, 2.0))
     assert schedule(costed).lower_bound <= schedule(costed).makespan
 
 
@@ -89,8 +89,10 @@ def test_a_plan_is_what_its_orders_simulate_to(seed):
     plan = schedule(randomly(random.Random(seed), 10))
     again = replan(plan.costed, plan)
     assert again.makespan == pytest.approx(plan.makespan)
-    assert Play(Problem(plan.costed), kept(plan)).makespan == pytest.approx(plan.makespan)
-    assert {step.run: step.lanes for step in again.placed} == {step.run: step.lanes for step in plan.placed}
+    assert Play(Instance(plan.costed), kept(plan)).makespan == pytest.approx(plan.makespan)
+    assert {step.cluster: step.lanes for step in again.placed} == {
+        step.cluster: step.lanes for step in plan.placed
+    }
 
 
 def test_a_plan_of_a_file_is_saved_and_loaded(tmp_path):
@@ -126,5 +128,5 @@ def test_pictures_and_reports_of_any_plan(seed):
 
 
 def test_every_copy_queue_of_a_machine_without_them_is_a_wire():
-    problem = Problem(read(small()))
-    assert problem.copy_lanes == ["bus"]
+    instance = Instance(read(small()))
+    assert instance.copy_lanes == ["bus"]

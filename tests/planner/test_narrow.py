@@ -13,18 +13,18 @@ from autopar.errors import PlanError
 from autopar.planner import place
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 
 
-def placements(problem):
-    """All placements of each run once where every value can come from its maker to its readers."""
-    for device in itertools.product(*problem.able):
+def placements(instance):
+    """All placements of each cluster once where every value can come from its maker to its readers."""
+    for device in itertools.product(*instance.able):
         ways = [
-            problem.route[device[m] if m >= 0 else problem.home[v]][d]
-            for v, m in enumerate(problem.maker)
-            for d in (*(device[r] for r in problem.readers[v]), *problem.deliver[v])
+            instance.route[device[m] if m >= 0 else instance.home[v]][d]
+            for v, m in enumerate(instance.maker)
+            for d in (*(device[r] for r in instance.readers[v]), *instance.deliver[v])
         ]
-        together = all(len({device[r] for r in members}) == 1 for members in problem.members)
+        together = all(len({device[r] for r in members}) == 1 for members in instance.members)
         if None not in ways and together:
             yield device
 
@@ -39,13 +39,13 @@ def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
         costed = read(graph)
     except PlanError:
         return
-    with mock.patch("autopar.planner.model.problem._narrow", lambda problem: problem.able):
-        found = [*placements(Problem(costed))]
+    with mock.patch("autopar.planner.model.instance._narrow", lambda instance: instance.able):
+        found = [*placements(Instance(costed))]
     if not found:
         with pytest.raises(PlanError, match=r"no placement brings .* to all that read it"):
-            Problem(costed)
+            Instance(costed)
         return
-    allowed = Problem(costed).allowed
+    allowed = Instance(costed).allowed
     assert all(d in allowed[r] for device in found for r, d in enumerate(device))
     assert infeasibilities(graph, described(place(costed))) == []
 
@@ -61,7 +61,7 @@ def test_a_run_may_be_computed_again_where_it_could_not_be_alone():
         "devices": [{"name": "p"}, {"name": "q"}],
         "links": [link("q", "p")],
     }
-    assert Problem(read(graph)).allowed[0] == (1,)
+    assert Instance(read(graph)).allowed[0] == (1,)
     plan = planned(graph)
     assert infeasibilities(graph, plan) == []
     assert plan["makespan_s"] == pytest.approx(101.0)

@@ -27,7 +27,7 @@ from autopar.planner.duplication import search as repeated
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.search import anneal as search
 from autopar.planner.search.core import COPIES, KEEP, Chain, Listed, Timed
 from autopar.planner.search.multilevel import coarse
@@ -36,25 +36,25 @@ from autopar.planner.search.packed import pack
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 
 
-def begun(problem: Problem, seed: int, copies: int = 0) -> Chain | None:
+def begun(instance: Instance, seed: int, copies: int = 0) -> Chain | None:
     """A chain from random devices, None where no way leads to a schedule so."""
-    problem, draw = problem, random.Random(seed)
-    device = [draw.choice(own) for own in problem.allowed]
-    for group in problem.members:
+    instance, draw = instance, random.Random(seed)
+    device = [draw.choice(own) for own in instance.allowed]
+    for group in instance.members:
         for r in group:
             device[r] = device[group[0]]
-    start = Timed(problem, device, [*range(problem.runs)], eager=seed % 2 == 0)
+    start = Timed(instance, device, [*range(instance.clusters)], eager=seed % 2 == 0)
     if start.makespan == math.inf:
         return None
-    return Chain(problem, start, 0.0, seed, copies)
+    return Chain(instance, start, 0.0, seed, copies)
 
 
-def cooled(problem: Problem, seed: int, steps: float, copies: int = 0) -> list[Timed]:
+def cooled(instance: Instance, seed: int, steps: float, copies: int = 0) -> list[Timed]:
     """What a chain finds that cools twice, the second time from where the first ended, each timed again."""
-    chain = begun(problem, seed, copies=copies)
+    chain = begun(instance, seed, copies=copies)
     for heats in HEATS if chain else ():
         chain.cool(steps, heats, math.inf)
-    found = [timed_again(chain.problem, kept) for kept in chain.best] if chain else []
+    found = [timed_again(chain.instance, kept) for kept in chain.best] if chain else []
     lengths = [timed.makespan for timed in found]
     assert lengths == sorted(lengths) and len(lengths) <= KEEP
     return found
@@ -72,18 +72,18 @@ def test_it_was_built_here():
 def test_lists_are_as_long_as_the_simulator_says(seed, tasks, ccr):
     """Of devices with several lanes, wires of their own, one or none, and copy queues or none."""
     on = machine(1 + seed % 3, cpu_lanes=1 + seed % 2, wire=("own", "one", None)[seed % 3], peer=seed % 4 > 0)
-    problem = Problem(random_dag(seed, tasks, ccr=ccr, on=replace(on, queued=seed % 5 > 0)))
-    for timed in cooled(problem, seed, 200 * tasks):
+    instance = Instance(random_dag(seed, tasks, ccr=ccr, on=replace(on, queued=seed % 5 > 0)))
+    for timed in cooled(instance, seed, 200 * tasks):
         carried_out(timed)
 
 
 def plannable(graph):
     """The problem of a graph, None where lists are of no use."""
     try:
-        problem = Problem(read(graph))
+        instance = Instance(read(graph))
     except PlanError:
         return None
-    return problem if problem.runs > 1 and len(problem.devices) > 1 and not problem.modes else None
+    return instance if instance.clusters > 1 and len(instance.devices) > 1 and not instance.modes else None
 
 
 @needs_native
@@ -92,16 +92,16 @@ def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     seen = dict.fromkeys(("groups", "deliveries", "given", "ways", "lanes"), 0)
     for seed in range(120):
         graph = uncapped(varied(seed))
-        problem = plannable(graph)
-        found = cooled(problem, seed, 100 * problem.runs) if problem else []
+        instance = plannable(graph)
+        found = cooled(instance, seed, 100 * instance.clusters) if instance else []
         for timed in found[:2]:
             verified(graph, carried_out(timed))
         if found:
-            seen["groups"] += bool(problem.members)
-            seen["deliveries"] += any(problem.deliver)
-            seen["given"] += -1 in problem.maker
-            seen["ways"] += any(len(hops or ()) > 1 for row in problem.route for hops in row)
-            seen["lanes"] += max(map(len, problem.lane_names)) > 1
+            seen["groups"] += bool(instance.members)
+            seen["deliveries"] += any(instance.deliver)
+            seen["given"] += -1 in instance.maker
+            seen["ways"] += any(len(hops or ()) > 1 for row in instance.route for hops in row)
+            seen["lanes"] += max(map(len, instance.lane_names)) > 1
     assert min(seen.values()) > 5, seen
 
 
@@ -113,8 +113,8 @@ def test_lists_with_copies_can_be_carried_out():
         graph = uncapped(small(seed, tasks=12 + seed % 9, ratio=3.0) if seed % 2 else varied(seed))
         for link in graph["links"] if seed % 5 == 0 else ():
             link["wire"] = None
-        problem = plannable(graph)
-        found = cooled(problem, seed, 60 * problem.runs, copies=COPIES) if problem else []
+        instance = plannable(graph)
+        found = cooled(instance, seed, 60 * instance.clusters, copies=COPIES) if instance else []
         for timed in found[:2]:
             verified(graph, carried_out(timed))
         copied += any(timed.of for timed in found)
@@ -125,21 +125,21 @@ def test_lists_with_copies_can_be_carried_out():
 @needs_native
 @pytest.mark.parametrize("graph", [planted(1, 40, 4, 1.0)[0], small(16, tasks=30), small(10, tasks=30)])
 def test_every_single_change_is_a_list(graph):
-    problem = Problem(read(graph))
-    chain = begun(problem, 1)
+    instance = Instance(read(graph))
+    chain = begun(instance, 1)
     kept = {tuple(chain.now.keys)}
     for _ in range(60):
         # So hot that hardly any is turned down; one step is one change.
         chain.cool(1, (1.0, 1.0), math.inf)
-        carried_out(timed_again(chain.problem, chain.now))
+        carried_out(timed_again(chain.instance, chain.now))
         kept.add((*chain.now.device, *chain.now.keys))
     assert len(kept) > 10
 
 
 @needs_native
 def test_the_same_draws_give_the_same_lists():
-    problem = Problem(read(small(3, tasks=20)))
-    one, same, other = (cooled(problem, seed, 4_000, copies=COPIES) for seed in (2, 2, 4))
+    instance = Instance(read(small(3, tasks=20)))
+    one, same, other = (cooled(instance, seed, 4_000, copies=COPIES) for seed in (2, 2, 4))
     assert [shown(timed) for timed in one] == [shown(timed) for timed in same]
     assert [shown(timed) for timed in one] != [shown(timed) for timed in other]
 
@@ -151,7 +151,7 @@ def shown(timed: Listed):
 
 @needs_native
 def test_it_ends_when_time_is_up():
-    chain = begun(Problem(read(planted(0, 60, 4, 1.0)[0])), 0)
+    chain = begun(Instance(read(planted(0, 60, 4, 1.0)[0])), 0)
     start, began = chain.makespan, time.monotonic()
     chain.cool(1e9, (0.1, 0.003), began + 0.2)
     assert 0 < chain.spent < 1e9
@@ -160,9 +160,9 @@ def test_it_ends_when_time_is_up():
 
 @needs_native
 def test_it_ends_at_its_bound():
-    problem = Problem(read(planted(0, 20, 2, 1.0)[0]))
-    start = begun(problem, 0)
-    chain = Chain(start.problem, start.now, start.makespan, 0)
+    instance = Instance(read(planted(0, 20, 2, 1.0)[0]))
+    start = begun(instance, 0)
+    chain = Chain(start.instance, start.now, start.makespan, 0)
     chain.cool(1e9, (0.1, 0.003), math.inf)
     assert chain.spent == 0 and shown(chain.now) == shown(start.now)
 
@@ -173,12 +173,12 @@ def test_without_memory_a_chain_stays_as_it_is(monkeypatch, caplog):
         def autopar_cool(self, *_):
             return -1
 
-    chain = begun(Problem(read(planted(0, 20, 2, 1.0)[0])), 0)
+    chain = begun(Instance(read(planted(0, 20, 2, 1.0)[0])), 0)
     start = chain.makespan
     monkeypatch.setattr(native, "LIBRARY", Full())
     chain.cool(100, (0.1, 0.003), math.inf)
     assert [kept.makespan for kept in chain.best] == [start]
-    assert "no memory to search for a plan of 20 runs on 2 devices" in caplog.text
+    assert "no memory to search for a plan of 20 clusters on 2 devices" in caplog.text
 
 
 @pytest.fixture
@@ -211,14 +211,14 @@ def test_without_it_one_line_says_what_to_do(caplog):
 
 @pytest.mark.usefixtures("without")
 def test_without_it_only_lists_are_made():
-    problem = Problem(read(small(14, tasks=16)))
-    assert search.anneal(problem, 0.0) == []
-    assert coarse(Problem(read(planted(2, 200, 4, 1.0)[0])), 0.0, 1.0, 10**6, math.inf) == []
+    instance = Instance(read(small(14, tasks=16)))
+    assert search.anneal(instance, 0.0) == []
+    assert coarse(Instance(read(planted(2, 200, 4, 1.0)[0])), 0.0, 1.0, 10**6, math.inf) == []
     race = race_of(short(2))
     before = race.best().makespan
     pack(race, 20_000)
     assert race.best().makespan <= before and all(not entry.over for entry in race.entries[2:])
-    entry = Race(problem).enter(heft(problem))
+    entry = Race(instance).enter(heft(instance))
     assert repeated.repeated(race, entry) is entry
 
 

@@ -16,8 +16,8 @@ from autopar.planner.formats.dnn_partitioning import described, partitioning
 from autopar.planner.formats.graph_file import costed
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft, lookahead
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
-from autopar.planner.model.problem import Problem
 from autopar.planner.scheduling import schedule
 from autopar.planner.search.packed import State, pack
 
@@ -29,9 +29,9 @@ def short(seed):
 
 
 def race_of(raw):
-    race = Race(Problem(costed(described(partitioning(raw)), "graph")))
+    race = Race(Instance(costed(described(partitioning(raw)), "graph")))
     for policy in (heft, lookahead):
-        race.enter(policy(race.problem))
+        race.enter(policy(race.instance))
     return race
 
 
@@ -43,7 +43,7 @@ def test_packed_plans_fit_and_are_shorter(seed):
     pack(race, 20_000)
     assert race.best().makespan < before
     for entry in race.entries[entered:]:
-        peaks = memory(race.problem, entry.play)
+        peaks = memory(race.instance, entry.play)
         assert not entry.over and all(own.cap is None or own.peak <= own.cap for own in peaks)
     again = race_of(short(seed))
     pack(again, 20_000)
@@ -67,8 +67,8 @@ def test_values_count_beside_state():
             if src != dst
         ],
     }  # fmt: skip
-    race = Race(Problem(costed(graph, "graph")))
-    race.enter(heft(race.problem))
+    race = Race(Instance(costed(graph, "graph")))
+    race.enter(heft(race.instance))
     pack(race, 100_000)
     best = race.best()
     assert len(set(best.play.device)) == 2, "60 bytes of values leave room for four states on each"
@@ -79,14 +79,15 @@ def test_values_count_beside_state():
     ("placement", "held"), (((0, 0, 0), 0), ((1, 1, 0), 128), ((0, 1, 1), 192), ((0, 0, 1), 64))
 )
 def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, held):
-    """w, 128 bytes, of runs a and b, and u, 64 bytes, of c, both at home on the CPU; 35 bytes are made or scratch."""
+    """w, 128 bytes, of clusters a and b, and u, 64 bytes, of c, both at home on the CPU; 35 bytes are made or
+    scratch."""
     tasks = dict.fromkeys("abc", ((), MS))
     state = {"w": (128, ["a", "b"]), "u": (64, ["c"])}
 
     def room(cpu: int, other: int) -> tuple[bool, bool]:
         on = machine(1, memory={"cpu": cpu, "emulated:0": other})
         graph = build(tasks, on, nbytes=10, state=state, workspace={"a": 5})
-        found = State(Problem(graph))
+        found = State(Instance(graph))
         return found.fits(placement), found.surely(placement)
 
     much = 10**6
@@ -98,10 +99,10 @@ def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, he
 
 
 def test_parts_hold_their_state():
-    problem = race_of(short(10)).problem
-    for placement in parts(problem):
-        for d, cap in enumerate(problem.caps):
-            held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in problem.kept[r])
+    instance = race_of(short(10)).instance
+    for placement in parts(instance):
+        for d, cap in enumerate(instance.caps):
+            held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in instance.kept[r])
             assert cap is None or held <= cap
 
 
@@ -122,4 +123,4 @@ def test_parts_of_what_cannot_fit_are_none():
         "devices": [{"name": "p", "memory_bytes": 15}, {"name": "q", "memory_bytes": 0}],
         "links": [link("p", "q"), link("q", "p")],
     }
-    assert list(parts(Problem(costed(graph)))) == []
+    assert list(parts(Instance(costed(graph)))) == []

@@ -37,9 +37,9 @@ def test_a_short_ceiling_leaves_time_for_more_than_one_device(monkeypatch):
     """A clock that each plan on one device puts a second forward: all three would leave nothing of two seconds."""
     clock = [0.0]
 
-    def slow(problem, d):
+    def slow(instance, d):
         clock[0] += 1.0
-        return single(problem, d)
+        return single(instance, d)
 
     single = search.single
     monkeypatch.setattr(search, "single", slow)
@@ -53,7 +53,7 @@ def test_a_search_ends_before_its_ceiling(monkeypatch):
     """A clock on which the search takes all the time it is given: what comes after it still has some."""
     clock, given = [0.0], []
 
-    def until_then(problem, bound, steps, until):
+    def until_then(instance, bound, steps, until):
         given.append(until)
         clock[0] = until
         return []
@@ -202,8 +202,8 @@ def test_a_policy_of_ones_own():
     assert (plan.place["a"].device, plan.place["b"].device) == ("emulated:0", "emulated:1")
     order = Schedule("mine", {"cpu/0": ("a", "c", "b", "d")})
     plan = place(costed, lambda c: order)
-    assert plan.policy == "mine" and [step.run for step in plan.placed] == ["a", "c", "b", "d"]
-    with pytest.raises(PlanError, match="places 'z', which is no run or task"):
+    assert plan.policy == "mine" and [step.cluster for step in plan.placed] == ["a", "c", "b", "d"]
+    with pytest.raises(PlanError, match="places 'z', which is no cluster or task"):
         place(costed, lambda c: {"z": "cpu"})
     with pytest.raises(DeviceError, match="no device 'cuda:0'"):
         place(costed, lambda c: {"a": "cuda:0"})
@@ -216,7 +216,7 @@ def test_an_edited_plan_gets_new_times():
     plan = place(two_towers(3))
     assert replan(plan.costed, plan).makespan <= plan.makespan * (1 + 1e-9)
     moved = tuple(
-        replace(step, device="emulated:1", lane="emulated:1/0") if step.run == "b1" else step
+        replace(step, device="emulated:1", lane="emulated:1/0") if step.cluster == "b1" else step
         for step in plan.placed
     )
     edited = replan(plan.costed, replace(plan, placed=moved))
@@ -230,12 +230,12 @@ def test_an_edited_plan_gets_new_times():
     [
         ("b1", "cuda:7", "cuda:7/0", DeviceError, "no device 'cuda:7' in this machine; it has cpu"),
         ("b1", "cpu", "cpu/9", PlanError, "lane 'cpu/9' of cpu; its compute lanes are cpu/0"),
-        ("b9", "cpu", "cpu/0", PlanError, "'b9', which is no run"),
+        ("b9", "cpu", "cpu/0", PlanError, "'b9', which is no cluster"),
     ],
 )
-def test_an_edited_plan_that_is_none_is_an_error(run, device, lane, error, text):
+def test_an_edited_plan_that_is_none_is_an_error(cluster, device, lane, error, text):
     plan = place(two_towers(3))
-    placed = (*(p for p in plan.placed if p.run != "b1"), Placed(run, device, lane, 0.0, 1.0))
+    placed = (*(p for p in plan.placed if p.cluster != "b1"), Placed(cluster, device, lane, 0.0, 1.0))
     with pytest.raises(error, match=text):
         replan(plan.costed, replace(plan, placed=placed))
 
@@ -253,9 +253,9 @@ def test_a_circular_edit_is_an_error():
 @pytest.mark.parametrize("policy", ["auto", "heft", "round_robin"])
 def test_reasons_are_true_of_the_plan(policy):
     plan = place(random_dag(7, 20, 3, 1.0), policy)
-    assert [reason.run for reason in plan.reasons] == [run.name for run in plan.costed.runs]
+    assert [reason.cluster for reason in plan.reasons] == [cluster.name for cluster in plan.costed.clusters]
     for reason in plan.reasons:
-        own = plan.place[reason.run]
+        own = plan.place[reason.cluster]
         by = {choice.device: choice for choice in reason.choices}
         assert list(by) == list(plan.costed.machine.device)
         assert (by[own.device].free, by[own.device].end) == (own.start, own.end)
@@ -263,7 +263,7 @@ def test_reasons_are_true_of_the_plan(policy):
             if choice.end is not None:
                 assert choice.arrives <= choice.free + 1e-12
                 assert choice.end == pytest.approx(
-                    choice.free + plan.costed.seconds(reason.run, choice.device)
+                    choice.free + plan.costed.seconds(reason.cluster, choice.device)
                 )
             else:
                 assert choice.why

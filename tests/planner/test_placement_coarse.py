@@ -1,4 +1,4 @@
-"""Clusters of runs that are planned first: what they may be, and what comes of them."""
+"""Clusters of clusters that are planned first: what they may be, and what comes of them."""
 
 import math
 
@@ -10,7 +10,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.formats.write import described
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.topological import topological
 from autopar.planner.search.anneal import PARAMS
 from autopar.planner.search.clusters import contracted
@@ -66,27 +66,27 @@ def tree(levels=8):
 @pytest.mark.parametrize("shape", sorted(instances.SHAPES))
 @pytest.mark.parametrize("seed", range(0, 300, 60))
 def test_clusters_wait_for_each_other_in_no_circle(shape, seed):
-    problem = Problem(read(grown(seed, shape)))
-    cluster = contracted(problem, 20)
-    assert len(set(cluster)) < problem.runs
+    instance = Instance(read(grown(seed, shape)))
+    cluster = contracted(instance, 20)
+    assert len(set(cluster)) < instance.clusters
     assert all(cluster[c] == c for c in cluster)
     before = {c: set() for c in cluster}
-    for r, earlier in enumerate(problem.before):
+    for r, earlier in enumerate(instance.before):
         before[cluster[r]] |= {cluster[p] for p in earlier} - {cluster[r]}
     assert len(topological(before)) == len(before)
     for c in before:
-        own = [r for r in range(problem.runs) if cluster[r] == c]
-        assert len(own) == 1 or all(problem.group[r] < 0 for r in own)
-        assert set.intersection(*(set(problem.allowed[r]) for r in own))
+        own = [r for r in range(instance.clusters) if cluster[r] == c]
+        assert len(own) == 1 or all(instance.group[r] < 0 for r in own)
+        assert set.intersection(*(set(instance.allowed[r]) for r in own))
 
 
 def test_a_tree_of_large_results_is_shorter_from_its_clusters():
     graph = tree()
     costed = read(graph)
-    problem = Problem(costed)
-    bound = lower_bound(problem)
+    instance = Instance(costed)
+    bound = lower_bound(instance)
     heft = place(costed, "heft")
-    found = coarse(problem, bound, heft.makespan, PARAMS.least, math.inf)
+    found = coarse(instance, bound, heft.makespan, PARAMS.least, math.inf)
     plan = place(costed, lambda _: found[0])
     assert infeasibilities(graph, described(plan)) == []
     assert bound <= plan.makespan < 0.95 * heft.makespan
@@ -94,6 +94,6 @@ def test_a_tree_of_large_results_is_shorter_from_its_clusters():
 
 def test_none_where_clusters_lose_what_devices_are_good_at():
     graph = instances.small(0, tasks=200, devices=4, ratio=0.5)
-    problem = Problem(read(graph))
-    bound = lower_bound(problem)
-    assert coarse(problem, bound, 1.1 * bound, PARAMS.least, math.inf) == []
+    instance = Instance(read(graph))
+    bound = lower_bound(instance)
+    assert coarse(instance, bound, 1.1 * bound, PARAMS.least, math.inf) == []

@@ -12,7 +12,7 @@ from autopar.errors import MemoryCapError
 from autopar.ir.plan import Plan
 from autopar.planner import POLICIES, Schedule, place
 from autopar.planner.bounds import lower_bound
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.timing import simulate
 
 SLACK = 1 + 1e-9
@@ -32,7 +32,7 @@ graphs = st.builds(
 def test_every_plan_can_be_carried_out(costed, policy):
     plan = place(costed, policy)
     assert problems(plan) == []
-    assert plan.lower_bound <= lower_bound(Problem(costed)) <= plan.makespan * SLACK
+    assert plan.lower_bound <= lower_bound(Instance(costed)) <= plan.makespan * SLACK
     assert plan.lower_bound <= min((c.makespan for c in plan.candidates if c.makespan), default=1) * SLACK
 
 
@@ -69,25 +69,27 @@ def test_caps_hold_or_the_error_says_what_would_fit(seed, share):
 @pytest.mark.parametrize("seed", range(6))
 def test_no_placement_of_a_small_graph_beats_the_bound(seed):
     costed = random_dag(seed, 5, 3, 1.0, on=machine(2))
-    problem = Problem(costed)
-    bound = lower_bound(problem)
+    instance = Instance(costed)
+    bound = lower_bound(instance)
     best = float("inf")
     for lanes in itertools.product(("cpu/0", "emulated:0/0", "emulated:1/0"), repeat=5):
-        if any(problem.costed.index[lane[:-2]] not in problem.allowed[r] for r, lane in enumerate(lanes)):
+        if any(instance.costed.index[lane[:-2]] not in instance.allowed[r] for r, lane in enumerate(lanes)):
             continue
-        orders = {lane: tuple(n for n, at in zip(problem.names, lanes) if at == lane) for lane in lanes}
-        best = min(best, simulate(costed, Schedule("all", orders), problem).makespan)
+        orders = {lane: tuple(n for n, at in zip(instance.names, lanes) if at == lane) for lane in lanes}
+        best = min(best, simulate(costed, Schedule("all", orders), instance).makespan)
     assert bound <= best * SLACK
-    assert bound >= max(min(s for s in run.seconds if s is not None) for run in costed.runs) / SLACK
+    assert (
+        bound >= max(min(s for s in cluster.seconds if s is not None) for cluster in costed.clusters) / SLACK
+    )
     assert place(costed).makespan <= best * 1.5
 
 
 def test_the_judge_can_say_no():
     plan = place(two_towers(3))
     late = plan.place["sum"]
-    early = type(late)(late.run, late.device, late.lane, 0.0, late.end - late.start)
+    early = type(late)(late.cluster, late.device, late.lane, 0.0, late.end - late.start)
     broken = Plan(
-        plan.costed, "x", (early, *(p for p in plan.placed if p.run != "sum")), plan.transfers, plan.resident,
+        plan.costed, "x", (early, *(p for p in plan.placed if p.cluster != "sum")), plan.transfers, plan.resident,
         plan.memory, plan.makespan,
     )  # fmt: skip
     assert any("before it is there" in text for text in problems(broken))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autopar.planner import place
 from autopar.planner.candidates import Race
 from autopar.planner.lists.memory_first import just_in_time
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.policies import enter_fitting
 
@@ -41,22 +41,22 @@ def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int =
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 4))
 def test_every_run_comes_once_and_after_what_it_waits_for(seed, tasks, width):
-    problem = Problem(random_dag(seed, tasks, width, 1.0, deliver="cpu"))
-    order = just_in_time(problem)
-    assert sorted(order) == list(range(problem.runs))
+    instance = Instance(random_dag(seed, tasks, width, 1.0, deliver="cpu"))
+    order = just_in_time(instance)
+    assert sorted(order) == list(range(instance.clusters))
     place_of = {r: position for position, r in enumerate(order)}
-    assert all(place_of[p] < place_of[r] for r in order for p in problem.before[r])
+    assert all(place_of[p] < place_of[r] for r in order for p in instance.before[r])
 
 
 def test_a_long_chain_needs_no_recursion():
     count = 20_000
     tasks: dict = {f"c{i}": ([f"c{i - 1}" if i else "x"], MS) for i in range(count)}
-    assert just_in_time(Problem(build(tasks, machine(1)))) == list(range(count))
+    assert just_in_time(Instance(build(tasks, machine(1)))) == list(range(count))
 
 
 def test_temporaries_come_just_before_they_are_added():
-    problem = Problem(remembering(6, machine(1), temporaries_first=True))
-    names = [problem.names[r] for r in just_in_time(problem)]
+    instance = Instance(remembering(6, machine(1), temporaries_first=True))
+    names = [instance.names[r] for r in just_in_time(instance)]
     made = [name for name in names if name[0] in "tb"]
     gaps = [names.index(f"b{i}") - names.index(f"t{i}") for i in range(6)]
     assert max(gaps) <= 2, made
@@ -82,7 +82,7 @@ def test_what_is_remembered_leaves_room_for_temporaries_that_are_larger():
 def test_backward_runs_are_where_the_forward_left_what_they_read():
     caps = {"cpu": 100 * KB, "emulated:0": 950 * KB, "emulated:1": 950 * KB}
     plan = place(remembering(10, machine(2, memory=caps)), "follow")
-    where = {step.run: step.device for step in plan.placed}
+    where = {step.cluster: step.device for step in plan.placed}
     apart = [i for i in range(10) if where[f"f{i}"] != where[f"t{i}"]]
     assert len(apart) <= 2 and len({where[f"f{i}"] for i in range(10)}) == 2
     moved = sum(transfer.bytes for transfer in plan.transfers)
@@ -92,18 +92,18 @@ def test_backward_runs_are_where_the_forward_left_what_they_read():
 
 def test_what_tighter_caps_cannot_change_is_not_tried_again():
     costed = remembering(4, machine(1, memory={"cpu": 300 * KB, "emulated:0": 300 * KB}))
-    problem = Problem(costed)
+    instance = Instance(costed)
     rooms: list[float] = []
 
-    def stubborn(problem: Problem, room: float = 1.0) -> Schedule:
+    def stubborn(instance: Instance, room: float = 1.0) -> Schedule:
         rooms.append(room)
-        return Schedule("stubborn", {"cpu/0": problem.names})
+        return Schedule("stubborn", {"cpu/0": instance.names})
 
-    race = Race(problem)
+    race = Race(instance)
     entry = enter_fitting(race, stubborn)
     assert entry is not None and entry.over and len(race.entries) == 1 and len(rooms) > 1
     # Where the caps are a small part of what is needed, no share of them is worth a schedule.
     small = remembering(4, machine(1, memory={"cpu": 30 * KB, "emulated:0": 30 * KB}))
     rooms.clear()
-    hopeless = enter_fitting(Race(Problem(small)), stubborn)
+    hopeless = enter_fitting(Race(Instance(small)), stubborn)
     assert hopeless is not None and hopeless.over and rooms == [1.0]

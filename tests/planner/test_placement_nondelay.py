@@ -12,25 +12,25 @@ from benchmarks.replay import replay
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.weighted_lists import crowded
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search.anneal import PARAMS
 
 
-def served(problem: Problem) -> Play:
+def served(instance: Instance) -> Play:
     """The list schedule of a problem where wires serve first come, first served."""
-    return Play(problem, Schedule("heft", heft(problem).lanes))
+    return Play(instance, Schedule("heft", heft(instance).lanes))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
-    problem = Problem(read(instances.small(seed)))
-    play = served(problem)
-    busy = Play.nondelay(problem, play.device, play.start)
-    again = Play(problem, busy.schedule("busy"))
+    instance = Instance(read(instances.small(seed)))
+    play = served(instance)
+    busy = Play.nondelay(instance, play.device, play.start)
+    again = Play(instance, busy.schedule("busy"))
     assert again.device == play.device
     assert again.makespan == pytest.approx(busy.makespan)
-    # Wherever a lane idles before a run, that run has waited for something that had not come.
+    # Wherever a lane idles before a cluster, that run has waited for something that had not come.
     for order in again.orders:
         for before, r in pairwise(order):
             if again.start[r] > again.end[before] * (1 + 1e-9):
@@ -38,15 +38,15 @@ def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
 
 
 def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
-    problem = Problem(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
-    play = served(problem)
-    assert Play.nondelay(problem, play.device, play.start).makespan < play.makespan
+    instance = Instance(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
+    play = served(instance)
+    assert Play.nondelay(instance, play.device, play.start).makespan < play.makespan
 
 
 def test_it_is_for_machines_that_have_wires() -> None:
     graph = instances.small(3)
-    assert crowded(Problem(read(by_direction(graph))))
-    assert not crowded(Problem(read(unwired(graph))))
+    assert crowded(Instance(read(by_direction(graph))))
+    assert not crowded(Instance(read(unwired(graph))))
 
 
 def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
@@ -58,6 +58,6 @@ def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
 
 def test_of_what_could_start_the_most_urgent_does() -> None:
     graph = {"tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "abc"], "values": []}
-    problem = Problem(read({**graph, "devices": [{"name": "p"}]}))
-    play = Play.nondelay(problem, [0, 0, 0], [2.0, 0.0, 1.0])
+    instance = Instance(read({**graph, "devices": [{"name": "p"}]}))
+    play = Play.nondelay(instance, [0, 0, 0], [2.0, 0.0, 1.0])
     assert (play.schedule("busy").lanes["p/0"], play.makespan) == (("b", "c", "a"), 3.0)

@@ -13,20 +13,20 @@ from autopar.planner.candidates import Race
 from autopar.planner.exact import Params
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.search.anneal import STEPS
 
 
-def start(problem: Problem):
+def start(instance: Instance):
     """A race with HEFT's plan in it."""
-    race = Race(problem)
-    return race, race.enter(heft(problem))
+    race = Race(instance)
+    return race, race.enter(heft(instance))
 
 
 @pytest.mark.parametrize("seed", [3, 12])
 def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     pytest.importorskip("ortools")
-    race, first = start(Problem(read(small(seed))))
+    race, first = start(Instance(read(small(seed))))
     proven = prove.prove(race, first)
     chosen, bound = proven.entry, proven.bound
     assert not proven.cut
@@ -38,10 +38,10 @@ def test_the_bound_comes_up_to_a_plan_no_longer(seed):
 def test_nothing_is_tried_in_vain(monkeypatch):
     called = []
     monkeypatch.setattr(prove, "proofs", lambda *args, **more: called.append(args))
-    long = Problem(chain(prove.PARAMS.runs + 1, machine(1)))
+    long = Instance(chain(prove.PARAMS.clusters + 1, machine(1)))
     race, first = start(long)
     assert prove.prove(race, first) == prove.Proven(first)
-    race, first = start(Problem(random_dag(1)))
+    race, first = start(Instance(random_dag(1)))
     race.bound = first.makespan
     assert prove.prove(race, first) == prove.Proven(first)
     race.bound, race.until = 0.0, 0.0
@@ -53,7 +53,7 @@ def test_nothing_is_tried_in_vain(monkeypatch):
 
 
 def test_the_bound_of_a_plan_allows_copies(monkeypatch):
-    """What proves that nothing is shorter knows of no run done twice; 14 gains by one."""
+    """What proves that nothing is shorter knows of no cluster done twice; 14 gains by one."""
     pytest.importorskip("ortools")
     monkeypatch.setattr(prove, "held", lambda *args, **more: ())
     for seed in (3, 14):
@@ -85,14 +85,14 @@ def test_no_effort_is_begun_that_would_end_late(takes, monkeypatch):
     proof = importlib.import_module("autopar.planner.exact.proof")
     now, asked = [0.0], []
 
-    def joined(problem, around):
+    def joined(instance, around):
         now[0] += takes
         return around
 
     monkeypatch.setattr(proof.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(proof, "joined", joined)
     monkeypatch.setattr(proof.Proof, "_solved", lambda self, units, effort: asked.append(self._until) or True)
-    made = Problem(read(small(3)))
+    made = Instance(read(small(3)))
     begun = proof.Proof(made, heft(made), 0.0, Params(effort=1.0), budget_s=1.0)
     assert begun.late == (takes > 0.5) and begun.known().stopped == begun.late
     begun.solve(1.0)

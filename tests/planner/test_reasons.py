@@ -20,7 +20,7 @@ from autopar.planner.duplication.duplicates import once
 from autopar.planner.formats import read
 from autopar.planner.model.intervals import Gaps, find_all
 from autopar.planner.what_if import changes, options
-from autopar.view import explain, explain_runs
+from autopar.view import explain, explain_clusters
 
 
 def two(seconds, nbytes=10**6, **more):
@@ -109,7 +109,7 @@ def test_what_others_fetch_too_and_what_comes_before_on_the_wire_is_waited_for()
     plan = autopar.schedule(graph)
     assert plan.place["b"].device == "gpu"
     assert plan.reason["b"].choices[2].arrives == pytest.approx(1.0 + 2 * 1.001)
-    # Two values of one run come one after the other.
+    # Two values of one cluster come one after the other.
     graph = two({"cpu": 1.5, "gpu": 1.0})
     graph["values"].append({"id": "w", "producer": "a", "consumers": ["b"], "bytes": 10**6})
     assert autopar.schedule(graph).reason["b"].choices[1].arrives == pytest.approx(1.0 + 2 * 1.001)
@@ -153,12 +153,12 @@ def test_a_run_put_where_it_is_said_to_fit_disturbs_nobody(seed):
     plan = many(seed)
     machine = plan.costed.machine
     for reason in plan.reasons:
-        own = plan.place[reason.run]
+        own = plan.place[reason.cluster]
         for choice in reason.choices:
             if choice.end is None or choice.device == own.device:
                 continue
             assert choice.arrives <= choice.free <= choice.end
-            ways = plan.costed.run[reason.run].modes
+            ways = plan.costed.cluster[reason.cluster].modes
             wide = [n for d, n, s in ways if machine.devices[d].name == choice.device
                     and s == pytest.approx(choice.end - choice.free)] or [1]  # fmt: skip
             idle = [
@@ -190,11 +190,11 @@ def test_a_run_computed_again_says_instead_of_what():
         "links": [link("d0", "d1"), link("d1", "d0")],
     }
     plan = autopar.schedule(graph)
-    copies = [run for run in plan.place if run in dict(plan.costed.again)]
+    copies = [cluster for cluster in plan.place if cluster in dict(plan.costed.again)]
     assert len(copies) == 1 and plan.makespan == pytest.approx(6.0)
     assert "a computed again" in plan.reason[copies[0]].text
-    assert [run.name for run in once(plan.costed).runs] == ["a", "b", "c"]
-    assert {value for run in once(plan.costed).runs for value in run.reads} == {"v"}
+    assert [cluster.name for cluster in once(plan.costed).clusters] == ["a", "b", "c"]
+    assert {value for cluster in once(plan.costed).clusters for value in cluster.reads} == {"v"}
     # Both devices are busy to the end: no change of one brings anything.
     assert changes(plan) == () and "No single change of hardware or cap" in explain(plan)
 
@@ -242,16 +242,18 @@ def test_where_few_changes_are_tried_the_critical_path_says_which(graph, first):
 def test_the_hosts_own_part_of_a_run_does_not_get_quicker():
     costed = fork_join(3, machine(1, dispatch_s=0.25 * MS), seconds=MS)
     quick = next(o for o in options(costed) if o.what == "emulated:0 twice as fast").apply(costed)
-    for run, other in zip(costed.runs, quick.runs):
-        assert other.seconds[0] == run.seconds[0]
-        assert other.seconds[1] - run.dispatch_s == pytest.approx((run.seconds[1] - run.dispatch_s) / 2)
+    for cluster, other in zip(costed.clusters, quick.clusters):
+        assert other.seconds[0] == cluster.seconds[0]
+        assert other.seconds[1] - cluster.dispatch_s == pytest.approx(
+            (cluster.seconds[1] - cluster.dispatch_s) / 2
+        )
 
 
 def test_all_ways_of_a_run_get_quicker_with_its_device():
     costed = read(small())
     quick = next(o for o in options(costed) if o.what == "cpu twice as fast").apply(costed)
-    assert quick.run["b"].modes == ((0, 1, 0.5), (0, 2, 0.3))
-    assert quick.run["a"].seconds == (0.5, 0.2)
+    assert quick.cluster["b"].modes == ((0, 1, 0.5), (0, 2, 0.3))
+    assert quick.cluster["a"].seconds == (0.5, 0.2)
 
 
 def test_when_nothing_helps_it_says_so():
@@ -307,7 +309,7 @@ def test_a_machine_with_one_device_more_is_one():
     for option in options(costed):
         changed = option.apply(costed)
         changed.machine.check()
-        assert all(len(run.seconds) == len(changed.machine.devices) for run in changed.runs)
+        assert all(len(cluster.seconds) == len(changed.machine.devices) for cluster in changed.clusters)
     more = next(o for o in options(costed) if o.what == "one more device like gpu:0").apply(costed)
     assert [device.name for device in more.machine.devices] == ["cpu", "gpu:0", "gpu:1"]
     wires = {(k.src, k.dst): k.wire for k in more.machine.links}
@@ -345,11 +347,11 @@ def test_the_path_tells_why_each_step_is_on_it():
 def test_tasks_are_explained_by_name_and_by_glob():
     plan = many(3)
     name = next(iter(plan.place))
-    text = explain_runs(plan, [name])
+    text = explain_clusters(plan, [name])
     assert "waited for" in text and plan.reason[name].text in text
     for device in plan.costed.machine.device:
         assert device in text
-    assert explain_runs(plan, ["*"]).count("waited for") == len(plan.placed)
+    assert explain_clusters(plan, ["*"]).count("waited for") == len(plan.placed)
     assert plan.explain(name) == text and plan.explain() == explain(plan)
     with pytest.raises(autopar.PlanError, match="is no task of 'graph'; did you mean"):
         plan.explain(f"{name}x")
@@ -359,4 +361,4 @@ def test_reasons_of_an_edited_plan_are_found_by_name():
     plan = many(4)
     some = plan.reasons[:2]
     edited = replace(plan, reasons=some)
-    assert list(edited.reason) == [reason.run for reason in some] and some[1].run in edited.reason
+    assert list(edited.reason) == [reason.cluster for reason in some] and some[1].cluster in edited.reason

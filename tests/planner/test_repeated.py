@@ -1,4 +1,4 @@
-"""Copies of runs and the places of all, found together: never longer, and no copy that nobody reads."""
+"""Copies of clusters and the places of all, found together: never longer, and no copy that nobody reads."""
 
 import json
 import random
@@ -22,14 +22,14 @@ from autopar.planner.duplication.prune import Place, places, scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.search.anneal import STEPS
 
 
 def started(graph: dict[str, Any]):
     """The race of a graph with one list schedule in it, and that."""
-    race = Race(Problem(read(graph)))
-    return race, race.enter(heft(race.problem))
+    race = Race(Instance(read(graph)))
+    return race, race.enter(heft(race.instance))
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -37,13 +37,13 @@ def started(graph: dict[str, Any]):
 def test_chains_make_a_plan_shorter_or_leave_it(seed):
     graph = wanted(seed, seed % 3 == 1) if seed % 3 else randomly(random.Random(seed))
     race, entry = started(graph)
-    bound = lower_bound(race.problem)
+    bound = lower_bound(race.instance)
     race.bound = bound
     found = repeated.repeated(race, entry)
     assert bound <= found.makespan * (1 + 1e-9) and not found.over
     assert found is entry or found.makespan < entry.makespan
-    assert alone(found.play) and once(found.play.problem.costed) == race.problem.costed
-    plan = described(replace(place(read(graph), "heft"), costed=found.play.problem.costed, **shown(found)))
+    assert alone(found.play) and once(found.play.instance.costed) == race.instance.costed
+    plan = described(replace(place(read(graph), "heft"), costed=found.play.instance.costed, **shown(found)))
     assert infeasibilities(graph, json.loads(json.dumps({**plan, "lower_bound_s": 0.0}))) == []
     # Nothing is drawn but by number.
     assert repeated.repeated(race, entry).makespan == found.makespan
@@ -79,9 +79,9 @@ def test_no_list_is_begun_where_none_is_of_use(monkeypatch, why):
     race, entry = started(graph)
     params = repeated.PARAMS
     if why == "large":
-        params = replace(params, largest=race.problem.runs - 1)
+        params = replace(params, largest=race.instance.clusters - 1)
     if why == "several lanes":
-        race.problem.modes = {(0, 0): ((1, 1.0),)}
+        race.instance.modes = {(0, 0): ((1, 1.0),)}
     monkeypatch.setattr(repeated, "winners", None)
     assert repeated.repeated(race, entry, params) is entry
 
@@ -90,16 +90,16 @@ def test_copies_that_nobody_reads_are_left_out():
     graph = fan()
     for task in graph["tasks"]:
         task["seconds"] = dict.fromkeys("pqr", 1.0)
-    problem = Problem(read(graph))
+    instance = Instance(read(graph))
     at = {(f"on {d}", d): Place(1.0, 2.0, (f"{d}/0",), copy=False) for d in "pqr"}
     at["a", "p"] = Place(0.0, 1.0, ("p/0",), copy=False)
     at |= {("a", d): Place(0.0, 1.0, (f"{d}/0",), copy=True) for d in "qr"}
-    every = scheduled(problem, at)
+    every = scheduled(instance, at)
     assert every is not None and every.makespan == pytest.approx(2.0) and not every.play.moves
-    assert {original for _, original in every.play.problem.costed.again} == {"a", "v"}
+    assert {original for _, original in every.play.instance.costed.again} == {"a", "v"}
     del at["on r", "r"]
     at["on r", "p"] = Place(2.0, 3.0, ("p/0",), copy=False)
-    one = scheduled(every.play.problem, at)
+    one = scheduled(every.play.instance, at)
     assert one is not None and {name for name, _ in places(one.play)} == {"a", "on p", "on q", "on r"}
     assert {d for name, d in places(one.play) if name == "a"} == {"p", "q"}
 
@@ -115,16 +115,16 @@ def test_copies_for_copies_stay_and_go_with_what_reads_them():
         "devices": [{"name": d} for d in names],
         "links": [link("p", "q"), link("q", "p")],
     }
-    problem = Problem(read(graph))
+    instance = Instance(read(graph))
     at = {(t, "p"): Place(float(i), i + 1.0, ("p/0",), copy=False) for i, t in enumerate("abc")}
     at["d", "q"] = Place(2.0, 3.0, ("q/0",), copy=False)
     at |= {(t, "q"): Place(float(i), i + 1.0, ("q/0",), copy=True) for i, t in enumerate("ab")}
-    both = scheduled(problem, at)
+    both = scheduled(instance, at)
     assert both is not None and both.makespan == pytest.approx(3.0) and not both.play.moves
     at["d", "p"] = Place(3.0, 4.0, ("p/0",), copy=False)
     del at["d", "q"]
-    none = scheduled(both.play.problem, at)
-    assert none is not None and not none.play.problem.costed.again and none.makespan == pytest.approx(4.0)
+    none = scheduled(both.play.instance, at)
+    assert none is not None and not none.play.instance.costed.again and none.makespan == pytest.approx(4.0)
 
 
 @needs_native
@@ -132,7 +132,7 @@ def test_where_memory_is_short_runs_are_copied_one_by_one(monkeypatch):
     """As chains know nothing of memory, and may lead to nothing that fits."""
     monkeypatch.setattr(repeated, "_found", lambda *_: [])
     race, entry = started(fan())
-    assert race.problem.tight
+    assert race.instance.tight
     found = repeated.repeated(race, entry)
     assert found.makespan == pytest.approx(1.1) and found.makespan < entry.makespan and not found.over
     race.bound = found.makespan

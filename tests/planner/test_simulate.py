@@ -31,11 +31,11 @@ def played(costed, lanes, copies=None) -> Timing:
 
 
 def start(timing, name):
-    return {step.run: step.start for step in timing.placed}[name]
+    return {step.cluster: step.start for step in timing.placed}[name]
 
 
 def end(timing, name):
-    return {step.run: step.end for step in timing.placed}[name]
+    return {step.cluster: step.end for step in timing.placed}[name]
 
 
 # cpu        a ──▶ d
@@ -96,12 +96,12 @@ def test_without_a_direct_link_a_value_goes_through_the_host():
     assert len([m for m in t.transfers if m.value == "a"]) == 2
 
 
-# Two CPU queues with tasks that are nothing but Python: the GIL lets one run at a time.
+# Two CPU queues with tasks that are nothing but Python: the GIL lets one cluster at a time.
 def test_the_host_dispatches_one_run_at_a_time():
     def makespan(dispatch_s):
         on = machine(0, cpu_lanes=2, dispatch_s=dispatch_s)
         c = build({f"a{i}": (["x"], 100 * US) for i in range(8)}, on)
-        names = list(c.run)
+        names = list(c.cluster)
         return played(c, {"cpu/0": tuple(names[::2]), "cpu/1": tuple(names[1::2])}).makespan
 
     assert makespan(100 * US) >= 8 * 100 * US * (1 - 1e-9)
@@ -132,9 +132,9 @@ def test_orders_that_wait_for_each_other_are_an_error():
 @pytest.mark.parametrize(
     "lanes, text",
     [
-        ({CPU: ("a", "b", "c")}, "leaves out run 'd'"),
-        ({CPU: ("a", "b", "c", "d", "d")}, "places run 'd' twice"),
-        ({CPU: ("a", "b", "c", "d", "e")}, "'e', which is no run"),
+        ({CPU: ("a", "b", "c")}, "leaves out cluster 'd'"),
+        ({CPU: ("a", "b", "c", "d", "d")}, "places cluster 'd' twice"),
+        ({CPU: ("a", "b", "c", "d", "e")}, "'e', which is no cluster"),
         ({CPU: ("a", "b", "c"), "gpu/0": ("d",)}, "names the lane 'gpu/0'; there are cpu/0"),
     ],
 )
@@ -180,9 +180,9 @@ def test_any_topological_order_on_any_lanes_can_be_carried_out(seed, tasks, wher
     c = random_dag(seed, tasks, 3)
     draw = random.Random(where)
     lanes: dict[str, list[str]] = {}
-    for run in c.runs:
-        able = [d for d, s in zip(c.machine.devices, run.seconds) if s is not None]
-        lanes.setdefault(draw.choice(draw.choice(able).compute_lanes), []).append(run.name)
+    for cluster in c.clusters:
+        able = [d for d, s in zip(c.machine.devices, cluster.seconds) if s is not None]
+        lanes.setdefault(draw.choice(draw.choice(able).compute_lanes), []).append(cluster.name)
     played(c, {lane: tuple(names) for lane, names in lanes.items()})
 
 

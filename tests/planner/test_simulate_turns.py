@@ -11,12 +11,12 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.ranking import cost_to_go, mean_first
 from autopar.planner.lists.weighted_lists import variants
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> Instance:
     count, devices = draw(st.integers(1, 12)), draw(st.integers(1, 3))
     names = [f"d{d}" for d in range(devices)]
     whole = st.integers(0, 4).map(float)
@@ -40,16 +40,16 @@ def problems(draw: st.DrawFn) -> Problem:
     ]
     lanes = draw(st.integers(1, 2))
     on = [{"name": name, "lanes": lanes, "memory_bytes": None} for name in names]
-    return Problem(read({"tasks": tasks, "values": values, "devices": on, "links": links}))
+    return Instance(read({"tasks": tasks, "values": values, "devices": on, "links": links}))
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.booleans())
-def test_everything_starts_when_the_last_that_it_waits_for_is_done(problem: Problem, ordered: bool) -> None:
-    schedule = heft(problem)
+def test_everything_starts_when_the_last_that_it_waits_for_is_done(instance: Instance, ordered: bool) -> None:
+    schedule = heft(instance)
     if not ordered:
         schedule = Schedule(schedule.policy, schedule.lanes)
-    play = Play(problem, schedule)
+    play = Play(instance, schedule)
     ends = {0.0, *play.end}
     assert all(start in ends for start in play.start)
     for step, later in enumerate(play.steps.waiting):
@@ -57,34 +57,34 @@ def test_everything_starts_when_the_last_that_it_waits_for_is_done(problem: Prob
     for order in play.orders:
         assert all(play.end[r] <= play.start[after] for r, after in pairwise(order))
     # A wire has those first that ask first.
-    asked = sorted((play.ready[step], step) for step in range(problem.runs, len(play.end)))
-    for lane in range(len(problem.copy_lanes)) if not ordered else ():
-        own = [step for _, step in asked if play.moves[step - problem.runs][1].lane == lane]
+    asked = sorted((play.ready[step], step) for step in range(instance.clusters, len(play.end)))
+    for lane in range(len(instance.copy_lanes)) if not ordered else ():
+        own = [step for _, step in asked if play.moves[step - instance.clusters][1].lane == lane]
         assert all(play.end[step] <= play.start[after] for step, after in pairwise(own))
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.sampled_from((0.0, 0.5, 1.0)))
-def test_ranks_keep_what_waits_behind(problem: Problem, copies: float) -> None:
-    order = mean_first(problem, copies)
+def test_ranks_keep_what_waits_behind(instance: Instance, copies: float) -> None:
+    order = mean_first(instance, copies)
     place = {r: index for index, r in enumerate(order)}
-    assert sorted(order) == list(range(problem.runs))
-    assert all(place[p] < place[r] for r, before in enumerate(problem.before) for p in before)
+    assert sorted(order) == list(range(instance.clusters))
+    assert all(place[p] < place[r] for r, before in enumerate(instance.before) for p in before)
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems())
-def test_cost_to_go_is_in_every_schedule(problem: Problem) -> None:
-    """No schedule ends sooner after a run than its cost to go on the device where it is."""
-    play = Play(problem, heft(problem))
-    for r, row in enumerate(cost_to_go(problem)):
+def test_cost_to_go_is_in_every_schedule(instance: Instance) -> None:
+    """No schedule ends sooner after a cluster than its cost to go on the device where it is."""
+    play = Play(instance, heft(instance))
+    for r, row in enumerate(cost_to_go(instance)):
         assert play.end[r] + row[play.device[r]] <= play.makespan + 1e-9
 
 
 @settings(max_examples=20, deadline=None)
 @given(problems())
-def test_variants_can_be_carried_out(problem: Problem) -> None:
-    found = variants(problem)
+def test_variants_can_be_carried_out(instance: Instance) -> None:
+    found = variants(instance)
     assert found
-    assert [make(problem).policy for make in found.values()] == [*found]
-    assert all(Play(problem, make(problem)).makespan >= 0 for make in found.values())
+    assert [make(instance).policy for make in found.values()] == [*found]
+    assert all(Play(instance, make(instance)).makespan >= 0 for make in found.values())

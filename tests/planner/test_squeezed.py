@@ -16,8 +16,8 @@ from autopar.planner.candidates import Race
 from autopar.planner.formats import described, read
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.single import single
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
-from autopar.planner.model.problem import Problem
 from autopar.planner.model.simulator import Play
 from autopar.planner.scheduling import schedule
 from autopar.planner.search.climb import climb
@@ -27,8 +27,8 @@ def short(seed: int):
     """A random graph whose caps are the peaks of a random schedule of it: something fits."""
     draw = random.Random(seed)
     graph = randomly(draw, draw.choice((6, 12, 25, 50)))
-    problem = Problem(read(graph))
-    peaks = {m.device: m.peak for m in memory(problem, Play(problem, random_schedule(problem, draw)))}
+    instance = Instance(read(graph))
+    peaks = {m.device: m.peak for m in memory(instance, Play(instance, random_schedule(instance, draw)))}
     for device in graph["devices"]:
         device["memory_bytes"] = peaks[device["name"]]
     return graph
@@ -56,10 +56,10 @@ def test_what_can_never_fit_is_refused_all_the_same():
 
 
 def test_nothing_is_entered_without_steps_or_time():
-    problem = Problem(read(short(8)))
-    race = Race(problem)
-    for d in range(len(problem.devices)):
-        for own in single(problem, d):
+    instance = Instance(read(short(8)))
+    race = Race(instance)
+    for d in range(len(instance.devices)):
+        for own in single(instance, d):
             race.enter(own)
     before = len(race.entries)
     assert not climb(race, 0)

@@ -55,7 +55,7 @@ def test_the_latency_found_is_the_least_there_is(seed):
 
 
 def devices_of(plan):
-    return {step.run: step.device for step in plan.placed}, [d.name for d in plan.costed.machine.devices]
+    return {step.cluster: step.device for step in plan.placed}, [d.name for d in plan.costed.machine.devices]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -113,7 +113,7 @@ def test_the_period_found_is_near_the_least_there_is(seed, training):
     found = graph(seed, nodes=6, cores=1 + seed % 2, training=training, tight=seed % 3 == 0)
     plan = strict_throughput(found)
     lanes = [lane for device in plan.costed.machine.devices for lane in device.compute_lanes]
-    at = named(found, {step.run: step.lane for step in plan.placed}, lanes)
+    at = named(found, {step.cluster: step.lane for step in plan.placed}, lanes)
     assert plan.period == pytest.approx(strict_load(found, at))
     loads = [allowed(strict_load, found, at) for at in placements(found, found.cpus + 2)]
     best = min(load for load in loads if load is not None)

@@ -12,7 +12,7 @@ from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import place
 from autopar.planner.contiguous import crossing
 from autopar.planner.formats import described, plain, read, text
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.toposort import early, late
 from autopar.planner.scheduling import schedule
 from autopar.planner.throughput import Hop, Loads, Value, balance, bound
@@ -49,9 +49,9 @@ def test_no_placement_is_below_the_bound_and_few_below_the_period(seed):
     draw = random.Random(50 + seed)
     costed = read(randomly(draw, 5))
     plan = throughput(costed)
-    ways = list(product([device.name for device in costed.machine.devices], repeat=len(costed.runs)))
+    ways = list(product([device.name for device in costed.machine.devices], repeat=len(costed.clusters)))
     for at in draw.sample(ways, min(len(ways), 100)):
-        where = {run.name: name for run, name in zip(costed.runs, at)}
+        where = {cluster.name: name for cluster, name in zip(costed.clusters, at)}
         try:
             other = max(busy(place(plan.costed, lambda _, where=where: where)).values())
         except PlanError:
@@ -338,5 +338,5 @@ def test_branches_stay_together_whatever_the_order_of_the_file():
             {"src": a, "dst": b, "latency_s": 0.0, "bytes_per_s": 5e7} for a, b in (("a", "b"), ("b", "a"))
         ],
     }
-    loads = loads_of(Problem(read(graph)))[0]
+    loads = loads_of(Instance(read(graph)))[0]
     assert Standing(loads, balance(loads)[0]).period <= chains * length / 2 * 1e-3 * 1.02

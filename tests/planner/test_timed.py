@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import exact, needs_native, played
 
 from autopar.planner import native
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 from autopar.planner.search.core import Timed
 
 pytestmark = needs_native
@@ -28,14 +28,14 @@ def drawn(seed: int, tasks: int, ccr: float):
         peer=seed % 4 > 0,
     )
     on = on.__class__(on.devices, on.links, queued=False)
-    problem = Problem(random_dag(seed, tasks, ccr=ccr, on=on))
-    return problem, [draw.choice(own) for own in problem.allowed], drawn_keys(problem, draw)
+    instance = Instance(random_dag(seed, tasks, ccr=ccr, on=on))
+    return instance, [draw.choice(own) for own in instance.allowed], drawn_keys(instance, draw)
 
 
-def drawn_keys(problem: Problem, draw: random.Random) -> list[float]:
-    """Keys that grow from each run to those that wait for it."""
+def drawn_keys(instance: Instance, draw: random.Random) -> list[float]:
+    """Keys that grow from each cluster to those that wait for it."""
     keys: list[float] = []
-    for earlier in problem.before:
+    for earlier in instance.before:
         keys.append(max((keys[r] for r in earlier), default=0.0) + draw.random())
     return keys
 
@@ -43,21 +43,21 @@ def drawn_keys(problem: Problem, draw: random.Random) -> list[float]:
 @given(problems, st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_times_are_those_of_the_simulation(made, eager):
-    problem, device, keys = drawn(*made)
-    timed = Timed(problem, device, keys, eager=eager)
+    instance, device, keys = drawn(*made)
+    timed = Timed(instance, device, keys, eager=eager)
     play = played(timed)
     if exact(timed):
         assert play.makespan == pytest.approx(timed.makespan, rel=1e-9)
-        assert play.start[: problem.runs] == pytest.approx(timed.start, rel=1e-9)
-        assert play.end[: problem.runs] == pytest.approx(timed.end, rel=1e-9)
+        assert play.start[: instance.clusters] == pytest.approx(timed.start, rel=1e-9)
+        assert play.end[: instance.clusters] == pytest.approx(timed.end, rel=1e-9)
 
 
 @given(problems)
 @settings(max_examples=30, deadline=None)
 def test_lanes_of_eager_devices_idle_only_for_want_of_runs(made):
-    problem, device, keys = drawn(*made)
-    timed = Timed(problem, device, keys, eager=True)
-    problem, play = problem, played(timed)
+    instance, device, keys = drawn(*made)
+    timed = Timed(instance, device, keys, eager=True)
+    instance, play = instance, played(timed)
     for r, d in enumerate(device):
         if exact(timed) and timed.start[r] > play.ready[r] * (1 + 1e-9):
             at_work = [
@@ -65,28 +65,28 @@ def test_lanes_of_eager_devices_idle_only_for_want_of_runs(made):
                 for s, e in enumerate(device)
                 if e == d and timed.start[s] < timed.start[r] <= timed.end[s] * (1 + 1e-12)
             ]
-            assert len(at_work) >= len(problem.lane_names[d])
+            assert len(at_work) >= len(instance.lane_names[d])
 
 
 @given(problems, st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_a_list_is_given_up_only_where_it_is_too_long(made, eager):
-    problem, device, keys = drawn(*made)
-    whole = Timed(problem, device, keys, eager=eager)
-    assert whole.ended == problem.runs
-    kept = Timed(problem, device, keys, limit=whole.makespan * (1 + 1e-9), eager=eager)
+    instance, device, keys = drawn(*made)
+    whole = Timed(instance, device, keys, eager=eager)
+    assert whole.ended == instance.clusters
+    kept = Timed(instance, device, keys, limit=whole.makespan * (1 + 1e-9), eager=eager)
     assert (kept.makespan, kept.start, kept.lane) == (whole.makespan, whole.start, whole.lane)
-    given_up = Timed(problem, device, keys, limit=whole.makespan * (1 - 1e-6), eager=eager)
+    given_up = Timed(instance, device, keys, limit=whole.makespan * (1 - 1e-6), eager=eager)
     assert given_up.makespan >= whole.makespan
-    assert Timed(problem, device, keys, limit=0.0, eager=eager).ended == 0
+    assert Timed(instance, device, keys, limit=0.0, eager=eager).ended == 0
 
 
 def test_what_waits_for_itself_never_ends():
-    """Of two runs of a chain on one device, the second first."""
-    problem = Problem(chain(2, machine(1)))
-    assert Timed(problem, [0, 0], [0.0, 1.0]).makespan < math.inf
-    assert Timed(problem, [0, 0], [1.0, 0.0]).makespan == math.inf
-    assert Timed(problem, [0, 1], [1.0, 0.0]).makespan < math.inf
+    """Of two clusters of a chain on one device, the second first."""
+    instance = Instance(chain(2, machine(1)))
+    assert Timed(instance, [0, 0], [0.0, 1.0]).makespan < math.inf
+    assert Timed(instance, [0, 0], [1.0, 0.0]).makespan == math.inf
+    assert Timed(instance, [0, 1], [1.0, 0.0]).makespan < math.inf
 
 
 def test_it_says_when_there_is_no_memory(monkeypatch):
@@ -94,7 +94,7 @@ def test_it_says_when_there_is_no_memory(monkeypatch):
         def autopar_time(self, *_):
             return -1
 
-    problem, device, keys = drawn(1, 5, 1.0)
+    instance, device, keys = drawn(1, 5, 1.0)
     monkeypatch.setattr(native, "LIBRARY", Full())
-    with pytest.raises(MemoryError, match="5 runs on"):
-        Timed(problem, device, keys)
+    with pytest.raises(MemoryError, match="5 clusters on"):
+        Timed(instance, device, keys)

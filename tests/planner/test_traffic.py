@@ -11,7 +11,7 @@ from autopar.planner.bounds.critical_path import ways
 from autopar.planner.bounds.load import load
 from autopar.planner.bounds.traffic import traffic
 from autopar.planner.formats import read
-from autopar.planner.model.problem import Problem
+from autopar.planner.model.instance import Instance
 
 
 def pairs(count: int, trip: float, wire: str | None):
@@ -28,7 +28,7 @@ def pairs(count: int, trip: float, wire: str | None):
 
 
 def bound(graph):
-    return lower_bound(Problem(read(graph)))
+    return lower_bound(Instance(read(graph)))
 
 
 def test_what_is_computed_where_it_is_quick_crosses_a_wire():
@@ -58,39 +58,39 @@ def test_the_bound_is_near_the_linear_program(ratio):
     shares = []
     for seed in range(12):
         tasks = random.Random(seed).randint(5, 40)
-        problem = Problem(read(small(seed, tasks=tasks, ratio=ratio)))
-        way = ways(problem)
-        shared = load(problem, way)
-        found, best = traffic(problem, way, shared, 0.0), program(problem, way)
+        instance = Instance(read(small(seed, tasks=tasks, ratio=ratio)))
+        way = ways(instance)
+        shared = load(instance, way)
+        found, best = traffic(instance, way, shared, 0.0), program(instance, way)
         assert found <= best * (1 + 1e-6)
         if found:
             shares.append(found / best)
     assert len(shares) >= 5 and sum(shares) / len(shares) >= 0.85
 
 
-def program(problem, way):
+def program(instance, way):
     """The optimum of the linear program: parts of runs on devices, parts of values over links."""
     from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("GLOP")
     longest = solver.NumVar(0, solver.infinity(), "")
-    at = [{d: solver.NumVar(0, 1, "") for d in able} for able in problem.able]
+    at = [{d: solver.NumVar(0, 1, "") for d in able} for able in instance.able]
     for own in at:
         solver.Add(sum(own.values()) >= 1)
     idle = (way.head.min(axis=0) + way.tail.min(axis=0)).clip(max=way.length)
-    for d, names in enumerate(problem.lane_names):
-        work = sum(own[d] * problem.seconds[r][d] for r, own in enumerate(at) if d in own)
+    for d, names in enumerate(instance.lane_names):
+        work = sum(own[d] * instance.seconds[r][d] for r, own in enumerate(at) if d in own)
         solver.Add(work + len(names) * float(idle[d]) <= len(names) * longest)
     carried: dict[int, list] = {}
-    for v, readers in enumerate(problem.readers):
-        maker = at[problem.maker[v]]
-        for d in range(len(problem.devices)):
+    for v, readers in enumerate(instance.readers):
+        maker = at[instance.maker[v]]
+        for d in range(len(instance.devices)):
             comes = maker.get(d, 0)
-            for row in problem.route:
+            for row in instance.route:
                 for hop in row[d] or ():
                     part = solver.NumVar(0, 1, "")
                     comes += part
-                    carried.setdefault(hop.lane, []).append(part * hop.seconds(problem.bytes[v]))
+                    carried.setdefault(hop.lane, []).append(part * hop.seconds(instance.bytes[v]))
             for r in readers:
                 solver.Add(comes >= at[r].get(d, 0))
     for parts in carried.values():

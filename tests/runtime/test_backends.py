@@ -106,7 +106,7 @@ def test_an_error_that_comes_late_is_not_blamed_on_the_step_that_met_it():
         return torch.relu(torch.index_select(torch.sin(x), 0, index)) * 2
 
     fast = autopar.compile(
-        model, machine(), policy=lambda costed: {run.name: SECOND for run in costed.runs}, check="never"
+        model, machine(), policy=lambda costed: {run.name: SECOND for run in costed.clusters}, check="never"
     )
     x = torch.randn(64, 4)
     assert error(fast(x, torch.tensor([1, 2])), model(x, torch.tensor([1, 2]))) < 1e-5

@@ -144,8 +144,8 @@ def test_the_seconds_of_a_run_are_shared_out_over_its_tasks(whole, lasts):
     on = replace(made.costed.machine, clock="declared", slow_down=10.0)
     own = {"a": whole, "b": 3 * whole, "c": 0.0}
     costs = tuple(TaskCost(name, (9.0, seconds or None, 9.0)) for name, seconds in own.items())
-    run = replace(made.costed.runs[0], name="r", tasks=("a", "b", "c"), seconds=(9.0, lasts, 9.0))
-    costed = replace(made.costed, machine=on, costs=costs, runs=(run,))
+    run = replace(made.costed.clusters[0], name="r", tasks=("a", "b", "c"), seconds=(9.0, lasts, 9.0))
+    costed = replace(made.costed, machine=on, costs=costs, clusters=(run,))
     placed = (Placed("r", "emulated:0", "emulated:0/0", 0.0, 2.0),)
     found = task_seconds(replace(made, costed=costed, placed=placed))
     shares = (5.0, 15.0, 0.0) if whole else (0.0, 0.0, 10.0 * (lasts or 0.0))

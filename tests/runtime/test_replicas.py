@@ -339,7 +339,7 @@ def test_concurrent_programs_never_see_half_a_change() -> None:
     values = [value("x", kind="input"), value("w", (64, 64), kind="state"), value("y_", (64, 64))]
     made = graph("read", values, [op("y", "aten.clone.default", R("w"))], ("y_",))
     again = replace(made, changing=("w",))
-    runs = [executor(each, state, [FIRST], pool) for each in (made, made, again)]
+    clusters = [executor(each, state, [FIRST], pool) for each in (made, made, again)]
     wrong = []
 
     def call(run: Executor) -> None:
@@ -349,7 +349,7 @@ def test_concurrent_programs_never_see_half_a_change() -> None:
                 if not torch.equal(y, torch.full_like(y, y[0, 0].item())):
                     wrong.append(y)
 
-    callers = [threading.Thread(target=call, args=(run,)) for run in runs]
+    callers = [threading.Thread(target=call, args=(run,)) for run in clusters]
     for caller in callers:
         caller.start()
     for turn in range(200):
@@ -357,7 +357,7 @@ def test_concurrent_programs_never_see_half_a_change() -> None:
     for caller in callers:
         caller.join()
     assert not wrong
-    for run in runs:
+    for run in clusters:
         assert torch.equal(run([torch.zeros(4, 4)])[0], state["w"])
         run.close()
 

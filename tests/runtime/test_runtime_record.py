@@ -25,12 +25,18 @@ def test_spans_are_nested_and_copies_follow_what_they_copy():
     (y,), timeline = executor.run([x])
     assert torch.equal(y, eager(x))
     assert timeline.label.startswith("EMULATED") and timeline.makespan > 0
-    tasks = {span.name: span for span in timeline.spans if span.kind == "compute" and span.run}
-    runs = {span.name: span for span in timeline.spans if span.kind == "compute" and not span.run}
+    tasks = {span.name: span for span in timeline.spans if span.kind == "compute" and span.cluster}
+    clusters = {span.name: span for span in timeline.spans if span.kind == "compute" and not span.cluster}
     copies = [span for span in timeline.spans if span.kind == "copy"]
     assert list(tasks) == ["h", "a", "y"]
     for task in tasks.values():
-        assert runs[task.run].start <= task.start <= task.end <= runs[task.run].end <= timeline.makespan
+        assert (
+            clusters[task.cluster].start
+            <= task.start
+            <= task.end
+            <= clusters[task.cluster].end
+            <= timeline.makespan
+        )
         assert task.module == f"net.{task.name}" and task.source == "net.py:7"
     assert [(span.name, span.src, span.dst) for span in copies] == [
         ("h", "cpu", "emulated:0"), ("a", "emulated:0", "emulated:1"), ("y", "emulated:1", "cpu"),
@@ -87,7 +93,7 @@ def test_a_declared_clock_lasts_what_the_model_says(lanes):
     (y,), timeline = executor.run([x])
     assert torch.equal(y, eager(x))
     assert timeline.makespan >= modelled
-    tasks = [span for span in timeline.spans if span.run]
+    tasks = [span for span in timeline.spans if span.cluster]
     # Each starts when the one before has ended in the model, so ends never come before their time.
     for number, span in enumerate(sorted(tasks, key=lambda span: span.end), 1):
         assert span.end >= number * case.seconds * case.slow_down
@@ -105,7 +111,7 @@ def test_lanes_overlap_on_a_declared_clock():
     executor = case.task("cpu/0", "c", "aten.add.Tensor", Ref("a"), Ref("b")).executor()
     executor([torch.zeros(4, 4)])
     _, timeline = executor.run([torch.zeros(4, 4)])
-    a, b = (next(span for span in timeline.spans if span.run == name) for name in "ab")
+    a, b = (next(span for span in timeline.spans if span.cluster == name) for name in "ab")
     assert max(a.start, b.start) < min(a.end, b.end)
     executor.close()
 

@@ -249,13 +249,13 @@ def test_modes_are_followed():
 
 
 def test_the_same_seed_gives_the_same_losses():
-    runs = []
+    clusters = []
     for _ in range(2):
         pair = Pair(functools.partial(mlp, 0.5), functools.partial(Adam, lr=0.01), dtype=torch.float32)
         torch.manual_seed(11)
-        runs.append([pair.step(x, y).item() for x, y in batches(8, dtype=torch.float32)])
+        clusters.append([pair.step(x, y).item() for x, y in batches(8, dtype=torch.float32)])
         pair.step.close()
-    assert runs[0] == runs[1]
+    assert clusters[0] == clusters[1]
 
 
 RESUME = """

@@ -219,7 +219,7 @@ def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkey
         under(cap)
     monkeypatch.undo()
     tight = under(cap)
-    assert len(tight.plan.costed.runs) == len(graph.tasks) > len(free.plan.costed.runs)
+    assert len(tight.plan.costed.clusters) == len(graph.tasks) > len(free.plan.costed.clusters)
     # Given again it is planned as finely.
     for apart in (tight, under(cap, given=tight.plan)):
         assert max(apart.plan.peaks.values()) <= cap and holds(apart, cap)

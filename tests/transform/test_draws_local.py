@@ -110,7 +110,7 @@ class Towers(nn.Module):
 
 
 def beside(costed) -> dict[str, str]:
-    return {run.name: "cpu" for run in costed.runs}
+    return {cluster.name: "cpu" for cluster in costed.clusters}
 
 
 def test_lanes_of_a_device_take_turns() -> None:

@@ -325,10 +325,10 @@ def test_names_say_from_where_to_where_a_group_goes() -> None:
     (task,) = steps(plan.costed.graph)
     first, last = f"{2 * LAYERS}.weight", "0.bias"
     names = {first, f"{2 * LAYERS}.bias"}, {last, "0.weight"}
-    run, value = plan.words.run(plan.costed.run_of[task.name]), plan.words.value(task.outputs[0])
-    assert run.startswith("update ") and value.endswith(", new")
+    cluster, value = plan.words.cluster(plan.costed.cluster_of[task.name]), plan.words.value(task.outputs[0])
+    assert cluster.startswith("update ") and value.endswith(", new")
     assert "small ones in buckets" in pair.step.explain()
-    for text in (run.removeprefix("update "), value.removesuffix(", new")):
+    for text in (cluster.removeprefix("update "), value.removesuffix(", new")):
         ends = text.split(" … ")
         assert ends[0] in names[0] and ends[1] in names[1]
 

@@ -241,8 +241,8 @@ def test_a_view_is_cut_beside_what_takes_the_same_parts() -> None:
 def test_a_sum_runs_alone() -> None:
     parted = split(weights(6, 4, 2), (3, 3)).check()
     costed = cost(parted, machine(), homes={})
-    for run in fuse(parted, costed.machine, costed.costs):
-        assert len(run.tasks) == 1 or SUM not in {parted.task[name].target for name in run.tasks}
+    for cluster in fuse(parted, costed.machine, costed.costs):
+        assert len(cluster.tasks) == 1 or SUM not in {parted.task[name].target for name in cluster.tasks}
 
 
 @given(st.lists(st.floats(-1e8, 1e8, width=32), min_size=1, max_size=6))

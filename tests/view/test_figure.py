@@ -37,7 +37,7 @@ def figure():
 
 
 def where(plan):
-    return {task: plan.place[run].device for task, run in plan.costed.run_of.items()}
+    return {task: plan.place[cluster].device for task, cluster in plan.costed.cluster_of.items()}
 
 
 def test_the_batch_arrives_on_the_cpu_and_goes_out_in_halves(figure):

@@ -53,8 +53,8 @@ def test_each_lane_is_covered_by_what_runs_there(seed):
     graph = {"tasks": tasks, "values": [], "devices": [{"name": "cpu", "lanes": 3}], "links": []}
     layout = lay_out(schedule(graph, budget_s=1e-3))
     for lane, x, w in layout.columns["cpu"].lanes:
-        over = {box.card.runs for box in layout.boxes if box.x <= x and x + w <= box.x + box.w + 1e-6}
-        assert over == {card.runs for card in layout.cards[lane]}
+        over = {box.card.clusters for box in layout.boxes if box.x <= x and x + w <= box.x + box.w + 1e-6}
+        assert over == {card.clusters for card in layout.cards[lane]}
 
 
 def test_what_an_idle_lane_waits_for_keeps_the_words_of_its_name():
@@ -75,7 +75,7 @@ def test_a_name_that_leaves_no_room_beside_it_has_its_time_under_it():
 
 def test_a_run_of_several_lanes_counts_once_in_a_timeline():
     plan = schedule(wide())
-    assert "6 runs and copies in 7 lanes." in timeline_svg(plan.timeline())
+    assert "6 clusters and copies in 7 lanes." in timeline_svg(plan.timeline())
 
 
 @pytest.mark.parametrize("value", (9.9949e-3, 9.996e-3, 99.96e-3, 0.99951, 9.9999e-6, 999.6e-9))

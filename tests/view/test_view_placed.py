@@ -114,8 +114,8 @@ def test_time_is_drawn_to_scale(make):
 def test_everything_is_drawn_or_folded_and_counted(make):
     plan = make()
     layout = lay_out(plan)
-    drawn = [run for box in layout.boxes for run in box.card.runs]
-    assert sorted(drawn) == sorted(placed.run for placed in plan.placed)
+    drawn = [cluster for box in layout.boxes for cluster in box.card.clusters]
+    assert sorted(drawn) == sorted(placed.cluster for placed in plan.placed)
     moved = [transfer for arrow in layout.arrows for transfer in arrow.transfers]
     assert sorted(map(id, moved)) == sorted(map(id, plan.transfers))
     svg = placed_svg(plan)
@@ -152,20 +152,20 @@ def check_fold(plan, budget=BUDGET):
         for one, other in pairwise(held):
             assert one.end <= other.start + 1e-12
         steps = [step for step in plan.orders[lane] if isinstance(step, Placed)]
-        assert [run for card in held for run in card.runs] == [step.run for step in steps]
+        assert [cluster for card in held for cluster in card.clusters] == [step.cluster for step in steps]
         for card in held:
-            runs = [plan.place[run] for run in card.runs]
-            assert card.start == runs[0].start and card.end == max(run.end for run in runs)
-            assert card.busy == pytest.approx(sum(run.end - run.start for run in runs))
+            clusters = [plan.place[cluster] for cluster in card.clusters]
+            assert card.start == clusters[0].start and card.end == max(cluster.end for cluster in clusters)
+            assert card.busy == pytest.approx(sum(cluster.end - cluster.start for cluster in clusters))
             if card.copies:
-                assert tuple(run for copy in card.copies for run in copy.runs) == card.runs
+                assert tuple(cluster for copy in card.copies for cluster in copy.clusters) == card.clusters
                 assert sum(copy.busy for copy in card.copies) == pytest.approx(card.busy)
 
 
 @given(st.integers(1, 400), st.integers(0, 50), st.integers(1, 4), st.integers(1, 3), st.integers(1, 150))
 @settings(max_examples=25, deadline=None)
-def test_folding_keeps_times_and_order(runs, seed, accelerators, cpu_lanes, budget):
-    check_fold(view_plans.rough(runs, seed, accelerators, cpu_lanes), budget)
+def test_folding_keeps_times_and_order(clusters, seed, accelerators, cpu_lanes, budget):
+    check_fold(view_plans.rough(clusters, seed, accelerators, cpu_lanes), budget)
 
 
 def test_large_plans_have_few_boxes_and_no_overlaps():
@@ -210,8 +210,8 @@ def test_equal_blocks_fold_and_the_slowest_stays_open():
     names = [copy.name for card in stacks for copy in card.copies]
     assert "model.layers.3" not in names and len(names) == len(set(names)) == 11
     assert all(card.start < card.end for card in stacks)
-    open_runs = {run for card in cards if not card.copies for run in card.runs}
-    assert "mlp_up_3" in open_runs
+    open_clusters = {cluster for card in cards if not card.copies for cluster in card.clusters}
+    assert "mlp_up_3" in open_clusters
 
 
 @plans
@@ -231,8 +231,8 @@ def test_the_critical_path_is_a_chain_of_waits_to_the_end(make):
 
 @given(st.integers(2, 60), st.integers(0, 30), st.data())
 @settings(max_examples=20, deadline=None)
-def test_a_step_may_be_late_by_its_slack(runs, seed, data):
-    plan = view_plans.rough(runs, seed)
+def test_a_step_may_be_late_by_its_slack(clusters, seed, data):
+    plan = view_plans.rough(clusters, seed)
     found = plan.critical
     late = data.draw(st.integers(0, len(found.steps) - 1))
     for share, longer in ((0.999, False), (1.5, True)):

@@ -55,7 +55,7 @@ def test_the_report_hides_nothing(make):
 def test_reasons_are_limited_and_the_longest_first():
     plan = view_plans.rough(200)
     text = explain(plan)
-    rows = text[text.index("why each run") :].split("\n\n")[0].splitlines()[3:]
+    rows = text[text.index("why each cluster") :].split("\n\n")[0].splitlines()[3:]
     longest = max(plan.placed, key=lambda placed: placed.end - placed.start)
     assert 0 < len(rows) <= 13
     assert seconds(longest.end - longest.start) in rows[0]
@@ -133,7 +133,7 @@ def test_the_chart_fits_a_terminal(make):
 def test_the_chart_names_each_run_of_a_small_plan():
     plan = view_plans.towers()
     text = text_chart(plan)
-    assert all(plan.words.run(placed.run) in text for placed in plan.placed)
+    assert all(plan.words.cluster(placed.cluster) in text for placed in plan.placed)
 
 
 @plans
@@ -141,11 +141,14 @@ def test_dot_names_every_run_and_dependency(make):
     plan = make()
     text = dot_text(plan)
     edges = [
-        (value, run.name) for run in plan.costed.runs for value in run.reads if value in plan.costed.producer
+        (value, cluster.name)
+        for cluster in plan.costed.clusters
+        for value in cluster.reads
+        if value in plan.costed.producer
     ]
     assert len(re.findall(r"^  \".*\" -> \"", text, re.M)) == len(edges)
     for placed in plan.placed:
-        assert f'"{placed.run}"' in text
+        assert f'"{placed.cluster}"' in text
 
 
 @pytest.mark.skipif(not shutil.which("dot"), reason="graphviz is not installed")

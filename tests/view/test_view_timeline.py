@@ -77,7 +77,7 @@ def test_any_spans_of_a_lane_are_nested(seed):
                     f"t{index}",
                     start,
                     end + draw.choice((0, 1e-7)),
-                    run=f"r{index}",
+                    cluster=f"r{index}",
                 )
             )
     timeline = Timeline("t", ("cpu/0",), tuple(spans), 3.0)
@@ -211,7 +211,7 @@ def test_overlap_and_busy_are_shares_that_agree_with_sampling(make):
 def test_the_path_of_a_planned_timeline_is_that_of_the_plan(make):
     plan = make()
     steps = [plan.critical.steps[number] for number in plan.critical.path]
-    names = {(step.run if isinstance(step, Placed) else step.value, step.start) for step in steps}
+    names = {(step.cluster if isinstance(step, Placed) else step.value, step.start) for step in steps}
     assert {(span.name, span.start) for span in statistics.critical_spans(plan.timeline())} == names
 
 

@@ -1,4 +1,4 @@
-"""How a training step looks: words for runs and values, phases, the reduction hidden behind the backward, folds."""
+"""How a training step looks: words for clusters and values, phases, the reduction hidden behind the backward, folds."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_view_placed import check_fold, overlapping
 
-from autopar.ir.costed import CostedGraph, Run, TaskCost
+from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.graph import PART, SUM, Graph, Ref, Task, Value
 from autopar.ir.plan import Plan
 from autopar.ir.steps import Placed, Transfer
@@ -78,7 +78,7 @@ def step(layers=("fc1", "fc2"), parts=2, seconds=1e-4, copy=2e-5):
 def scheduled(graph, on, seconds, copy):
     """A plan with part k on accelerator k and all else on the CPU."""
     where, there, free = {}, {}, {}
-    placed, transfers, costs, runs = [], [], [], []
+    placed, transfers, costs, clusters = [], [], [], []
     for task in graph.tasks:
         part = re.search(r"#(\d+)$", task.name)
         device = f"emulated:{part[1]}" if part and task.part else "cpu"
@@ -98,9 +98,9 @@ def scheduled(graph, on, seconds, copy):
             where[name], there[name, device] = device, end
         placed.append(Placed(task.name, device, lane, start, end))
         costs.append(TaskCost(task.name, tuple(end - start for _ in on.devices)))
-        runs.append(Run(task.name, (task.name,), costs[-1].seconds, 0.0, task.inputs, task.outputs))
+        clusters.append(Cluster(task.name, (task.name,), costs[-1].seconds, 0.0, task.inputs, task.outputs))
     home = tuple((name, "cpu") for name in (*graph.inputs, *graph.state))
-    costed = CostedGraph(graph, on, tuple(costs), tuple(runs), home, ((graph.outputs[0], "cpu"),))
+    costed = CostedGraph(graph, on, tuple(costs), tuple(clusters), home, ((graph.outputs[0], "cpu"),))
     makespan = max(item.end for item in (*placed, *transfers))
     return Plan(
         costed, "given", tuple(sorted(placed, key=lambda p: p.start)),
@@ -110,7 +110,7 @@ def scheduled(graph, on, seconds, copy):
 
 def test_runs_and_values_are_called_by_module_parameter_and_phase():
     words = step().words
-    for run, called in {
+    for cluster, called in {
         "x#part0": "split x #0",
         "addmm_0#1": "fc1 forward #1",
         "mse_loss_backward#0": "mse_loss backward #0",
@@ -119,7 +119,7 @@ def test_runs_and_values_are_called_by_module_parameter_and_phase():
         "fc2.weight.grad#sum": "sum fc2.weight.grad",
         "update fc1.weight": "update fc1.weight",
     }.items():
-        assert words.run(run) == called
+        assert words.cluster(cluster) == called
     for value, called in {
         "x#1": "x, part 1",
         "fc1.weight": "fc1.weight",
@@ -136,9 +136,9 @@ def test_a_run_of_several_tasks_is_called_after_what_takes_its_time():
     names = [task.name for task in plan.costed.graph.tasks]
 
     def joined(*tasks):
-        run = replace(plan.costed.run[tasks[0]], name="joined", tasks=tasks)
-        costed = replace(plan.costed, runs=(*plan.costed.runs, run))
-        return replace(plan, costed=costed).words.run("joined")
+        cluster = replace(plan.costed.cluster[tasks[0]], name="joined", tasks=tasks)
+        costed = replace(plan.costed, clusters=(*plan.costed.clusters, cluster))
+        return replace(plan, costed=costed).words.cluster("joined")
 
     assert joined("addmm_0#0", "addmm_1#0") == "fc1, fc2 forward #0"
     assert joined("mse_loss_backward#1", "mm_1#1") == "mse_loss, fc2 backward #1"
@@ -159,7 +159,7 @@ def test_a_gradient_that_is_a_view_of_a_sum_is_called_a_gradient_from_its_parts_
     )  # fmt: skip
     graph = Graph("b", (b, *made), tasks, (), ("fc.bias",), ("fc.bias.grad",)).check()
     words = scheduled(graph, view_plans.machine(2), 1e-4, 1e-5).words
-    assert words.run("g#sum") == "sum fc.bias.grad" and words.value("g#1") == "fc.bias.grad, part 1"
+    assert words.cluster("g#sum") == "sum fc.bias.grad" and words.value("g#1") == "fc.bias.grad, part 1"
     assert words.phase("fc.bias.grad") == "reduction" and words.phase("g#0") == "backward"
 
 
@@ -205,8 +205,8 @@ def test_the_hidden_share_counts_sums_and_copies_of_gradients_against_the_backwa
     assert share(backward, run("fc2.weight.grad#sum", "cpu", 3, 7)) == pytest.approx(0.25)
     assert share(backward, moved("x#0", 5, 6), moved("fc2.weight_next", 6, 7)) == 1
     assert share(run("addmm_0#0", "emulated:0", 0, 4), moved("fc2.weight.grad#0", 1, 3)) == 0
-    # Where tasks were measured their spans count, not those of the runs around them.
-    task = replace(run("mm_1#0", "emulated:0", 0, 1), run="all")
+    # Where tasks were measured their spans count, not those of the clusters around them.
+    task = replace(run("mm_1#0", "emulated:0", 0, 1), cluster="all")
     assert share(run("all", "emulated:0", 0, 4), task, moved("fc2.weight.grad#0", 0, 4)) == pytest.approx(
         0.25
     )
@@ -216,7 +216,7 @@ def test_views_are_time_of_no_phase():
     """Neither where runs were planned nor where tasks were measured."""
     plan = step()
     planned = plan.timeline()
-    tasks = tuple(replace(span, run=span.name) for span in planned.spans if span.kind == "compute")
+    tasks = tuple(replace(span, cluster=span.name) for span in planned.spans if span.kind == "compute")
     free = {task.name for task in plan.costed.graph.tasks if task.free}
     for timeline in (planned, replace(planned, spans=(*planned.spans, *tasks))):
         without = tuple(span for span in timeline.spans if span.name not in free)
@@ -310,7 +310,7 @@ def test_blocks_fold_in_forward_and_in_backward_apart():
     first, last = map(int, re.findall(r"\d+", found["backward"].title)[:2])
     assert first > last and "backward" in found["backward"].title
     for card in stacks:
-        assert {plan.words.phase(run) for run in card.runs} == {card.phase}
+        assert {plan.words.phase(cluster) for cluster in card.clusters} == {card.phase}
 
 
 def test_the_page_lists_folded_blocks_and_fits_narrow_windows(tmp_path):

@@ -1,4 +1,4 @@
-"""What a run's ancestors and followers take: those it must have on its own device to start early, and all that must
+"""What a cluster's ancestors and followers take: those it must have on its own device to start early, and all that must
 come before it or follow it when that shares the machine."""
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..model.problem import Problem
+from ..model.instance import Instance
 from .critical_path import Floats, Ints, Network, Ways, levels
 from .load import areas
 
 LARGEST_LOCAL = 2_000
 """Runs above which `local` is not tried: the load of devices says more of so many."""
 STEPS = 150_000
-"""Pairs of ancestors of a run weighed in all, which is what makes those of each run fewer."""
+"""Pairs of ancestors of a cluster weighed in all, which is what makes those of each cluster fewer."""
 LARGEST = 1_000
 """Runs above which `crowded` is not tried: time and memory grow with their square."""
 
 
-def local(problem: Problem, ways: Ways) -> Ways:
-    """The ways, with heads that count the ancestors a run must have on its own device to start early.
+def local(instance: Instance, ways: Ways) -> Ways:
+    """The ways, with heads that count the ancestors a cluster must have on its own device to start early.
 
-    What a run reads comes from another device or is made on its own. If it is to start before that can have come, its
-    maker is on the same device, and so on for what the maker reads; all these share the lanes (Papadimitriou and
-    Yannakakis, SIAM Journal on Computing 19(2), 1990). It holds even if runs are repeated: nothing is said of how many
-    copies an ancestor has, only that one is there.
+    What a cluster reads comes from another device or is made on its own. If it is to start before that can have come,
+    its maker is on the same device, and so on for what the maker reads; all these share the lanes (Papadimitriou and
+    Yannakakis, SIAM Journal on Computing 19(2), 1990). It holds even if clusters are repeated: nothing is said of how
+    many copies an ancestor has, only that one is there.
     """
-    runs, devices = ways.seconds.shape
-    if devices < 2 or not 0 < runs <= LARGEST_LOCAL:
+    clusters, devices = ways.seconds.shape
+    if devices < 2 or not 0 < clusters <= LARGEST_LOCAL:
         return ways
-    deepest = math.isqrt(2 * STEPS // (runs * devices))
-    cones = _Cones(problem, ways, deepest)
-    for r in levels(problem.before)[0]:
+    deepest = math.isqrt(2 * STEPS // (clusters * devices))
+    cones = _Cones(instance, ways, deepest)
+    for r in levels(instance.before)[0]:
         cones.add(r)
     head = np.array(cones.head)
     length = float((head + ways.seconds + ways.tail).min(axis=1).max())
@@ -43,38 +43,40 @@ def local(problem: Problem, ways: Ways) -> Ways:
 
 
 class _Cones:
-    """The `head` of runs whose ancestors have been added, and what follows of it."""
+    """The `head` of clusters whose ancestors have been added, and what follows of it."""
 
-    def __init__(self, problem: Problem, ways: Ways, deepest: int) -> None:
-        self.problem, self.ways, self.deepest = problem, ways, deepest
-        net = Network(problem)
+    def __init__(self, instance: Instance, ways: Ways, deepest: int) -> None:
+        self.instance, self.ways, self.deepest = instance, ways, deepest
+        net = Network(instance)
         self.latency, self.s_per_byte = net.latency + np.diag([math.inf] * net.devices), net.s_per_byte
-        self.widths = [len(names) for names in problem.lane_names]
-        self.seconds, self.areas = ways.seconds.tolist(), areas(problem, ways).tolist()
+        self.widths = [len(names) for names in instance.lane_names]
+        self.seconds, self.areas = ways.seconds.tolist(), areas(instance, ways).tolist()
         self.head: list[list[float]] = ways.head.tolist()
-        self.end: list[list[float]] = [[]] * problem.runs
-        self.comes: list[list[float]] = [[]] * len(problem.values)
+        self.end: list[list[float]] = [[]] * instance.clusters
+        self.comes: list[list[float]] = [[]] * len(instance.values)
         """Seconds before each value can have come to each device from another."""
-        self.reads = [[(v, problem.maker[v]) for v in own if problem.maker[v] >= 0] for own in problem.reads]
+        self.reads = [
+            [(v, instance.maker[v]) for v in own if instance.maker[v] >= 0] for own in instance.reads
+        ]
 
     def add(self, r: int) -> None:
-        """Raise the heads of a run; those that it waits for have been added."""
+        """Raise the heads of a cluster; those that it waits for have been added."""
         head = self.head[r]
         for v, maker in self.reads[r]:
             head = [max(t, min(there, own)) for t, there, own in zip(head, self.comes[v], self.end[maker])]
         if len({maker for _, maker in self.reads[r]}) > 1:
-            for d in self.problem.able[r]:
+            for d in self.instance.able[r]:
                 head[d] = self._start(r, d, head[d])
         self.head[r] = head
         self.end[r] = [t + seconds for t, seconds in zip(head, self.seconds[r])]
-        for v in self.problem.makes[r]:
-            trips = self.latency + self.problem.bytes[v] * self.s_per_byte
+        for v in self.instance.makes[r]:
+            trips = self.latency + self.instance.bytes[v] * self.s_per_byte
             self.comes[v] = (np.array(self.end[r])[:, None] + trips).min(axis=0).tolist()
 
     def _start(self, r: int, d: int, start: float) -> float:
-        """At least `start`, before which a run cannot start on a device: ancestors are added from that whose result
+        """At least `start`, before which a cluster cannot start on a device: ancestors are added from that whose result
         comes last, until the lanes are busy with them for as long as the next takes to come."""
-        # When it can have come, if all between it and the run is on the device; seconds between; value; its maker.
+        # When it can have come, if all between it and the cluster is on the device; seconds between; value; its maker.
         heap = [(-self.comes[v][d], 0.0, v, maker) for v, maker in self.reads[r] if self.comes[v][d] > start]
         if len(heap) < 2:
             # The head of the one maker counts what this could add.
@@ -131,13 +133,13 @@ def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> floa
 def crowded(
     after: Sequence[Sequence[int]], seconds: Floats, share: Floats, rest: Floats, unit: float = 0.0
 ) -> Floats:
-    """At least the seconds (R) from the end of each run to the end of any schedule, no less than `rest` (R).
+    """At least the seconds (R) from the end of each cluster to the end of any schedule, no less than `rest` (R).
 
-    What follows a run and is itself followed by x seconds or more is done before these x, and takes its `share` (R),
-    in seconds of the whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973, for the
-    successors of each run). `seconds` (R) are those of a run where it is quickest; all is rounded up to whole `unit`s
-    where that is not 0. With what comes before for `after` and heads for `rest`: the seconds before each run can
-    start. Vectorised; O(R²) in all.
+    What follows a cluster and is itself followed by x seconds or more is done before these x, and takes its `share`
+    (R), in seconds of the whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973, for the
+    successors of each cluster). `seconds` (R) are those of a cluster where it is quickest; all is rounded up to whole
+    `unit`s where that is not 0. With what comes before for `after` and heads for `rest`: the seconds before each
+    cluster can start. Vectorised; O(R²) in all.
     """
     before: list[list[int]] = [[] for _ in after]
     for r, later in enumerate(after):
@@ -148,7 +150,7 @@ def crowded(
     much = np.zeros(len(after))
     for r, own in enumerate(above):
         much[own] += share[r]
-    # Runs by rising `found`, so that `much` always is what follows with as much after it, or more.
+    # Clusters by rising `found`, so that `much` always is what follows with as much after it, or more.
     heap = [(rest[r], r) for r, count in enumerate(left) if not count]
     heapq.heapify(heap)
     while heap:
@@ -168,7 +170,7 @@ def crowded(
 
 
 def _above(before: Sequence[Sequence[int]]) -> list[Ints]:
-    """All that must come before each run."""
+    """All that must come before each cluster."""
     size = -(-len(before) // 8)
     forward = all(p < r for r, own in enumerate(before) for p in own)
     reached = [0] * len(before)

@@ -1,4 +1,4 @@
-"""How early each run can start on each device, and how much must follow it, if queues and wires were never busy."""
+"""How early each cluster can start on each device, and how much must follow it, if queues and wires were never busy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.problem import Problem
+from ..model.instance import Instance
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,7 +21,7 @@ LARGE = 20_000
 
 @dataclass(frozen=True)
 class Ways:
-    """Of run r on device d, in seconds: `head[r, d]` before it can start, `tail[r, d]` from its end to the end of
+    """Of cluster r on device d, in seconds: `head[r, d]` before it can start, `tail[r, d]` from its end to the end of
     the schedule, `seconds[r, d]` itself; inf where it cannot run. `length` is the longest way through the graph."""
 
     head: Floats
@@ -30,34 +30,34 @@ class Ways:
     length: float
 
 
-def ways(problem: Problem, *, once: bool = False) -> Ways:
-    """Heads and tails with the transfers between devices, each run where its way is shortest.
+def ways(instance: Instance, *, once: bool = False) -> Ways:
+    """Heads and tails with the transfers between devices, each cluster where its way is shortest.
 
     The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for
-    E reads. Unless every run is done but `once`, a tail is that of whichever copy of a run ends first, and each of
-    its readers may read another copy, which is where that reader is best off.
+    E reads. Unless every cluster is done but `once`, a tail is that of whichever copy of a cluster ends first, and
+    each of its readers may read another copy, which is where that reader is best off.
     """
-    net, seconds = Network(problem), _seconds(problem)
-    head, delivered = _heads(problem, net, seconds)
-    if not problem.runs:
+    net, seconds = Network(instance), _seconds(instance)
+    head, delivered = _heads(instance, net, seconds)
+    if not instance.clusters:
         return Ways(seconds, seconds, seconds, delivered)
     tail = np.where(np.isfinite(seconds), 0.0, np.inf)
-    if problem.runs <= LARGE:
-        tail = _tails(problem, net, seconds, once)
+    if instance.clusters <= LARGE:
+        tail = _tails(instance, net, seconds, once)
     with_all = (head + seconds + tail).min(axis=1)
     return Ways(head, tail, seconds, max(delivered, float(with_all.max())))
 
 
-def tails(problem: Problem) -> Floats:
-    """The `tail` of `ways` when every run is done once, of any number of runs."""
-    return _tails(problem, Network(problem), _seconds(problem), once=True)
+def tails(instance: Instance) -> Floats:
+    """The `tail` of `ways` when every cluster is done once, of any number of clusters."""
+    return _tails(instance, Network(instance), _seconds(instance), once=True)
 
 
-def _seconds(problem: Problem) -> Floats:
-    found = np.array(problem.seconds, dtype=float).reshape(problem.runs, len(problem.devices))
-    for members in problem.members:
+def _seconds(instance: Instance) -> Floats:
+    found = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
+    for members in instance.members:
         for r in members:
-            for d in {*range(found.shape[1])} - {*problem.able[r]}:
+            for d in {*range(found.shape[1])} - {*instance.able[r]}:
                 found[r, d] = np.inf
     return found
 
@@ -66,10 +66,10 @@ class Network:
     """The least latency and the least seconds per byte between all devices, over whatever way: what has come to one
     device may be sent on from there."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.devices = len(problem.devices)
-        self.latency = np.array(problem.latency, dtype=float).reshape(self.devices, self.devices)
-        self.s_per_byte = np.array(problem.s_per_byte, dtype=float).reshape(self.devices, self.devices)
+    def __init__(self, instance: Instance) -> None:
+        self.devices = len(instance.devices)
+        self.latency = np.array(instance.latency, dtype=float).reshape(self.devices, self.devices)
+        self.s_per_byte = np.array(instance.s_per_byte, dtype=float).reshape(self.devices, self.devices)
         self.s_per_byte[np.isinf(self.latency)] = np.inf
         for table in (self.latency, self.s_per_byte):
             np.fill_diagonal(table, 0.0)
@@ -104,23 +104,23 @@ class Network:
         return found
 
 
-def _heads(problem: Problem, net: Network, seconds: Floats) -> tuple[Floats, float]:
-    """When each run can start on each device, and when all that must be delivered can be there."""
-    runs, values = problem.runs, len(problem.values)
-    nbytes = np.array([*problem.bytes, 0], dtype=float)
-    # The last row stands in where a run reads nothing or waits for nothing.
+def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, float]:
+    """When each cluster can start on each device, and when all that must be delivered can be there."""
+    clusters, values = instance.clusters, len(instance.values)
+    nbytes = np.array([*instance.bytes, 0], dtype=float)
+    # The last row stands in where a cluster reads nothing or waits for nothing.
     arrival = np.zeros((values + 1, net.devices))
-    for v, home in enumerate(problem.home):
+    for v, home in enumerate(instance.home):
         # Resident state may be anywhere without having travelled.
-        if home >= 0 and problem.values[v] not in problem.holders:
-            arrival[v] = net.latency[home] + problem.bytes[v] * net.s_per_byte[home]
-    head = np.zeros((runs, net.devices))
-    first_end = np.zeros(runs + 1)
-    order, bounds = levels(problem.before)
-    waits = ordered(problem)
-    reads, read_at = ragged([problem.reads[r] for r in order], values)
-    before, before_at = ragged([waits[r] for r in order], runs)
-    makes, make_at = ragged([problem.makes[r] for r in order], values)
+        if home >= 0 and instance.values[v] not in instance.holders:
+            arrival[v] = net.latency[home] + instance.bytes[v] * net.s_per_byte[home]
+    head = np.zeros((clusters, net.devices))
+    first_end = np.zeros(clusters + 1)
+    order, bounds = levels(instance.before)
+    waits = ordered(instance)
+    reads, read_at = ragged([instance.reads[r] for r in order], values)
+    before, before_at = ragged([waits[r] for r in order], clusters)
+    makes, make_at = ragged([instance.makes[r] for r in order], values)
     waiting = any(waits)
     sorted_seconds = seconds[order]
     numbers = np.array(order)
@@ -138,33 +138,33 @@ def _heads(problem: Problem, net: Network, seconds: Floats) -> tuple[Floats, flo
             ends if len(made) == len(ends) else np.repeat(ends, counts, 0), nbytes[made]
         )
         arrival[values] = 0.0
-    wanted = [(v, d) for v, devices in enumerate(problem.deliver) for d in devices]
+    wanted = [(v, d) for v, devices in enumerate(instance.deliver) for d in devices]
     delivered = max((float(arrival[v, d]) for v, d in wanted), default=0.0)
     head[seconds == np.inf] = np.inf
     return head, max(delivered, float(first_end.max()))
 
 
-def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Floats:
-    """The least time from the end of each run on each device to the end of the schedule."""
-    runs, values = problem.runs, len(problem.values)
-    nbytes = np.array([*problem.bytes, 0], dtype=float)
-    tail = np.zeros((runs, net.devices))
-    rest = np.zeros((runs + 1, net.devices))
-    shortest = np.zeros(runs + 1)
-    order, bounds = levels(problem.after)
-    makes, readers = problem.makes, problem.readers
+def _tails(instance: Instance, net: Network, seconds: Floats, once: bool) -> Floats:
+    """The least time from the end of each cluster on each device to the end of the schedule."""
+    clusters, values = instance.clusters, len(instance.values)
+    nbytes = np.array([*instance.bytes, 0], dtype=float)
+    tail = np.zeros((clusters, net.devices))
+    rest = np.zeros((clusters + 1, net.devices))
+    shortest = np.zeros(clusters + 1)
+    order, bounds = levels(instance.after)
+    makes, readers = instance.makes, instance.readers
     read, read_at = ragged([[v for v in makes[r] for _ in readers[v]] for r in order], values)
-    by, _ = ragged([[later for v in makes[r] for later in readers[v]] for r in order], runs)
-    waits: list[list[int]] = [[] for _ in range(runs)]
-    for r, earlier in enumerate(ordered(problem)):
+    by, _ = ragged([[later for v in makes[r] for later in readers[v]] for r in order], clusters)
+    waits: list[list[int]] = [[] for _ in range(clusters)]
+    for r, earlier in enumerate(ordered(instance)):
         for p in earlier:
             waits[p].append(r)
-    after, after_at = ragged([waits[r] for r in order], runs)
+    after, after_at = ragged([waits[r] for r in order], clusters)
     waiting = any(waits)
-    delivered = {r for v, devices in enumerate(problem.deliver) if devices and (r := problem.maker[v]) >= 0}
+    delivered = {r for v, devices in enumerate(instance.deliver) if devices and (r := instance.maker[v]) >= 0}
     sorted_seconds = seconds[order]
     numbers = np.array(order)
-    copied = np.array([not once and repeats(problem, r) for r in order])
+    copied = np.array([not once and repeats(instance, r) for r in order])
     for first, last in pairwise(bounds):
         rows = numbers[first:last]
         span = slice(read_at[first], read_at[last])
@@ -180,11 +180,11 @@ def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Float
             np.maximum(follow, _largest(shortest, after, after_at, first, last)[:, None], out=follow)
         for at, r in enumerate(order[first:last]) if delivered else ():
             if r in delivered:
-                for v in problem.makes[r]:
-                    for target in problem.deliver[v]:
-                        trip = net.latency[:, target] + problem.bytes[v] * net.s_per_byte[:, target]
+                for v in instance.makes[r]:
+                    for target in instance.deliver[v]:
+                        trip = net.latency[:, target] + instance.bytes[v] * net.s_per_byte[:, target]
                         if copied[first + at]:
-                            trip = trip[list(problem.able[r])].min()
+                            trip = trip[list(instance.able[r])].min()
                         follow[at] = np.maximum(follow[at], trip)
         tail[rows] = follow
         follow = follow + sorted_seconds[first:last]
@@ -194,16 +194,20 @@ def _tails(problem: Problem, net: Network, seconds: Floats, once: bool) -> Float
     return tail
 
 
-def repeats(problem: Problem, r: int) -> bool:
-    """Whether a run might be done once more elsewhere: it waits for values alone and is bound to no other run."""
-    run = problem.costed.runs[r]
-    return len(problem.able[r]) > 1 and not run.after and run.colocate is None
+def repeats(instance: Instance, r: int) -> bool:
+    """Whether a cluster might be done once more elsewhere: it waits for values alone and is bound to no other
+    cluster."""
+    cluster = instance.costed.clusters[r]
+    return len(instance.able[r]) > 1 and not cluster.after and cluster.colocate is None
 
 
-def ordered(problem: Problem) -> list[list[int]]:
-    """The runs each run waits for though it reads nothing of them."""
-    number = problem.number
-    return [[number[name] for name in run.after if name != run.name] for run in problem.costed.runs]
+def ordered(instance: Instance) -> list[list[int]]:
+    """The clusters each cluster waits for though it reads nothing of them."""
+    number = instance.number
+    return [
+        [number[name] for name in cluster.after if name != cluster.name]
+        for cluster in instance.costed.clusters
+    ]
 
 
 def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> Floats:

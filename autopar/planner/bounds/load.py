@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.problem import Problem
+from ..model.instance import Instance
 from .critical_path import Floats, Ints, Ways, repeats
 
 ROUNDS = 200
 """Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
 STEPS = 20_000_000
-"""Costs of a run on a device weighed in all, which is what makes the rounds fewer."""
+"""Costs of a cluster on a device weighed in all, which is what makes the rounds fewer."""
 HOPELESS = 1_000.0
 """Times all work and all transfers one after another above which a bound says that nothing fits: the price of memory
 then grows until it overflows."""
@@ -28,35 +28,35 @@ class Load:
     price: Floats
 
 
-def load(problem: Problem, ways: Ways) -> Load:
+def load(instance: Instance, ways: Ways) -> Load:
     """The dual of the linear program that may cut runs into pieces (Lenstra, Shmoys and Tardos, Mathematical
     Programming 46, 1990), with what must cross each wire and what fits each memory.
 
     A device that is used is so from the least of its heads to the least of its tails before the end. Prices are found
     by multiplicative weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995).
     """
-    work = areas(problem, ways)
-    runs, devices = work.shape
-    lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
+    work = areas(instance, ways)
+    clusters, devices = work.shape
+    lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
     idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
-    wires = crossings(problem)
-    held = _state(problem)
+    wires = crossings(instance)
+    held = _state(instance)
     room = np.array(
         [
             np.inf if cap is None else cap - sum(given.values())
-            for cap, given in zip(problem.caps, problem.given)
+            for cap, given in zip(instance.caps, instance.given)
         ]
     )
-    if problem.costed.consumed:
-        room = np.array([np.inf if cap is None else float(cap) for cap in problem.caps])
+    if instance.costed.consumed:
+        room = np.array([np.inf if cap is None else float(cap) for cap in instance.caps])
     capped = np.isfinite(room) if held.any() else np.zeros(devices, dtype=bool)
     used = np.isfinite(work).any(axis=0)
-    every = np.arange(runs)
-    most = _one_by_one(problem, work, idle)
+    every = np.arange(clusters)
+    most = _one_by_one(instance, work, idle)
     best = Load(0.0, np.zeros(devices))
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
-        """The bound that some prices prove, and where each run is cheapest."""
+        """The bound that some prices prove, and where each cluster is cheapest."""
         with np.errstate(invalid="ignore"):
             cost = work * price
         if not price.all():
@@ -108,52 +108,53 @@ def load(problem: Problem, ways: Ways) -> Load:
     return best
 
 
-def areas(problem: Problem, ways: Ways) -> Floats:
-    """Lanes times seconds of each run on each device, at the least."""
+def areas(instance: Instance, ways: Ways) -> Floats:
+    """Lanes times seconds of each cluster on each device, at the least."""
     found = ways.seconds
-    if problem.modes:
+    if instance.modes:
         found = found.copy()
-        for (r, d), modes in problem.modes.items():
+        for (r, d), modes in instance.modes.items():
             if found[r, d] < np.inf:
                 found[r, d] = min(lanes * seconds for lanes, seconds in modes)
     return found
 
 
-def _one_by_one(problem: Problem, work: Floats, idle: Floats) -> float:
+def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
     """At least the seconds of any plan that keeps one device busy at a time and sends each value over each wire."""
-    hops = {hop for row in problem.route for hops in row for hop in hops or ()}
-    sent = sum(hop.latency_s * len(problem.bytes) + hop.s_per_byte * sum(problem.bytes) for hop in hops)
+    hops = {hop for row in instance.route for hops in row for hop in hops or ()}
+    sent = sum(hop.latency_s * len(instance.bytes) + hop.s_per_byte * sum(instance.bytes) for hop in hops)
     return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
 
 
-def _state(problem: Problem) -> Floats:
-    """Bytes of resident state that each run brings to each device; readers of one storage share it."""
+def _state(instance: Instance) -> Floats:
+    """Bytes of resident state that each cluster brings to each device; readers of one storage share it."""
     sharers: dict[str, int] = {}
-    for kept in problem.kept:
+    for kept in instance.kept:
         for storage, _ in kept:
             sharers[storage] = sharers.get(storage, 0) + 1
-    found = np.zeros((problem.runs, len(problem.devices)))
-    for r, kept in enumerate(problem.kept):
+    found = np.zeros((instance.clusters, len(instance.devices)))
+    for r, kept in enumerate(instance.kept):
         for storage, nbytes in kept:
             found[r] += nbytes / sharers[storage]
-            for d, given in enumerate(problem.given):
+            for d, given in enumerate(instance.given):
                 if storage in given:
                     found[r, d] -= nbytes / sharers[storage]
     return found
 
 
-def evenly(problem: Problem) -> float:
-    """Seconds of the lanes of some devices, at the least, for the runs that can be on no others, each at its cheapest.
+def evenly(instance: Instance) -> float:
+    """Seconds of the lanes of some devices, at the least, for the clusters that can be on no others, each at its
+    cheapest.
 
-    Of all devices together, and of every set of devices that some run is bound to. Whatever prices `load` ends with,
-    it need not reach these: prices of wires take away from those of lanes. O(R D) for each set.
+    Of all devices together, and of every set of devices that some cluster is bound to. Whatever prices `load` ends
+    with, it need not reach these: prices of wires take away from those of lanes. O(R D) for each set.
     """
-    lanes = [len(names) for names in problem.lane_names]
-    sets = {tuple(range(len(lanes))), *problem.able}
+    lanes = [len(names) for names in instance.lane_names]
+    sets = {tuple(range(len(lanes))), *instance.able}
     work: dict[tuple[int, ...], float] = {}
-    for r, able in enumerate(problem.able):
+    for r, able in enumerate(instance.able):
         least = min(
-            min((taken * s for taken, s in problem.modes.get((r, d), ())), default=problem.seconds[r][d])
+            min((taken * s for taken, s in instance.modes.get((r, d), ())), default=instance.seconds[r][d])
             for d in able
         )
         work[able] = work.get(able, 0.0) + least
@@ -176,7 +177,7 @@ class Crossings:
 
     def close(self) -> Crossings:
         """Make arrays of what has been added."""
-        self.run, self.device, self.wire = (
+        self.cluster, self.device, self.wire = (
             np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
         )
         self.seconds = np.array([row[3] for row in self._rows])
@@ -184,30 +185,30 @@ class Crossings:
         self.busy[self.wire] = True
         return self
 
-    def add(self, run: int, device: int, wire: int, seconds: float) -> None:
-        """Let a run on a device take some seconds of a wire; run -1 is taken in any case."""
-        if run < 0:
+    def add(self, cluster: int, device: int, wire: int, seconds: float) -> None:
+        """Let a cluster on a device take some seconds of a wire; run -1 is taken in any case."""
+        if cluster < 0:
             self.fixed[wire] += seconds
         else:
-            self._rows.append((run, device, wire, seconds))
+            self._rows.append((cluster, device, wire, seconds))
 
     def charge(self, cost: Floats, toll: Floats) -> None:
-        """Add to the cost of each run on each device what its wires cost."""
+        """Add to the cost of each cluster on each device what its wires cost."""
         if len(self.seconds):
             spent = np.bincount(
-                self.run * self.devices + self.device,
+                self.cluster * self.devices + self.device,
                 weights=toll[self.wire] * self.seconds,
                 minlength=cost.size,
             )
             cost += spent.reshape(cost.shape)
 
     def carried(self, at: Ints) -> Floats:
-        """Seconds of each wire when each run is on device `at`."""
-        return self._sum(np.where(at[self.run] == self.device, self.seconds, 0.0))
+        """Seconds of each wire when each cluster is on device `at`."""
+        return self._sum(np.where(at[self.cluster] == self.device, self.seconds, 0.0))
 
     def expected(self, at: Floats) -> Floats:
-        """Seconds of each wire when each run is on each device as often as `at` (R, D) says, from 0 to 1."""
-        return self._sum(at[self.run, self.device] * self.seconds)
+        """Seconds of each wire when each cluster is on each device as often as `at` (R, D) says, from 0 to 1."""
+        return self._sum(at[self.cluster, self.device] * self.seconds)
 
     def _sum(self, spent: Floats) -> Floats:
         found = np.zeros(len(self.fixed))
@@ -215,47 +216,47 @@ class Crossings:
         return found
 
 
-def crossings(problem: Problem) -> Crossings:
-    """What crosses wires because one end of it is where it must be: inputs, deliveries, and runs with one device.
+def crossings(instance: Instance) -> Crossings:
+    """What crosses wires because one end of it is where it must be: inputs, deliveries, and clusters with one device.
 
     Whatever way a value takes, it enters a device by one of the links that lead there: where these share a queue or a
     wire it takes at least as long there as over the quickest. A value comes to a device once, so that of a transfer
     for one of k readers each pays 1/k.
     """
-    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in problem.able]
-    entrances = [_entrances(problem, d) for d in range(len(problem.devices))]
-    number = problem.wires + len(problem.copy_lanes)
-    found = Crossings(number, len(problem.devices))
-    for v, readers in enumerate(problem.readers if number else ()):
-        maker = problem.maker[v]
-        source = problem.home[v] if maker < 0 else only[maker]
-        wanted = dict.fromkeys((*problem.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
-        if problem.values[v] in problem.holders:
+    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in instance.able]
+    entrances = [_entrances(instance, d) for d in range(len(instance.devices))]
+    number = instance.wires + len(instance.copy_lanes)
+    found = Crossings(number, len(instance.devices))
+    for v, readers in enumerate(instance.readers if number else ()):
+        maker = instance.maker[v]
+        source = instance.home[v] if maker < 0 else only[maker]
+        wanted = dict.fromkeys((*instance.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
+        if instance.values[v] in instance.holders:
             continue
         # A maker that may be repeated may be so wherever its value is wanted.
-        if source < 0 and (not wanted or repeats(problem, maker)):
+        if source < 0 and (not wanted or repeats(instance, maker)):
             found.uncounted.append(v)
             continue
-        pays = [(maker, e) for e in problem.able[maker]] if source < 0 else [(-1, source)]
+        pays = [(maker, e) for e in instance.able[maker]] if source < 0 else [(-1, source)]
         for d in wanted:
             for wire, latency, s_per_byte in entrances[d]:
                 for r, e in pays:
                     if e != d:
-                        found.add(r, e, wire, latency + problem.bytes[v] * s_per_byte)
+                        found.add(r, e, wire, latency + instance.bytes[v] * s_per_byte)
         free = [r for r in readers if only[r] < 0] if source >= 0 else []
         for r in free:
-            for d in problem.able[r]:
+            for d in instance.able[r]:
                 for wire, latency, s_per_byte in entrances[d] if d != source and d not in wanted else ():
-                    found.add(r, d, wire, (latency + problem.bytes[v] * s_per_byte) / len(free))
+                    found.add(r, d, wire, (latency + instance.bytes[v] * s_per_byte) / len(free))
     return found.close()
 
 
-def _entrances(problem: Problem, d: int) -> list[tuple[int, float, float]]:
+def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:
     """The wires and queues that all links into a device take, with the least latency and seconds per byte."""
-    into = [link for row in problem.route for link in row[d] or () if link.dst == d]
+    into = [link for row in instance.route for link in row[d] or () if link.dst == d]
     latency = min((link.latency_s for link in into), default=0.0)
     s_per_byte = min((link.s_per_byte for link in into), default=0.0)
     wires, queues = {link.wire for link in into}, {link.lane for link in into}
     shared = [*wires] if len(wires) == 1 else []
-    shared += [queue + problem.wires if queue >= 0 else -1 for queue in queues if len(queues) == 1]
+    shared += [queue + instance.wires if queue >= 0 else -1 for queue in queues if len(queues) == 1]
     return [(wire, latency, s_per_byte) for wire in shared if wire >= 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..model.problem import Problem
+from ..model.instance import Instance
 from .critical_path import Floats, Ways
 from .load import Crossings, Load, areas, crossings
 
@@ -18,25 +18,25 @@ ROUNDING = 1e-12
 """Share of all that readers pay by which sums of it and of what makers are paid may differ."""
 
 
-def traffic(problem: Problem, ways: Ways, load: Load, bound: float) -> float:
+def traffic(instance: Instance, ways: Ways, load: Load, bound: float) -> float:
     """A bound that is at least `bound`, which must be one, in seconds: that where wires have time enough for what is
     shared out as in `load`, or all may be everywhere in part without that taking longer.
 
     The dual of the linear program of `load` with transfers: a value comes to each device where a reader is and its
     maker is not, over some wire into that device. The price of that is shared among its readers; a reader pays its
-    share on each device, and its maker is paid there. Where that leaves a run with a loss on several devices it is on
-    all of them, as copies may be. Prices are found by multiplicative weights, against runs that are ever more often
+    share on each device, and its maker is paid there. Where that leaves a cluster with a loss on several devices it is
+    on all of them, as copies may be. Prices are found by multiplicative weights, against runs that are ever more often
     where they cost least.
     """
-    if problem.runs * len(problem.devices) > CELLS // FEWEST:
+    if instance.clusters * len(instance.devices) > CELLS // FEWEST:
         return bound
-    wires = crossings(problem)
-    trips = _Trips(problem, wires.uncounted)
-    cells = problem.runs * trips.devices + 2 * trips.reader.size * trips.devices
+    wires = crossings(instance)
+    trips = _Trips(instance, wires.uncounted)
+    cells = instance.clusters * trips.devices + 2 * trips.reader.size * trips.devices
     rounds = min(ROUNDS, CELLS // max(1, cells))
     if trips.devices < 2 or rounds < FEWEST or not trips.reader.size:
         return bound
-    market = _Market(problem, ways, wires, trips)
+    market = _Market(instance, ways, wires, trips)
     if market.spread() > bound and market.crowded(load):
         bound = max(bound, *(market.turn(step / rounds) for step in range(rounds)))
     return bound
@@ -46,23 +46,23 @@ class _Trips:
     """The reads of values whose way is open at both ends: value, maker and reader of each read, in the order of the
     values, the seconds of each value into each device at the least, and the wires by which each is entered."""
 
-    def __init__(self, problem: Problem, values: list[int]) -> None:
-        values = [v for v in values if problem.readers[v]]
-        self.devices = len(problem.devices)
-        counts = [len(problem.readers[v]) for v in values]
+    def __init__(self, instance: Instance, values: list[int]) -> None:
+        values = [v for v in values if instance.readers[v]]
+        self.devices = len(instance.devices)
+        counts = [len(instance.readers[v]) for v in values]
         self.value = np.repeat(np.arange(len(values)), counts)
-        self.maker = np.repeat(np.array([problem.maker[v] for v in values], dtype=np.int64), counts)
-        self.reader = np.array([r for v in values for r in problem.readers[v]], dtype=np.int64)
+        self.maker = np.repeat(np.array([instance.maker[v] for v in values], dtype=np.int64), counts)
+        self.reader = np.array([r for v in values for r in instance.readers[v]], dtype=np.int64)
         self.first = np.cumsum([0, *counts[:-1]]) if counts else np.zeros(0, dtype=np.int64)
-        nbytes = np.array([problem.bytes[v] for v in values], dtype=float)
-        links = [hops[0] for row in problem.route for hops in row if hops is not None and len(hops) == 1]
+        nbytes = np.array([instance.bytes[v] for v in values], dtype=float)
+        links = [hops[0] for row in instance.route for hops in row if hops is not None and len(hops) == 1]
         self.seconds = np.zeros((len(values), self.devices))
         self.entered: list[list[list[int]]] = []
         """Of each device, for each link into it, the wires and queues it takes."""
         for d in range(self.devices):
             into = [link for link in links if link.dst == d]
             taken = [[link.wire] * (link.wire >= 0) for link in into]
-            taken = [own + [problem.wires + link.lane] * (link.lane >= 0) for own, link in zip(taken, into)]
+            taken = [own + [instance.wires + link.lane] * (link.lane >= 0) for own, link in zip(taken, into)]
             self.entered.append(taken)
             if into and all(taken):
                 latency, rate = min(o.latency_s for o in into), min(o.s_per_byte for o in into)
@@ -90,12 +90,12 @@ class _Trips:
 class _Market:
     """Prices of lanes and wires, which add up to 1, each reader's share in what its values cost, and where runs are."""
 
-    def __init__(self, problem: Problem, ways: Ways, wires: Crossings, trips: _Trips) -> None:
+    def __init__(self, instance: Instance, ways: Ways, wires: Crossings, trips: _Trips) -> None:
         self.wires, self.trips = wires, trips
-        work = areas(problem, ways)
+        work = areas(instance, ways)
         self.able = np.isfinite(work)
         self.work = np.where(self.able, work, 0.0)
-        self.lanes = np.array([len(names) for names in problem.lane_names], dtype=float)
+        self.lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
         self.idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
         self.of = np.concatenate([self.lanes, np.ones(len(wires.fixed))])
         self.price = np.concatenate(
@@ -108,11 +108,11 @@ class _Market:
         self.at = self.able / self.able.sum(axis=1, keepdims=True)
 
     def spread(self) -> float:
-        """Seconds when each run is in equal parts wherever it can be, and nothing has to cross."""
+        """Seconds when each cluster is in equal parts wherever it can be, and nothing has to cross."""
         return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
 
     def crowded(self, load: Load) -> bool:
-        """Whether wires have more to carry than they can when each run is where `load` has it cheapest."""
+        """Whether wires have more to carry than they can when each cluster is where `load` has it cheapest."""
         at = np.where(self.able, self.work * load.price, np.inf).argmin(axis=1)
         there = np.zeros_like(self.work)
         there[np.arange(len(at)), at] = 1.0

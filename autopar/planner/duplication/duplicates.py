@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from ...ir.costed import CostedGraph, Run, TaskCost
+from ...ir.costed import Cluster, CostedGraph, TaskCost
 from ...ir.graph import Task, Value, replace_refs
 
 
@@ -16,9 +16,10 @@ def again(
     more: Collection[tuple[str, str]],
     stops: Mapping[tuple[str, str], str],
 ) -> CostedGraph:
-    """The graph with each (run, device) of `more`, all `repeatable`, as a run of its own that is bound to its device.
+    """The graph with each (run, device) of `more`, all `repeatable`, as a cluster of its own that is bound to its
+    device.
 
-    `device` is where all runs are: those on a device with a copy read what the copy makes, other copies there
+    `device` is where all clusters are: those on a device with a copy read what the copy makes, other copies there
     included, and what must be delivered there is the copy's. So is what would pass through a device with a copy:
     `stops` has the device between for each pair of devices that has one, so that no value comes to be on a device
     twice. Linear in the graph.
@@ -29,7 +30,7 @@ def again(
         copies.setdefault(name, []).append(where)
     of = dict(costed.again)
     # The one of a value and its copies that is on a device: made there, or brought.
-    present = {(of.get(value, value), device[run]): value for value, run in costed.producer.items()}
+    present = {(of.get(value, value), device[cluster]): value for value, cluster in costed.producer.items()}
     present |= {(value, where): copy for where, found in names.items() for value, copy in found.items()}
 
     def source(value: str, at: str) -> str:
@@ -45,24 +46,24 @@ def again(
     values = {value.name: value for value in costed.graph.values}
     tasks: list[Task] = []
     costs: list[TaskCost] = []
-    runs: list[Run] = []
-    for run in costed.runs:
-        here = {value: source(value, device[run.name]) for value in run.reads}
-        tasks += [_task(costed.graph.task[task], here, {}) for task in run.tasks]
-        costs += [costed.cost[task] for task in run.tasks]
+    clusters: list[Cluster] = []
+    for cluster in costed.clusters:
+        here = {value: source(value, device[cluster.name]) for value in cluster.reads}
+        tasks += [_task(costed.graph.task[task], here, {}) for task in cluster.tasks]
+        costs += [costed.cost[task] for task in cluster.tasks]
         read = tuple(here.values())
-        runs.append(run if read == run.reads else replace(run, reads=read))
-        for where in copies.get(run.name, ()):
+        clusters.append(cluster if read == cluster.reads else replace(cluster, reads=read))
+        for where in copies.get(cluster.name, ()):
             there, called = names[where], steps[where]
-            reads = {value: source(value, where) for value in run.reads}
-            made = [value for task in run.tasks for value in costed.graph.task[task].outputs]
+            reads = {value: source(value, where) for value in cluster.reads}
+            made = [value for task in cluster.tasks for value in costed.graph.task[task].outputs]
             inside = {**{value: there[value] for value in made}, **reads}
             tasks += [
                 replace(_task(costed.graph.task[task], inside, there), name=called[task])
-                for task in run.tasks
+                for task in cluster.tasks
             ]
-            costs += [replace(costed.cost[task], task=called[task]) for task in run.tasks]
-            runs.append(_run(run, called, there, reads, costed.index[where]))
+            costs += [replace(costed.cost[task], task=called[task]) for task in cluster.tasks]
+            clusters.append(_cluster(cluster, called, there, reads, costed.index[where]))
             for value in made:
                 values[there[value]] = _value(values[value], there)
     delivered = {pair: source(*pair) for pair in costed.deliver}
@@ -77,7 +78,7 @@ def again(
         costed,
         graph=graph,
         costs=tuple(costs),
-        runs=tuple(runs),
+        clusters=tuple(clusters),
         deliver=(*((delivered[pair], pair[1]) for pair in costed.deliver[:count]), *costed.deliver[count:]),
         again=(
             *costed.again,
@@ -90,13 +91,13 @@ Names: TypeAlias = dict[str, dict[str, str]]
 
 
 def _named(costed: CostedGraph, more: Collection[tuple[str, str]]) -> tuple[Names, Names]:
-    """What copies of runs and tasks, and copies of values, are called, by device and original."""
-    taken = {*costed.graph.value, *costed.graph.task, *costed.run}
+    """What copies of clusters and tasks, and copies of values, are called, by device and original."""
+    taken = {*costed.graph.value, *costed.graph.task, *costed.cluster}
     # A value may be called what a task is called.
     steps: Names = {where: {} for _, where in more}
     names: Names = {where: {} for _, where in more}
     for name, where in more:
-        tasks = costed.run[name].tasks
+        tasks = costed.cluster[name].tasks
         made = [value for task in tasks for value in costed.graph.task[task].outputs]
         for found, originals in ((steps[where], [name, *tasks]), (names[where], made)):
             for original in dict.fromkeys(originals):
@@ -118,18 +119,22 @@ def _task(task: Task, reads: Mapping[str, str], made: Mapping[str, str]) -> Task
     return replace(task, args=args, kwargs=kwargs, outputs=outputs)
 
 
-def _run(
-    run: Run, called: Mapping[str, str], there: Mapping[str, str], reads: Mapping[str, str], device: int
-) -> Run:
-    seconds = tuple(s if d == device else None for d, s in enumerate(run.seconds))
+def _cluster(
+    cluster: Cluster,
+    called: Mapping[str, str],
+    there: Mapping[str, str],
+    reads: Mapping[str, str],
+    device: int,
+) -> Cluster:
+    seconds = tuple(s if d == device else None for d, s in enumerate(cluster.seconds))
     return replace(
-        run,
-        name=called[run.name],
-        tasks=tuple(called[task] for task in run.tasks),
+        cluster,
+        name=called[cluster.name],
+        tasks=tuple(called[task] for task in cluster.tasks),
         seconds=seconds,
         reads=tuple(reads.values()),
-        makes=tuple(there[value] for value in run.makes),
-        modes=tuple(mode for mode in run.modes if mode[0] == device),
+        makes=tuple(there[value] for value in cluster.makes),
+        modes=tuple(mode for mode in cluster.modes if mode[0] == device),
     )
 
 
@@ -142,10 +147,10 @@ def once(costed: CostedGraph) -> CostedGraph:
     if not costed.again:
         return costed
     of = dict(costed.again)
-    runs = tuple(
-        replace(run, reads=tuple(dict.fromkeys(of.get(value, value) for value in run.reads)))
-        for run in costed.runs
-        if run.name not in of
+    clusters = tuple(
+        replace(cluster, reads=tuple(dict.fromkeys(of.get(value, value) for value in cluster.reads)))
+        for cluster in costed.clusters
+        if cluster.name not in of
     )
     tasks = tuple(
         replace(
@@ -166,7 +171,7 @@ def once(costed: CostedGraph) -> CostedGraph:
         costed,
         graph=graph,
         costs=tuple(cost for cost in costed.costs if cost.task not in of),
-        runs=runs,
+        clusters=clusters,
         deliver=tuple((of.get(value, value), device) for value, device in costed.deliver),
         again=(),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir.costed import repeatable
 from ..candidates import SHORTER, Entry, Race
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..native import searches
 from ..search.anneal import PARAMS as ANNEALING
 from ..search.core import COPIES, MOST, Timed
@@ -21,13 +21,13 @@ class DuplicateParams:
 
     each: int = 4_500
     steps: int = 225_000
-    """Steps of the search for each run, and in all at most; chains take `together` times as many (`anneal`)."""
+    """Steps of the search for each cluster, and in all at most; chains take `together` times as many (`anneal`)."""
     largest: int = 2_000
-    """Runs and transfers of the largest plan for which this is done."""
+    """Clusters and transfers of the largest plan for which this is done."""
     hot: float = 0.07
     """Share by which a plan may become longer at first."""
     simulated: int = 5_000
-    """Runs and transfers simulated in all, where memory is short."""
+    """Clusters and transfers simulated in all, where memory is short."""
     tried: int = 3
     """Plans with copies simulated, of those found."""
 
@@ -36,70 +36,74 @@ PARAMS = DuplicateParams()
 
 
 def repeated(race: Race, start: Entry, params: DuplicateParams = PARAMS) -> Entry:
-    """A plan, or a shorter one with runs computed again, searched for as far as there is time for it. What is returned
-    has a `Problem` of its own where runs are. Nothing is done for large plans, nor without the native search.
+    """A plan, or a shorter one with clusters computed again, searched for as far as there is time for it. What is
+    returned has a `Instance` of its own where runs are. Nothing is done for large plans, nor without the native search.
 
     Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
     9(9), 1998.
     """
     ended = start.makespan <= race.bound * (1 + SHORTER) or race.late
-    large = start.play.problem.runs + len(start.play.moves) > params.largest
-    if ended or large or not _promising(race.problem) or not searches():
+    large = start.play.instance.clusters + len(start.play.moves) > params.largest
+    if ended or large or not _promising(race.instance) or not searches():
         return start
     best = min([start, *_found(race, start, params)], key=lambda entry: entry.makespan)
-    return _one_by_one(race, start, params) if race.problem.tight and best is start else best
+    return _one_by_one(race, start, params) if race.instance.tight and best is start else best
 
 
-def _promising(problem: Problem) -> bool:
-    """Whether there are lists of the graph (`anneal`), and a run in it that may be computed again and of which it takes
-    time to move what it makes."""
-    costed = problem.costed
-    return not problem.modes and any(
-        repeatable(costed, run)
+def _promising(instance: Instance) -> bool:
+    """Whether there are lists of the graph (`anneal`), and a cluster in it that may be computed again and of which it
+    takes time to move what it makes."""
+    costed = instance.costed
+    return not instance.modes and any(
+        repeatable(costed, cluster)
         and any(
-            problem.travel(v, s, d) for v in problem.makes[r] if problem.readers[v] for s in own for d in own
+            instance.travel(v, s, d)
+            for v in instance.makes[r]
+            if instance.readers[v]
+            for s in own
+            for d in own
         )
-        for r, (run, own) in enumerate(zip(costed.runs, problem.able))
+        for r, (cluster, own) in enumerate(zip(costed.clusters, instance.able))
     )
 
 
 def _found(race: Race, start: Entry, params: DuplicateParams) -> list[Entry]:
     """Plans that chains come to from one."""
-    problem = race.problem
+    instance = race.instance
     effort = Effort(
-        steps=min(params.steps, params.each * problem.runs) * ANNEALING.together,
+        steps=min(params.steps, params.each * instance.clusters) * ANNEALING.together,
         chains=ANNEALING.chains,
         hot=params.hot,
         copies=COPIES,
     )
-    found = winners(problem, [listed(problem, start)], race.bound, effort, race.until, keep=params.tried)
-    entries = [scheduled(problem, placed(timed)) for timed in found if timed.makespan < start.makespan]
+    found = winners(instance, [listed(instance, start)], race.bound, effort, race.until, keep=params.tried)
+    entries = [scheduled(instance, placed(timed)) for timed in found if timed.makespan < start.makespan]
     return [entry for entry in entries if entry and not entry.over]
 
 
 def _one_by_one(race: Race, start: Entry, params: DuplicateParams) -> Entry:
     """A plan with single runs computed again where their results are wanted, as long as that fits and is no longer: the
     chains know nothing of memory."""
-    best, left, tried = start, params.simulated, {*start.play.problem.costed.again}
+    best, left, tried = start, params.simulated, {*start.play.instance.costed.again}
     current: Entry | None = start
     while current:
-        play, problem, at = current.play, current.play.problem, current
+        play, instance, at = current.play, current.play.instance, current
         current = None
-        for step, (v, hop) in enumerate(play.moves, problem.runs):
-            r, d = problem.maker[v], hop.dst
-            key = problem.names[r], problem.devices[d]
-            if r < 0 or key in tried or d not in problem.able[r]:
+        for step, (v, hop) in enumerate(play.moves, instance.clusters):
+            r, d = instance.maker[v], hop.dst
+            key = instance.names[r], instance.devices[d]
+            if r < 0 or key in tried or d not in instance.able[r]:
                 continue
-            if not repeatable(problem.costed, problem.costed.runs[r]):
+            if not repeatable(instance.costed, instance.costed.clusters[r]):
                 continue
             left -= len(play.end)
             if left < 0 or race.late or best.makespan <= race.bound * (1 + SHORTER):
                 return best
             tried.add(key)
             copy = Place(
-                play.end[step] - problem.seconds[r][d], play.end[step], problem.lane_names[d][:1], copy=True
+                play.end[step] - instance.seconds[r][d], play.end[step], instance.lane_names[d][:1], copy=True
             )
-            found = scheduled(problem, {**places(play), key: copy})
+            found = scheduled(instance, {**places(play), key: copy})
             if found and not found.over and found.makespan <= at.makespan * (1 + SHORTER):
                 current = found
                 break
@@ -108,13 +112,13 @@ def _one_by_one(race: Race, start: Entry, params: DuplicateParams) -> Entry:
     return best
 
 
-def listed(problem: Problem, entry: Entry) -> Timed:
+def listed(instance: Instance, entry: Entry) -> Timed:
     """The list that leads to a plan, or to one like it."""
-    index = {name: d for d, name in enumerate(problem.devices)}
-    device, keys = [0] * problem.runs, [0.0] * problem.runs
+    index = {name: d for d, name in enumerate(instance.devices)}
+    device, keys = [0] * instance.clusters, [0.0] * instance.clusters
     copies = []
     for (name, where), place in places(entry.play).items():
-        r, d = problem.number[name], index[where]
+        r, d = instance.number[name], index[where]
         if place.copy:
             copies.append((r, d, place.start))
         else:
@@ -123,16 +127,16 @@ def listed(problem: Problem, entry: Entry) -> Timed:
     if of:
         device += [-1, *(d for _, d, _ in copies[:MOST])]
         keys += [0.0, *(start for *_, start in copies[:MOST])]
-    return Timed(problem, device, keys, eager=True, of=of)
+    return Timed(instance, device, keys, eager=True, of=of)
 
 
 def placed(timed: Timed) -> Places:
-    """Where and when a list has its runs and copies."""
-    problem, runs = timed.problem, timed.problem.runs
+    """Where and when a list has its clusters and copies."""
+    instance, clusters = timed.instance, timed.instance.clusters
     found = {}
-    for i, r in (*enumerate(range(runs)), *enumerate(timed.of, runs + 1)):
+    for i, r in (*enumerate(range(clusters)), *enumerate(timed.of, clusters + 1)):
         d = timed.device[i]
-        lanes = (problem.lane_names[d][timed.lane[i]],)
-        place = Place(timed.start[i], timed.end[i], lanes, copy=i > runs)
-        found[problem.names[r], problem.devices[d]] = place
+        lanes = (instance.lane_names[d][timed.lane[i]],)
+        place = Place(timed.start[i], timed.end[i], lanes, copy=i > clusters)
+        found[instance.names[r], instance.devices[d]] = place
     return found

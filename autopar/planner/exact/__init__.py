@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import PlanError
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Schedule
 
 
@@ -41,7 +41,7 @@ class Exact:
     """The best schedule found, its makespan in `simulate`, and a bound below which there is none, in seconds.
 
     `optimal`: the makespan is that of the bound, to within `Params.tolerance`. `effort` is what was spent of it.
-    `stopped`: the ceiling in seconds cut it short, so that another run may find something else.
+    `stopped`: the ceiling in seconds cut it short, so that another cluster may find something else.
     """
 
     schedule: Schedule
@@ -53,7 +53,7 @@ class Exact:
 
 
 def exact(
-    problem: Problem,
+    instance: Instance,
     start: Schedule,
     params: Params = Params(),
     *,
@@ -61,12 +61,12 @@ def exact(
     bound: float = 0.0,
 ) -> Exact:
     """Improve `start`, which must fit, until it is proven that nothing is shorter: the last of `proofs`."""
-    *_, last = proofs(problem, start, params, budget_s=budget_s, bound=bound)
+    *_, last = proofs(instance, start, params, budget_s=budget_s, bound=bound)
     return last
 
 
 def proofs(
-    problem: Problem,
+    instance: Instance,
     start: Schedule,
     params: Params = Params(),
     *,
@@ -76,14 +76,14 @@ def proofs(
     """Improve `start`, which must fit, until it is proven that nothing is shorter or the effort is spent.
 
     What is known after each step: a short one first, then one for heads and tails, then longer ones. The bound holds
-    for schedules that do every run once; `bound` is one that is known. `budget_s` is a ceiling in seconds. The model
-    has a variable for each run, and each value, on each device: it is for up to some hundreds of runs. Raises
-    PlanError where OR-tools is not installed.
+    for schedules that do every cluster once; `bound` is one that is known. `budget_s` is a ceiling in seconds. The
+    model has a variable for each cluster, and each value, on each device: it is for up to some hundreds of clusters.
+    Raises PlanError where OR-tools is not installed.
     """
     _require()
     from .proof import Proof
 
-    proof = Proof(problem, start, bound, params, budget_s)
+    proof = Proof(instance, start, bound, params, budget_s)
     proof.solve(params.first)
     yield proof.known()
     if proof.going:
@@ -97,7 +97,7 @@ def proofs(
 
 
 def held(
-    problem: Problem, start: Schedule, below: float, bound: float, params: Params, until: float = math.inf
+    instance: Instance, start: Schedule, below: float, bound: float, params: Params, until: float = math.inf
 ) -> Iterator[Schedule]:
     """Schedules near `start` of less than `below` seconds that wires keep when they serve first come, first served.
 
@@ -107,7 +107,7 @@ def held(
     _require()
     from .first_come import sought
 
-    yield from sought(problem, start, below, bound, params, until)
+    yield from sought(instance, start, below, bound, params, until)
 
 
 def _require() -> None:

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from ..bounds.critical_path import ways
 from ..bounds.load import load
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from . import Params
 from .model import Literal, Model, Units, solver
@@ -27,16 +27,16 @@ CLOSE = 2e-3
 
 
 def sought(
-    problem: Problem, start: Schedule, below: float, bound: float, params: Params, until: float
+    instance: Instance, start: Schedule, below: float, bound: float, params: Params, until: float
 ) -> Iterator[Schedule]:
     """Schedules of less than `below` seconds where wires serve first come, first served, sought near `start`.
 
     The first may have runs that wait for the sake of a wire, which they would not do; then one follows that has none
     and the same placement. `bound` is one on all schedules; `until` a time of the monotonic clock.
     """
-    around = joined(problem, ways(problem, once=True))
+    around = joined(instance, ways(instance, once=True))
     around = replace(around, length=max(around.length, bound))
-    prices, left = load(problem, around), params.effort
+    prices, left = load(instance, around), params.effort
 
     def ask(best: Play, placed: bool) -> Schedule | None:
         nonlocal left
@@ -46,7 +46,7 @@ def sought(
             none = np.where(np.isfinite(around.seconds), 0.0, np.inf)
             known, offered = replace(around, head=none, tail=none, length=0.0), [(d,) for d in best.device]
         aim = units.floor(below / (1 + params.tolerance))
-        model, transfers = built(problem, units, best, known, prices, aim, offered)
+        model, transfers = built(instance, units, best, known, prices, aim, offered)
         _first_come(model, transfers)
         if placed:
             _no_pause(model, transfers)
@@ -55,19 +55,19 @@ def sought(
         left -= own.response_proto.deterministic_time
         return read(model, transfers, own) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
 
-    first = ask(_served(problem, start), placed=False)
+    first = ask(_served(instance, start), placed=False)
     if first:
         yield first
-        best = _served(problem, first)
-        if best.makespan > Play(problem, first).makespan * (1 + CLOSE):
+        best = _served(instance, first)
+        if best.makespan > Play(instance, first).makespan * (1 + CLOSE):
             second = ask(best, placed=True)
             if second:
                 yield second
 
 
-def _served(problem: Problem, schedule: Schedule) -> Play:
+def _served(instance: Instance, schedule: Schedule) -> Play:
     """A schedule whose wires serve first come, first served."""
-    return Play(problem, replace(schedule, first_come=True))
+    return Play(instance, replace(schedule, first_come=True))
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ def _first_come(model: Model, transfers: Transfers) -> None:
 def _no_pause(model: Model, transfers: Transfers) -> None:
     """Start everything as soon as what it waits for, or the step before it in its queue, has ended.
 
-    For a model whose runs stay where they are: a wire does not wait for a run that would do well to be late.
+    For a model whose clusters stay where they are: a wire does not wait for a cluster that would do well to be late.
     """
-    problem, device = model.problem, model.best.device
+    instance, device = model.instance, model.best.device
     for r, d in enumerate(device):
-        moments = [0, *(model.end[q] for q in problem.before[r])]
+        moments = [0, *(model.end[q] for q in instance.before[r])]
         moments += [model.end[q] for q, other in enumerate(device) if other == d and q != r]
-        for v in problem.reads[r]:
+        for v in instance.reads[r]:
             for when, _, _, size in transfers.brings.get((v, d), ()):
                 if when is True:
                     moments.append(transfers.start[v, d] + size)
@@ -135,7 +135,7 @@ def _sent(model: Model, transfers: Transfers) -> dict[int, list[_Sent]]:
     """The transfers of each queue."""
     found: dict[int, list[_Sent]] = {}
     for (v, target), brings in transfers.brings.items():
-        maker = model.problem.maker[v]
+        maker = model.instance.maker[v]
         for when, via, queue, size in brings:
             if via < 0 <= queue and when is not False:
                 ready = model.end[maker] if maker >= 0 else 0

@@ -19,16 +19,16 @@ MOST = 2**52
 
 def cap(model: Model, transfers: Transfers) -> None:
     """Keep every device that could hold more than its cap to it."""
-    problem = model.problem
-    for d, limit in enumerate(problem.caps):
+    instance = model.instance
+    for d, limit in enumerate(instance.caps):
         if limit is None:
             continue
         held = _Held(model, transfers, d)
         held.state()
         held.scratch()
-        for v in range(len(problem.values)):
+        for v in range(len(instance.values)):
             held.value(v)
-        free = limit - (0 if problem.costed.consumed else sum(problem.given[d].values()))
+        free = limit - (0 if instance.costed.consumed else sum(instance.given[d].values()))
         if sum(held.sizes) > free:
             # The solver counts in 64 bits. Sizes rounded down and room rounded up rule nothing out.
             unit = max(1.0, sum(held.sizes) / MOST)
@@ -46,40 +46,40 @@ class _Held:
 
     def state(self) -> None:
         """Resident state, wherever it is read, from the first moment to the last."""
-        problem, d = self.model.problem, self.device
+        instance, d = self.model.instance, self.device
         keepers: dict[str, list[tuple[int, Literal]]] = {}
-        for r, kept in enumerate(problem.kept):
+        for r, kept in enumerate(instance.kept):
             for storage, nbytes in kept:
-                if storage not in problem.given[d] and d in self.model.on[r]:
+                if storage not in instance.given[d] and d in self.model.on[r]:
                     keepers.setdefault(storage, []).append((nbytes, self.model.on[r][d]))
         for storage, some in keepers.items():
             here = self.model.literals.any([literal for _, literal in some], f"{storage} on {d}")
             self._add(0, self.model.horizon, self.model.horizon, here, min(nbytes for nbytes, _ in some))
 
     def scratch(self) -> None:
-        """Workspace of each run while it lasts."""
+        """Workspace of each cluster while it lasts."""
         model = self.model
-        for r, nbytes in enumerate(model.problem.workspace):
+        for r, nbytes in enumerate(model.instance.workspace):
             if nbytes and self.device in model.on[r]:
                 for _, size, when in model.modes[r, self.device]:
                     self._add(model.start[r], size, model.start[r] + size, when, nbytes)
 
     def value(self, v: int) -> None:
         """A value from when it is made, or sets out, to its last use here."""
-        model, problem, d = self.model, self.model.problem, self.device
-        name, nbytes, maker = problem.values[v], problem.bytes[v], problem.maker[v]
-        deliver = () if problem.costed.consumed else problem.deliver[v]
-        if not nbytes or problem.costed.graph.value[name].storage != name:
+        model, instance, d = self.model, self.model.instance, self.device
+        name, nbytes, maker = instance.values[v], instance.bytes[v], instance.maker[v]
+        deliver = () if instance.costed.consumed else instance.deliver[v]
+        if not nbytes or instance.costed.graph.value[name].storage != name:
             return
-        delivered = any(value == name and not device for value, device in problem.costed.deliver)
+        delivered = any(value == name and not device for value, device in instance.costed.deliver)
         if maker >= 0 and d in model.on[maker]:
             start, first, here = model.start[maker], model.end[maker], model.on[maker][d]
             self._alive(v, start, here, [(first, here)], d in deliver or delivered)
-        if maker < 0 and problem.home[v] == d and problem.costed.consumed:
+        if maker < 0 and instance.home[v] == d and instance.costed.consumed:
             self._alive(v, 0, True, [], d in deliver or delivered)
         for when, _, _, size in self.transfers.brings.get((v, d), ()):
             start = self.transfers.start[v, d]
-            forever = d in deliver or problem.stays[v]
+            forever = d in deliver or instance.stays[v]
             self._alive(v, start, when, [(start + size, when)], forever)
 
     def _alive(
@@ -90,16 +90,16 @@ class _Held:
         Every end is conditional on the step it ends: the times of a transfer that is not made are bound by its maker
         alone, and one that ended within the horizon would have that maker end sooner than it has to.
         """
-        model, problem, d = self.model, self.model.problem, self.device
+        model, instance, d = self.model, self.model.instance, self.device
         if here is False:
             return
         end = model.cp.new_int_var(0, model.horizon, f"last use of {v} on {d}")
         size = model.cp.new_int_var(0, model.horizon, f"{v} in use on {d}")
-        uses = [*ends, *((model.end[r], model.on[r][d]) for r in problem.readers[v] if d in model.on[r])]
+        uses = [*ends, *((model.end[r], model.on[r][d]) for r in instance.readers[v] if d in model.on[r])]
         for (value, target), brings in self.transfers.brings.items():
             if value == v and target != d:
                 sent = self.transfers.start[v, target]
-                maker = problem.maker[v]
+                maker = instance.maker[v]
                 for when, via, _, taken in brings:
                     # Straight from its source, or by way of this device.
                     if via == d or (via < 0 and (maker < 0 or d in model.on[maker])):
@@ -112,7 +112,7 @@ class _Held:
                 model.cp.add(end >= use).only_enforce_if(when)
         if forever:
             model.cp.add(end == model.horizon)
-        self._add(start, size, end, here, problem.bytes[v])
+        self._add(start, size, end, here, instance.bytes[v])
 
     def _add(self, start: Any, size: Any, end: Any, here: Literal, nbytes: int) -> None:
         if here is not False:

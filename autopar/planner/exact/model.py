@@ -1,4 +1,4 @@
-"""A problem as a model of CP-SAT: where each run is, when it starts, and what the work takes at the least."""
+"""A problem as a model of CP-SAT: where each cluster is, when it starts, and what the work takes at the least."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from ..bounds.critical_path import Ways
 from ..bounds.load import Load
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Play
 
 SCALE = 1000
@@ -118,20 +118,20 @@ class Model:
 
     def __init__(
         self,
-        problem: Problem,
+        instance: Instance,
         units: Units,
         best: Play,
         ways: Ways,
         aim: int,
         offered: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """A schedule of at most `aim` units is asked for, each run on a device that is `offered` to it (None: all it
-        is allowed). Runs that are offered none are left out; the others are then a part of the graph, of which only
-        what they read of each other is kept.
+        """A schedule of at most `aim` units is asked for, each cluster on a device that is `offered` to it (None: all
+        it is allowed). Clusters that are offered none are left out; the others are then a part of the graph, of which
+        only what they read of each other is kept.
         """
-        self.offered = problem.allowed if offered is None else offered
+        self.offered = instance.allowed if offered is None else offered
         self.whole = all(self.offered)
-        self.problem, self.units, self.best, self.ways = problem, units, best, ways
+        self.instance, self.units, self.best, self.ways = instance, units, best, ways
         self.cp = cp_model.CpModel()
         self.literals = Literals(self.cp)
         self.floor = units.floor(ways.length)
@@ -141,24 +141,24 @@ class Model:
         self.uses: dict[tuple[str, int], list[Use]] = {}
         self.on: list[dict[int, Literal]] = []
         self.modes: dict[tuple[int, int], list[tuple[int, int, Literal]]] = {}
-        self.start: list[Any] = [None] * problem.runs
-        self.end: list[Any] = [None] * problem.runs
+        self.start: list[Any] = [None] * instance.clusters
+        self.end: list[Any] = [None] * instance.clusters
         self._place()
         for r, row in enumerate(self.on):
             if row:
                 self._time(r)
-        for r, before in enumerate(problem.before):
+        for r, before in enumerate(instance.before):
             for p in before:
                 if self.on[r] and self.on[p]:
                     self.cp.add(self.start[r] >= self.end[p])
 
     def _place(self) -> None:
-        problem, grouped = self.problem, {}
+        instance, grouped = self.instance, {}
         for r, offered in enumerate(self.offered):
-            g = problem.group[r]
+            g = instance.group[r]
             row: dict[int, Literal] = {}
             if offered and g not in grouped:
-                members = [m for m in (problem.members[g] if g >= 0 else [r]) if self.offered[m]]
+                members = [m for m in (instance.members[g] if g >= 0 else [r]) if self.offered[m]]
                 able = [d for d in offered if all(d in self.offered[m] and self._may(m, d) for m in members)]
                 # Where nothing is short enough, that is for the solver to find.
                 able = able or [*offered[:1]]
@@ -176,12 +176,12 @@ class Model:
             self.on.append(grouped[g] if offered and g >= 0 else row)
 
     def _may(self, r: int, d: int) -> bool:
-        """Whether a run can be on a device in a schedule no longer than the best known."""
-        total = self.ways.head[r][d] + self.problem.seconds[r][d] + self.ways.tail[r][d]
+        """Whether a cluster can be on a device in a schedule no longer than the best known."""
+        total = self.ways.head[r][d] + self.instance.seconds[r][d] + self.ways.tail[r][d]
         return total < math.inf and self.units.floor(total) <= self.aim
 
     def _time(self, r: int) -> None:
-        problem, units, row = self.problem, self.units, self.on[r]
+        instance, units, row = self.instance, self.units, self.on[r]
         head = {d: units.floor(self.ways.head[r][d]) for d in row}
         tail = {d: units.floor(self.ways.tail[r][d]) for d in row}
         start = self.cp.new_int_var(min(head.values()), self.horizon, f"start {r}")
@@ -196,16 +196,16 @@ class Model:
         self.cp.add(start >= total([(head[d], here) for d, here in row.items()]))
         self.cp.add(self.makespan >= end + total([(tail[d], here) for d, here in row.items()]))
         self.start[r], self.end[r] = start, end
-        if problem.dispatch[r]:
-            size = units.floor(problem.dispatch[r])
+        if instance.dispatch[r]:
+            size = units.floor(instance.dispatch[r])
             self.use(("host", 0), Use(start, size, True, 1, min(head.values()), min(tail.values())))
 
     def _ways_of(self, r: int, d: int, here: Literal) -> list[tuple[int, int, Literal]]:
-        """(lanes, units, when) of a run on a device."""
-        ways = self.problem.modes.get((r, d), ())
+        """(lanes, units, when) of a cluster on a device."""
+        ways = self.instance.modes.get((r, d), ())
         if len(ways) < 2:
             lanes = ways[0][0] if ways else 1
-            return [(lanes, self.units.floor(self.problem.seconds[r][d]), here)]
+            return [(lanes, self.units.floor(self.instance.seconds[r][d]), here)]
         taken = 1 + len(self.best.more.get(r, ())) if self.best.device[r] == d else 0
         found = []
         for lanes, seconds in ways:
@@ -223,7 +223,7 @@ class Model:
         """Keep each resource to what there is of it, and the schedule as long as the work on it."""
         cp = self.cp
         for (kind, number), uses in self.uses.items():
-            capacity = len(self.problem.lane_names[number]) if kind == "device" else 1
+            capacity = len(self.instance.lane_names[number]) if kind == "device" else 1
             intervals = [
                 cp.new_fixed_size_interval_var(use.start, use.size, "")
                 if use.when is True
@@ -254,14 +254,14 @@ def total(terms: list[tuple[int, Literal]]) -> Any:
 def price(model: Model, load: Load) -> None:
     """Keep the schedule as long as its work at the prices that prove most (`load`).
 
-    The cheapest device of each run is what must be paid; a dearer one takes of what is left, as reduced costs do, so
-    that where the load is what makes a schedule long few runs have a choice.
+    The cheapest device of each cluster is what must be paid; a dearer one takes of what is left, as reduced costs do,
+    so that where the load is what makes a schedule long few clusters have a choice.
     """
-    problem = model.problem
+    instance = model.instance
     prices = [round(SCALE * own) for own in load.price.tolist()]
-    lanes = [len(names) for names in problem.lane_names]
+    lanes = [len(names) for names in instance.lane_names]
     least, more = 0, []
-    for r in range(problem.runs):
+    for r in range(instance.clusters):
         costs = [
             (prices[d] * lanes_taken * size, when)
             for d in model.on[r]

@@ -13,8 +13,8 @@ from ...ir.sound import sound
 from ..bounds import lower_bound
 from ..bounds.critical_path import Ways, ways
 from ..bounds.load import Load, load
+from ..model.instance import Instance
 from ..model.memory import memory
-from ..model.problem import Problem
 from ..model.simulator import Move, Play, Schedule
 from . import Exact, Params
 from .memory import cap
@@ -24,17 +24,17 @@ from .windows import joined, narrowed
 
 
 class Proof:
-    """The best schedule known, a bound for schedules that do every run once, and what is left of the effort."""
+    """The best schedule known, a bound for schedules that do every cluster once, and what is left of the effort."""
 
     def __init__(
-        self, problem: Problem, start: Schedule, bound: float, params: Params, budget_s: float | None
+        self, instance: Instance, start: Schedule, bound: float, params: Params, budget_s: float | None
     ) -> None:
         began = time.monotonic()
-        self.problem, self.schedule, self.best = problem, start, Play(problem, start)
-        self.ways = joined(problem, ways(problem, once=True))
-        self.load = load(problem, self.ways)
+        self.instance, self.schedule, self.best = instance, start, Play(instance, start)
+        self.ways = joined(instance, ways(instance, once=True))
+        self.load = load(instance, self.ways)
         self.bound = 0.0
-        self._raise(max(bound, lower_bound(problem), self.ways.length, self.load.seconds))
+        self._raise(max(bound, lower_bound(instance), self.ways.length, self.load.seconds))
         self.params, self.spent = params, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # What a model takes to be made is not cut short, and takes less than all this.
@@ -73,16 +73,16 @@ class Proof:
     def narrow(self, effort: float) -> None:
         """Look for longer heads and tails, for so much effort at most."""
         effort = min(effort, self.params.effort - self.spent)
-        self.ways, spent = narrowed(self.problem, self.best, self.ways, self._below, effort, self._last)
+        self.ways, spent = narrowed(self.instance, self.best, self.ways, self._below, effort, self._last)
         self.spent += spent
         self._raise(self.ways.length)
 
     def _solved(self, units: Units, effort: float) -> bool:
         """Whether one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
         ceiling in seconds."""
-        problem, aim = self.problem, units.floor(self._below)
+        instance, aim = self.instance, units.floor(self._below)
         model, transfers = built(
-            problem, units, self.best, replace(self.ways, length=self.bound), self.load, aim
+            instance, units, self.best, replace(self.ways, length=self.bound), self.load, aim
         )
         own = solver(effort, self._until)
         status = own.solve(model.cp)
@@ -93,8 +93,8 @@ class Proof:
         self._raise(units.seconds(min(max(model.floor, round(own.best_objective_bound)), aim + 1)))
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             schedule = read(model, transfers, own)
-            play = Play(problem, schedule)
-            if play.makespan < self.best.makespan and _fits(problem, play):
+            play = Play(instance, schedule)
+            if play.makespan < self.best.makespan and _fits(instance, play):
                 self.schedule, self.best = schedule, play
                 self._raise(self.bound)
         return bool(status == cp_model.OPTIMAL)
@@ -109,7 +109,7 @@ class Proof:
 
 
 def built(
-    problem: Problem,
+    instance: Instance,
     units: Units,
     best: Play,
     ways: Ways,
@@ -118,45 +118,45 @@ def built(
     offered: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Model, Transfers]:
     """The whole model of a problem, for schedules of at most `aim` units."""
-    model = Model(problem, units, best, ways, aim, offered)
+    model = Model(instance, units, best, ways, aim, offered)
     transfers = Transfers(model)
     model.limit()
     price(model, load)
-    if problem.tight:
+    if instance.tight:
         cap(model, transfers)
     return model, transfers
 
 
-def _fits(problem: Problem, play: Play) -> bool:
-    used = memory(problem, play) if problem.tight else ()
+def _fits(instance: Instance, play: Play) -> bool:
+    used = memory(instance, play) if instance.tight else ()
     return all(one.cap is None or one.peak <= one.cap for one in used)
 
 
 def read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:
     """The orders of all queues; of things at one moment those that take no time come first, then by graph order."""
-    problem = model.problem
-    lanes: dict[str, list[str]] = {lane: [] for names in problem.lane_names for lane in names}
+    instance = model.instance
+    lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
     free = dict.fromkeys(lanes, 0)
     device = [next(d for d, here in row.items() if solver.boolean_value(here)) for row in model.on]
     start = [solver.value(start) for start in model.start]
     end = [solver.value(end) for end in model.end]
-    for r in sorted(range(problem.runs), key=lambda r: (start[r], end[r], r)):
+    for r in sorted(range(instance.clusters), key=lambda r: (start[r], end[r], r)):
         d = device[r]
         wide = next(n for n, _, when in model.modes[r, d] if solver.boolean_value(when))
         # The lane that has been free for the shortest time; one that is taken is so for a rounding error.
-        own = sorted(problem.lane_names[d], key=lambda lane: (free[lane] > start[r], -free[lane]))
+        own = sorted(instance.lane_names[d], key=lambda lane: (free[lane] > start[r], -free[lane]))
         for lane in own[:wide]:
-            lanes[lane].append(problem.names[r])
+            lanes[lane].append(instance.names[r])
             free[lane] = end[r]
     moves: dict[str, list[tuple[int, int, int, Move]]] = {}
     for (v, target), brings in transfers.brings.items():
         for when, via, queue, size in brings:
             if queue >= 0 and solver.boolean_value(when):
-                maker = problem.maker[v]
-                source = via if via >= 0 else device[maker] if maker >= 0 else problem.home[v]
+                maker = instance.maker[v]
+                source = via if via >= 0 else device[maker] if maker >= 0 else instance.home[v]
                 begin = solver.value(transfers.start[v, target])
-                move = problem.values[v], problem.devices[source], problem.devices[target]
-                moves.setdefault(problem.copy_lanes[queue], []).append((begin, begin + size, maker, move))
+                move = instance.values[v], instance.devices[source], instance.devices[target]
+                moves.setdefault(instance.copy_lanes[queue], []).append((begin, begin + size, maker, move))
     return Schedule(
         "exact",
         {lane: tuple(names) for lane, names in lanes.items()},

@@ -14,40 +14,41 @@ Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
 
 class Transfers:
     """`start[v, d]` is when value v sets out on its last hop to device d, if it does: one of `brings[v, d]` (literal,
-    source of the hop or -1, queue, units) holds. Of a part of the graph: values that its runs make for each other."""
+    source of the hop or -1, queue, units) holds. Of a part of the graph: values that its clusters make for each
+    other."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.start: dict[tuple[int, int], Any] = {}
         self.brings: dict[tuple[int, int], list[tuple[Literal, int, int, int]]] = {}
-        problem = model.problem
-        none: list[list[int]] = [[] for _ in problem.values]
-        self.deliver = problem.deliver if model.whole else none
-        self.carry = problem.carry if model.whole else none
-        self.changes = problem.changes if model.whole else {}
-        first = problem.runs
+        instance = model.instance
+        none: list[list[int]] = [[] for _ in instance.values]
+        self.deliver = instance.deliver if model.whole else none
+        self.carry = instance.carry if model.whole else none
+        self.changes = instance.changes if model.whole else {}
+        first = instance.clusters
         self.played = {(v, hop.dst): step for step, (v, hop) in enumerate(model.best.moves, first)}
-        for v, maker in enumerate(problem.maker):
-            if model.whole or (maker >= 0 and model.on[maker] and problem.values[v] not in problem.holders):
+        for v, maker in enumerate(instance.maker):
+            if model.whole or (maker >= 0 and model.on[maker] and instance.values[v] not in instance.holders):
                 self._value(v)
 
     def _value(self, v: int) -> None:
-        model, problem = self.model, self.model.problem
-        maker = problem.maker[v]
-        sources: Mapping[int, Literal] = model.on[maker] if maker >= 0 else {problem.home[v]: True}
+        model, instance = self.model, self.model.instance
+        maker = instance.maker[v]
+        sources: Mapping[int, Literal] = model.on[maker] if maker >= 0 else {instance.home[v]: True}
         wanted = self._wanted(v)
         hops: dict[int, Hops] = {}
         for source, there in sources.items():
             for target, wish in wanted.items():
                 if target == source:
                     continue
-                route = problem.route[source][target]
+                route = instance.route[source][target]
                 if route is None:
                     model.cp.add_bool_or(model.literals.no(there), model.literals.no(wish))
                     continue
                 for hop in route:
                     via = -1 if hop.src == source else hop.src
-                    size = model.units.floor(hop.seconds(problem.bytes[v]))
+                    size = model.units.floor(hop.seconds(instance.bytes[v]))
                     ways = hops.setdefault(hop.dst, {})
                     ways.setdefault((size, hop.lane, hop.wire, via), []).append((source, target))
         for target, ways in hops.items():
@@ -60,14 +61,14 @@ class Transfers:
 
     def _wanted(self, v: int) -> dict[int, Literal]:
         """Where a value must come, unless it is there."""
-        model, problem = self.model, self.model.problem
+        model, instance = self.model, self.model.instance
         found: dict[int, list[Literal]] = {}
-        for r in (*problem.readers[v], *self.carry[v]):
+        for r in (*instance.readers[v], *self.carry[v]):
             for d, here in model.on[r].items():
                 found.setdefault(d, []).append(here)
         for d in self.deliver[v]:
             found.setdefault(d, []).append(True)
-        holders = [model.on[r] for r in problem.holders.get(problem.values[v], ())]
+        holders = [model.on[r] for r in instance.holders.get(instance.values[v], ())]
         wanted = {}
         for d, wishes in found.items():
             held = model.literals.any([row[d] for row in holders if d in row])
@@ -79,9 +80,9 @@ class Transfers:
     def _bring(
         self, v: int, target: int, ways: Hops, sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
     ) -> None:
-        model, problem, units = self.model, self.model.problem, self.model.units
+        model, instance, units = self.model, self.model.instance, self.model.units
         literals = model.literals
-        maker, step = problem.maker[v], self.played.get((v, target))
+        maker, step = instance.maker[v], self.played.get((v, target))
         start = model.cp.new_int_var(0, model.horizon, f"send {v} {target}")
         if step is not None:
             model.cp.add_hint(start, units.floor(model.best.start[step]))
@@ -91,7 +92,7 @@ class Transfers:
             model.cp.add(start >= model.end[maker])
         self.start[v, target] = start
         self.brings[v, target] = found = []
-        readers = [r for r in problem.readers[v] if target in model.on[r]]
+        readers = [r for r in instance.readers[v] if target in model.on[r]]
         last = target in self.deliver[v] or bool(self.carry[v])
         head, tail = self._around(v, target, sources, readers, last)
         for (size, lane, wire, via), pairs in ways.items():
@@ -105,24 +106,24 @@ class Transfers:
                 self.enforce(model.start[r] >= start + size, when, model.on[r][target])
             if last or tail:
                 self.enforce(model.makespan >= start + size + tail, when)
-            for position, run in self.changes.get(v, ()):
-                early = [r for r in readers if problem.first_read[v, r] <= position]
+            for position, cluster in self.changes.get(v, ()):
+                early = [r for r in readers if instance.first_read[v, r] <= position]
                 none = [literals.no(model.on[r][target]) for r in early]
-                self.enforce(start >= model.end[run], when, *none)
+                self.enforce(start >= model.end[cluster], when, *none)
 
     def _around(
         self, v: int, target: int, sources: Mapping[int, Literal], readers: list[int], last: bool
     ) -> tuple[int, int]:
         """Units there must be before and after a transfer, wherever it comes from and whoever reads it."""
-        model, ways, maker = self.model, self.model.ways, self.model.problem.maker[v]
+        model, ways, maker = self.model, self.model.ways, self.model.instance.maker[v]
         head = 0.0
         if maker >= 0:
-            head = min(ways.head[maker][e] + model.problem.seconds[maker][e] for e in sources if e != target)
+            head = min(ways.head[maker][e] + model.instance.seconds[maker][e] for e in sources if e != target)
         tail = 0.0
         if readers and not last:
-            tail = min(model.problem.seconds[r][target] + ways.tail[r][target] for r in readers)
-        passes = any(hop.src == target for row in model.problem.route for hops in row for hop in hops or ())
-        indirect = any(len(hops or ()) > 1 for row in model.problem.route for hops in row)
+            tail = min(model.instance.seconds[r][target] + ways.tail[r][target] for r in readers)
+        passes = any(hop.src == target for row in model.instance.route for hops in row for hop in hops or ())
+        indirect = any(len(hops or ()) > 1 for row in model.instance.route for hops in row)
         return model.units.floor(head), 0 if passes and indirect else model.units.floor(tail)
 
     def enforce(self, constraint: Any, *literals: Literal) -> None:

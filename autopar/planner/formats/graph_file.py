@@ -19,7 +19,7 @@ from typing import Any
 import networkx
 
 from ...errors import DeviceError, PlanError
-from ...ir.costed import CostedGraph, Run, TaskCost
+from ...ir.costed import Cluster, CostedGraph, TaskCost
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.machine import Machine
 from ..model.topological import topological
@@ -258,7 +258,7 @@ def _assemble(
     taken = {value.name for value in values}
     inputs = tuple(home for home, _ in homes)
     state: list[str] = []
-    tasks, costs, runs = [], [], []
+    tasks, costs, clusters = [], [], []
     for row in rows:
         reads = row.reads
         if row.state:
@@ -272,13 +272,13 @@ def _assemble(
             Task(row.name, TARGET, tuple(map(Ref, reads)), outputs=tuple(row.makes), colocate=row.colocate)
         )
         costs.append(TaskCost(row.name, row.seconds, row.workspace, "given"))
-        runs.append(
-            Run(row.name, (row.name,), row.seconds, 0.0, tuple(reads), tuple(row.makes), (), row.colocate,
+        clusters.append(
+            Cluster(row.name, (row.name,), row.seconds, 0.0, tuple(reads), tuple(row.makes), (), row.colocate,
                 row.workspace, row.modes)
         )  # fmt: skip
     outputs = tuple(value for value, _ in deliver)
     graph = Graph(name, tuple(values), tuple(tasks), inputs, tuple(state), outputs)
     nowhere = tuple((held, "") for held in state)
     return CostedGraph(
-        graph, on, tuple(costs), tuple(runs), (*homes, *nowhere), tuple(deliver), consumed=True
+        graph, on, tuple(costs), tuple(clusters), (*homes, *nowhere), tuple(deliver), consumed=True
     )

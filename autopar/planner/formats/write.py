@@ -23,15 +23,15 @@ def described(plan: Plan) -> dict[str, Any]:
     original = dict(costed.again)
     tasks = []
     for step in plan.placed:
-        run = costed.run[step.run]
+        cluster = costed.cluster[step.cluster]
         entry: dict[str, Any] = {
-            "id": original.get(run.tasks[0], run.tasks[0]),
+            "id": original.get(cluster.tasks[0], cluster.tasks[0]),
             "device": step.device,
             "lane": number[step.lane],
             "start_s": step.start,
             "end_s": step.end,
         }
-        if run.modes:
+        if cluster.modes:
             entry["lanes"] = [number[lane] for lane in step.lanes]
         tasks.append(entry)
     transfers = [

@@ -1,6 +1,6 @@
 """Chains of list schedules that are changed a little, each justified.
 
-Every run is put as late as can be, those that end last first, and then again as early as can be, those that start
+Every cluster is put as late as can be, those that end last first, and then again as early as can be, those that start
 first first (Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays", European Journal of
 Operational Research 165(2), 2005).
 """
@@ -24,9 +24,9 @@ class ChainsParams:
     """How many lists are tried, and how they are changed."""
 
     steps: int = 1_500_000
-    """Runs placed in all, at most: the search is counted in these, never in seconds."""
+    """Clusters placed in all, at most: the search is counted in these, never in seconds."""
     square: int = 600
-    """The same for each pair of runs of a small graph."""
+    """The same for each pair of clusters of a small graph."""
     chains: int = 8
     children: int = 16
     """Lists tried of each chain in a round."""
@@ -52,7 +52,7 @@ PARAMS = ChainsParams()
 
 
 class Chains:
-    """Chains of lists, by when their runs start."""
+    """Chains of lists, by when their clusters start."""
 
     def __init__(self, forth: Way, back: Way, bound: float, params: ChainsParams | None = None) -> None:
         self.params = params or PARAMS
@@ -65,12 +65,13 @@ class Chains:
 
     def search(self, best: list[float], first: Sequence[list[float]], until: float) -> list[float]:
         """The ends of the shortest schedule found from `first`, or `best`."""
-        params, runs = self.params, len(self.seconds)
-        keys = np.resize(np.array(first) - self.seconds, (params.chains, runs))
+        params, clusters = self.params, len(self.seconds)
+        keys = np.resize(np.array(first) - self.seconds, (params.chains, clusters))
         score = np.full(params.chains, math.inf)
         length = max(best)
         for number in range(
-            min(params.steps, params.square * runs * runs) // (3 * params.chains * params.children * runs)
+            min(params.steps, params.square * clusters * clusters)
+            // (3 * params.chains * params.children * clusters)
         ):
             if length <= self.bound or time.monotonic() > until:
                 break
@@ -92,7 +93,7 @@ class Chains:
         return best
 
     def _children(self, keys: Floats) -> Floats:
-        """Changed lists, `children` of each chain, in which each run comes after those it waits for."""
+        """Changed lists, `children` of each chain, in which each cluster comes after those it waits for."""
         params, draw = self.params, self.draw
         shape = params.chains * params.children, keys.shape[1]
         found = np.repeat(keys, params.children, axis=0)
@@ -110,42 +111,42 @@ class Chains:
             params.chains,
         )[:, None]
         found += np.where(moved, draw.normal(0, 1, shape) * far, 0.0)
-        for run, earlier in enumerate(self.before):
+        for cluster, earlier in enumerate(self.before):
             if earlier:
-                np.maximum(found[:, run], found[:, earlier].max(axis=1), out=found[:, run])
+                np.maximum(found[:, cluster], found[:, earlier].max(axis=1), out=found[:, cluster])
         return found
 
 
 class Decoder:
-    """When the runs of many lists end in one direction of time, each run as early as the ones before it in its list
-    let it."""
+    """When the clusters of many lists end in one direction of time, each cluster as early as the ones before it in its
+    list let it."""
 
     def __init__(self, way: Way) -> None:
-        self.runs, self.lanes, self.back = len(way.seconds), way.lanes, way.back
+        self.clusters, self.lanes, self.back = len(way.seconds), way.lanes, way.back
         self.seconds = np.array(way.seconds)
-        self.before, self.count = _padded(way.before, self.runs)
+        self.before, self.count = _padded(way.before, self.clusters)
 
     def ends(self, keys: Floats) -> Floats:
         """(K, R) seconds, of lists by rising key (K, R); of equals what comes first in the direction."""
         if self.back:
-            orders = self.runs - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable").T
+            orders = self.clusters - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable").T
         else:
             orders = np.argsort(keys, axis=1, kind="stable").T
         orders = np.ascontiguousarray(orders)
         rows = np.arange(len(keys))
-        ends = np.zeros(len(keys) * (self.runs + 1))
+        ends = np.zeros(len(keys) * (self.clusters + 1))
         free = np.zeros((len(keys), self.lanes))
-        first, queue = rows * (self.runs + 1), rows * self.lanes
-        for run in orders:
+        first, queue = rows * (self.clusters + 1), rows * self.lanes
+        for cluster in orders:
             lane = free.argmin(axis=1) + queue
             end = free.take(lane)
-            widest = int(self.count.take(run).max())
+            widest = int(self.count.take(cluster).max())
             if widest:
-                earlier = self.before.take(run, axis=0)[:, :widest] + first[:, None]
+                earlier = self.before.take(cluster, axis=0)[:, :widest] + first[:, None]
                 np.maximum(end, ends.take(earlier).max(axis=1), out=end)
-            end += self.seconds.take(run)
+            end += self.seconds.take(cluster)
             free.put(lane, end)
-            ends.put(first + run, end)
+            ends.put(first + cluster, end)
         return ends.reshape(len(keys), -1)[:, :-1]
 
 

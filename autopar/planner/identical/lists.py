@@ -11,7 +11,7 @@ from ..bounds.ancestors import crowded
 
 
 class Way:
-    """The graph in one direction of time: forth, with the runs in graph order, or `back` from the end."""
+    """The graph in one direction of time: forth, with the clusters in graph order, or `back` from the end."""
 
     def __init__(
         self, seconds: list[float], before: Sequence[Sequence[int]], lanes: int, back: bool = False
@@ -23,7 +23,7 @@ class Way:
                 self.after[p].append(r)
 
     def levels(self, crowds: bool) -> list[float]:
-        """Seconds from the start of each run to the end of any schedule, at least; with what shares the lanes if
+        """Seconds from the start of each cluster to the end of any schedule, at least; with what shares the lanes if
         `crowds`."""
         found = list(self.seconds)
         for r in range(len(found)) if self.back else reversed(range(len(found))):
@@ -38,7 +38,8 @@ class Way:
         return made
 
     def listed(self, keys: Sequence[float]) -> list[float]:
-        """When each run ends if, whenever a lane is free, of all that could start the run with the least key does."""
+        """When each cluster ends if, whenever a lane is free, of all that could start the cluster with the least key
+        does."""
         missing = [len(earlier) for earlier in self.before]
         ready = [(keys[r], r) for r, count in enumerate(missing) if not count]
         heapq.heapify(ready)
@@ -59,7 +60,7 @@ class Way:
 
 
 def reduced(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What each run waits for, without what that waits for already."""
+    """What each cluster waits for, without what that waits for already."""
     found: list[list[int]] = []
     reached: list[int] = []
     for earlier in before:

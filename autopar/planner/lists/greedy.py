@@ -9,38 +9,38 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..model.problem import Problem
+from ..model.instance import Instance
 
 FULL = 4
 """Power of a wire's load, as a share of that of the devices, to which its price rises."""
 FIRST = 100
-"""Runs of usual length that devices are taken to have at first, for no wire to count as full for its first copy."""
+"""Clusters of usual length that devices are taken to have at first, for no wire to count as full for its first copy."""
 
 
-def priced(problem: Problem, worth: Sequence[float], steep: float, toll: float) -> list[int]:
-    """The device of each run, in graph order each where it costs least.
+def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float) -> list[int]:
+    """The device of each cluster, in graph order each where it costs least.
 
     A second on a device is `worth` so much, and exp(`steep` * n) times that where it is n runs of usual length ahead
     of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way leads.
     Linear in runs and reads times devices.
     """
-    lanes = [len(names) for names in problem.lane_names]
-    least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(problem.allowed, problem.seconds))
-    usual = sum(least_of) / max(1, problem.runs) or 1.0
+    lanes = [len(names) for names in instance.lane_names]
+    least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
+    usual = sum(least_of) / max(1, instance.clusters) or 1.0
     rise = steep / usual
     load, price = [0.0] * len(lanes), worth
-    carried, tolls = [0.0] * len(problem.copy_lanes), [toll] * (len(problem.copy_lanes) + 1)
-    device = [-1] * problem.runs
-    chosen = [-1] * len(problem.members)
-    source = list(problem.home)
-    there: list[set[int]] = [{home} for home in problem.home]
-    for r, (allowed, seconds) in enumerate(zip(problem.allowed, problem.seconds)):
-        group = problem.group[r]
+    carried, tolls = [0.0] * len(instance.copy_lanes), [toll] * (len(instance.copy_lanes) + 1)
+    device = [-1] * instance.clusters
+    chosen = [-1] * len(instance.members)
+    source = list(instance.home)
+    there: list[set[int]] = [{home} for home in instance.home]
+    for r, (allowed, seconds) in enumerate(zip(instance.allowed, instance.seconds)):
+        group = instance.group[r]
         if group >= 0 and chosen[group] >= 0:
             allowed = (chosen[group],)
         cost = [price[d] * seconds[d] for d in allowed]
-        for v in problem.reads[r]:
-            nbytes, known, route = problem.bytes[v], there[v], problem.route[source[v]]
+        for v in instance.reads[r]:
+            nbytes, known, route = instance.bytes[v], there[v], instance.route[source[v]]
             for at, d in enumerate(allowed):
                 if d not in known:
                     hops = route[d]
@@ -52,14 +52,14 @@ def priced(problem: Problem, worth: Sequence[float], steep: float, toll: float) 
                             cost[at] += tolls[hop.lane] * (hop.latency_s + nbytes * hop.s_per_byte)
         d = device[r] = allowed[cost.index(min(cost))]
         least = min(load)
-        for v in problem.reads[r]:
-            for hop in problem.route[source[v]][d] or () if d not in there[v] else ():
+        for v in instance.reads[r]:
+            for hop in instance.route[source[v]][d] or () if d not in there[v] else ():
                 if hop.dst not in there[v]:
                     there[v].add(hop.dst)
                     if hop.lane >= 0:
-                        carried[hop.lane] += hop.latency_s + problem.bytes[v] * hop.s_per_byte
+                        carried[hop.lane] += hop.latency_s + instance.bytes[v] * hop.s_per_byte
                         tolls[hop.lane] = toll + (carried[hop.lane] / max(least, FIRST * usual)) ** FULL
-        for v in problem.makes[r]:
+        for v in instance.makes[r]:
             source[v], there[v] = d, {d}
         if group >= 0:
             chosen[group] = d
@@ -69,22 +69,22 @@ def priced(problem: Problem, worth: Sequence[float], steep: float, toll: float) 
     return device
 
 
-def last_first(problem: Problem, device: Sequence[int]) -> list[float]:
-    """Seconds from the start of each run to the end of the graph, negative, where all are placed and wires are never
-    busy: the least is the most urgent."""
-    rank = [0.0] * problem.runs
-    for r in reversed(range(problem.runs)):
+def last_first(instance: Instance, device: Sequence[int]) -> list[float]:
+    """Seconds from the start of each cluster to the end of the graph, negative, where all are placed and wires are
+    never busy: the least is the most urgent."""
+    rank = [0.0] * instance.clusters
+    for r in reversed(range(instance.clusters)):
         own, longest = device[r], 0.0
-        latency, s_per_byte = problem.latency[own], problem.s_per_byte[own]
-        for later in problem.after[r]:
+        latency, s_per_byte = instance.latency[own], instance.s_per_byte[own]
+        for later in instance.after[r]:
             if rank[later] > longest:
                 longest = rank[later]
-        for v in problem.makes[r]:
-            for later in problem.readers[v]:
+        for v in instance.makes[r]:
+            for later in instance.readers[v]:
                 d = device[later]
                 if d != own:
-                    rest = rank[later] + latency[d] + problem.bytes[v] * s_per_byte[d]
+                    rest = rank[later] + latency[d] + instance.bytes[v] * s_per_byte[d]
                     if rest > longest:
                         longest = rest
-        rank[r] = longest + problem.seconds[r][own]
+        rank[r] = longest + instance.seconds[r][own]
     return [-own for own in rank]

@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..model.instance import Hop, Instance
 from ..model.orders import in_order
-from ..model.problem import Hop, Problem
 from ..model.simulator import Schedule
 from ..model.slots import Slots, find_both, together
 from .memory_first import Room
 from .ranking import cost_to_go, urgent_first
 
 
-def heft(problem: Problem, room: float = 1.0) -> Schedule:
+def heft(instance: Instance, room: float = 1.0) -> Schedule:
     """The classic: urgent runs first, each where it ends first."""
-    return list_schedule(problem, "heft", urgent_first(problem), room=room)
+    return list_schedule(instance, "heft", urgent_first(instance), room=room)
 
 
-def lookahead(problem: Problem, room: float = 1.0) -> Schedule:
+def lookahead(instance: Instance, room: float = 1.0) -> Schedule:
     """Urgent runs first, each where its end and the best that can follow it come first."""
-    return list_schedule(problem, "heft+lookahead", urgent_first(problem), cost_to_go(problem), room=room)
+    return list_schedule(instance, "heft+lookahead", urgent_first(instance), cost_to_go(instance), room=room)
 
 
 def list_schedule(
-    problem: Problem,
+    instance: Instance,
     policy: str,
     order: Sequence[int],
     to_go: Sequence[Sequence[float]] | None = None,
@@ -45,20 +45,20 @@ def list_schedule(
     Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
     Near linear in runs, reads and devices.
     """
-    work = _Work(problem, room, ahead, stay)
+    work = _Work(instance, room, ahead, stay)
     for r in order:
-        work.place(r, (allowed or problem.allowed)[r], to_go[r] if to_go else None)
+        work.place(r, (allowed or instance.allowed)[r], to_go[r] if to_go else None)
     return work.schedule(policy)
 
 
 def placed(
-    problem: Problem, order: Sequence[int], to_go: Sequence[Sequence[float]], stay: float
+    instance: Instance, order: Sequence[int], to_go: Sequence[Sequence[float]], stay: float
 ) -> tuple[list[int], list[float]]:
-    """The device of each run and when it starts in a list schedule with these weights; caps are not kept."""
-    work = _Work(problem, 1.0, 1.0, stay)
+    """The device of each cluster and when it starts in a list schedule with these weights; caps are not kept."""
+    work = _Work(instance, 1.0, 1.0, stay)
     for r in order:
-        work.place(r, problem.allowed[r], to_go[r])
-    start = [0.0] * problem.runs
+        work.place(r, instance.allowed[r], to_go[r])
+    start = [0.0] * instance.clusters
     for begin, _, _, r, _, _ in work.placed:
         start[r] = begin
     return work.device, start
@@ -67,37 +67,37 @@ def placed(
 class _Work:
     """A schedule under way."""
 
-    def __init__(self, problem: Problem, room: float, ahead: float, stay: float) -> None:
-        self.problem = problem
+    def __init__(self, instance: Instance, room: float, ahead: float, stay: float) -> None:
+        self.instance = instance
         self.ahead, self.stay = ahead, stay
-        self.queues = [[Slots() for _ in lanes] for lanes in problem.lane_names]
-        # The one queue of each device, where a run needs nothing else.
-        plain = not problem.modes and not any(problem.dispatch)
+        self.queues = [[Slots() for _ in lanes] for lanes in instance.lane_names]
+        # The one queue of each device, where a cluster needs nothing else.
+        plain = not instance.modes and not any(instance.dispatch)
         self.only = [own[0] if plain and len(own) == 1 else None for own in self.queues]
-        self.copies = [Slots() for _ in problem.copy_lanes]
-        self.wires = [Slots() for _ in range(problem.wires)]
+        self.copies = [Slots() for _ in instance.copy_lanes]
+        self.wires = [Slots() for _ in range(instance.wires)]
         self.host = Slots()
-        self.end = [0.0] * problem.runs
+        self.end = [0.0] * instance.clusters
         # When each value is on each device that has it, and which of these it starts from.
-        self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
-        self.source = list(problem.home)
+        self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
+        self.source = list(instance.home)
         self.placed: list[tuple[float, float, int, int, int, tuple[int, ...]]] = []
         self.moved: list[tuple[float, float, int, int, Hop]] = []
-        self.chosen = [-1] * len(problem.members)
-        self.device = [-1] * problem.runs
-        self.carries = any(problem.carry)
-        self.room = Room(problem, room) if problem.tight else None
+        self.chosen = [-1] * len(instance.members)
+        self.device = [-1] * instance.clusters
+        self.carries = any(instance.carry)
+        self.room = Room(instance, room) if instance.tight else None
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
-        """Put a run where it is best off, with the transfers it needs."""
-        problem = self.problem
-        group = problem.group[r]
+        """Put a cluster where it is best off, with the transfers it needs."""
+        instance = self.instance
+        group = instance.group[r]
         if group >= 0 and self.chosen[group] >= 0:
             allowed = (self.chosen[group],)
         if self.room:
             allowed = self.room.fitting(r, allowed, self.there)
         base = 0.0
-        for p in problem.before[r]:
+        for p in instance.before[r]:
             if self.end[p] > base:
                 base = self.end[p]
         if len(allowed) == 1:
@@ -110,14 +110,14 @@ class _Work:
                 lanes, start, length = self._slot(r, d, ready)
         for lane in lanes:
             self.queues[d][lane].take(start, length)
-        if problem.dispatch[r]:
-            self.host.take(start, problem.dispatch[r])
+        if instance.dispatch[r]:
+            self.host.take(start, instance.dispatch[r])
         self.end[r] = end = start + length
         self.device[r] = d
         self.placed.append((start, end, len(self.placed), r, d, lanes))
         if self.room:
             self.room.settle(r, d, self.there)
-        for v in problem.makes[r]:
+        for v in instance.makes[r]:
             self.there[v][d] = end
             self.source[v] = d
         if group >= 0:
@@ -126,10 +126,10 @@ class _Work:
     def _best(
         self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None, base: float
     ) -> tuple[int, tuple[int, ...], float, float]:
-        """Where a run's end and what follows come first, and its lanes, start and length there."""
+        """Where a cluster's end and what follows come first, and its lanes, start and length there."""
         # Were all it reads there already: no device is looked at that not even then would be the best.
         options = []
-        seconds = self.problem.seconds[r]
+        seconds = self.instance.seconds[r]
         for d in allowed:
             queue = self.only[d]
             if queue is None:
@@ -143,10 +143,10 @@ class _Work:
             options.append((start + length + rest, d, lanes, start, length, rest))
         options.sort()
         sources = []
-        for v in self.problem.reads[r]:
+        for v in self.instance.reads[r]:
             there, source = self.there[v], self.source[v]
-            since = self._since(v) if self.problem.changes else there[source]
-            sources.append((there, source, since, self.problem.bytes[v]))
+            since = self._since(v) if self.instance.changes else there[source]
+            sources.append((there, source, since, self.instance.bytes[v]))
         best = (math.inf, len(self.queues))
         found = options[0][1:5]
         for least, d, lanes, start, length, rest in options:
@@ -163,22 +163,22 @@ class _Work:
 
     def _carrying(self, r: int, d: int) -> float:
         """Seconds that new values of carried state need from a device to their home and to all that read it."""
-        problem, longest = self.problem, 0.0
-        for v in problem.makes[r]:
-            if problem.carry[v]:
-                wanted = {*problem.deliver[v], *(self.device[h] for h in problem.carry[v])} - {-1}
-                longest = max(longest, *(problem.travel(v, d, e) for e in wanted))
+        instance, longest = self.instance, 0.0
+        for v in instance.makes[r]:
+            if instance.carry[v]:
+                wanted = {*instance.deliver[v], *(self.device[h] for h in instance.carry[v])} - {-1}
+                longest = max(longest, *(instance.travel(v, d, e) for e in wanted))
         return longest
 
     def _slot(self, r: int, d: int, ready: float) -> tuple[tuple[int, ...], float, float]:
-        """Where and when a run could be on a device, and how long; of several ways the one that ends first."""
-        length, dispatch = self.problem.seconds[r][d], self.problem.dispatch[r]
+        """Where and when a cluster could be on a device, and how long; of several ways the one that ends first."""
+        length, dispatch = self.instance.seconds[r][d], self.instance.dispatch[r]
         if ready == math.inf:
             return (0,), math.inf, length
-        if (r, d) in self.problem.modes:
+        if (r, d) in self.instance.modes:
             ways = [
                 (count, s, *together(self.queues[d], count, s, ready))
-                for count, s in self.problem.modes[r, d]
+                for count, s in self.instance.modes[r, d]
             ]
             _, length, start, lanes = min(ways, key=lambda way: (way[2] + way[1], way[0]))
             return lanes, start, length
@@ -205,7 +205,7 @@ class _Work:
             if d in there:
                 time = there[d]
             else:
-                hops = self.problem.route[source][d]
+                hops = self.instance.route[source][d]
                 if hops is None:
                     return math.inf, 0.0
                 for hop in hops:
@@ -230,8 +230,8 @@ class _Work:
         return ready, moved
 
     def _bring(self, r: int, d: int, ready: float) -> float:
-        """Reserve the transfers that bring all a run reads to its device; when the last of them ends."""
-        for v in self.problem.reads[r]:
+        """Reserve the transfers that bring all a cluster reads to its device; when the last of them ends."""
+        for v in self.instance.reads[r]:
             there = self.there[v]
             time = there[d] if d in there else self._send(v, d)
             if time > ready:
@@ -243,13 +243,13 @@ class _Work:
         there = self.there[v]
         if d in there:
             return there[d]
-        hops = self.problem.route[self.source[v]][d]
+        hops = self.instance.route[self.source[v]][d]
         if hops is None:
             return math.inf
-        time = self._since(v) if self.problem.changes else there[self.source[v]]
+        time = self._since(v) if self.instance.changes else there[self.source[v]]
         for hop in hops:
             if hop.dst not in there:
-                seconds = hop.latency_s + self.problem.bytes[v] * hop.s_per_byte
+                seconds = hop.latency_s + self.instance.bytes[v] * hop.s_per_byte
                 start = time
                 if hop.lane >= 0:
                     start = self._copy_slot(hop, seconds, time)
@@ -264,10 +264,10 @@ class _Work:
         return time
 
     def _since(self, v: int) -> float:
-        """From when on a value can be copied: after all placed runs that change it in place."""
+        """From when on a value can be copied: after all placed clusters that change it in place."""
         time = self.there[v][self.source[v]]
-        if v in self.problem.changes:
-            time = max(time, *(self.end[r] for _, r in self.problem.changes[v]))
+        if v in self.instance.changes:
+            time = max(time, *(self.end[r] for _, r in self.instance.changes[v]))
         return time
 
     def _copy_slot(self, hop: Hop, seconds: float, ready: float) -> float:
@@ -278,10 +278,10 @@ class _Work:
 
     def schedule(self, policy: str) -> Schedule:
         """The orders it came to, deliveries to the caller, and to where state is carried, at last."""
-        problem = self.problem
-        runs = (placed[3:] for placed in sorted(self.placed))
-        for v, devices in enumerate(problem.deliver):
-            for d in dict.fromkeys((*devices, *(self.device[r] for r in problem.carry[v]))):
+        instance = self.instance
+        clusters = (placed[3:] for placed in sorted(self.placed))
+        for v, devices in enumerate(instance.deliver):
+            for d in dict.fromkeys((*devices, *(self.device[r] for r in instance.carry[v]))):
                 self._send(v, d)
         moves = (moved[3:] for moved in sorted(self.moved, key=lambda move: move[:4]))
-        return in_order(problem, policy, runs, moves)
+        return in_order(instance, policy, clusters, moves)

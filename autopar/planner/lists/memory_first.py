@@ -1,7 +1,7 @@
 """Runs laid down one after the other by the room there is, for graphs that hardly fit: times play no part.
 
-What is alive when is known only once there are times. Until then a value counts from the placing of its run, or of the
-first reader a copy is made for, to the placing of its last reader.
+What is alive when is known only once there are times. Until then a value counts from the placing of its cluster, or of
+the first reader a copy is made for, to the placing of its last reader.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Schedule
 from ..model.toposort import late
 
@@ -17,60 +17,60 @@ from ..model.toposort import late
 class Room:
     """Bytes in use on each device; `share` of each cap may be filled."""
 
-    def __init__(self, problem: Problem, share: float) -> None:
-        self.problem = problem
-        self.caps = [math.inf if cap is None else cap * share for cap in problem.caps]
-        self.used = [sum(storages.values()) for storages in problem.given]
-        self.kept = [set(storages) for storages in problem.given]
-        stay = not problem.costed.consumed
+    def __init__(self, instance: Instance, share: float) -> None:
+        self.instance = instance
+        self.caps = [math.inf if cap is None else cap * share for cap in instance.caps]
+        self.used = [sum(storages.values()) for storages in instance.given]
+        self.kept = [set(storages) for storages in instance.given]
+        stay = not instance.costed.consumed
         self.left = [
             math.inf
-            if (problem.deliver[v] and stay) or problem.carry[v] or problem.stays[v]
+            if (instance.deliver[v] and stay) or instance.carry[v] or instance.stays[v]
             else len(readers)
-            for v, readers in enumerate(problem.readers)
+            for v, readers in enumerate(instance.readers)
         ]
 
     def need(self, r: int, d: int, there: Sequence[dict[int, float]]) -> int:
-        """Bytes a run would add to a device while it runs."""
-        problem = self.problem
-        state = sum(nbytes for storage, nbytes in problem.kept[r] if storage not in self.kept[d])
-        reads = sum(problem.bytes[v] for v in problem.reads[r] if d not in there[v])
-        return state + reads + sum(problem.bytes[v] for v in problem.makes[r]) + problem.workspace[r]
+        """Bytes a cluster would add to a device while it runs."""
+        instance = self.instance
+        state = sum(nbytes for storage, nbytes in instance.kept[r] if storage not in self.kept[d])
+        reads = sum(instance.bytes[v] for v in instance.reads[r] if d not in there[v])
+        return state + reads + sum(instance.bytes[v] for v in instance.makes[r]) + instance.workspace[r]
 
     def fitting(self, r: int, allowed: Sequence[int], there: Sequence[dict[int, float]]) -> Sequence[int]:
-        """The devices that have room for a run; when none has, the one that is over by least."""
+        """The devices that have room for a cluster; when none has, the one that is over by least."""
         over = [self.used[d] + self.need(r, d, there) - self.caps[d] for d in allowed]
         fits = [d for d, excess in zip(allowed, over) if excess <= 0]
         return fits or (allowed[over.index(min(over))],)
 
     def copy(self, v: int, d: int) -> None:
         """A copy of a value comes to a device."""
-        self.used[d] += self.problem.bytes[v]
+        self.used[d] += self.instance.bytes[v]
 
     def settle(self, r: int, d: int, there: Sequence[dict[int, float]]) -> None:
-        """Take the room of a run placed on `d`, and give back the values it was the last to read."""
-        problem = self.problem
-        for storage, nbytes in problem.kept[r]:
+        """Take the room of a cluster placed on `d`, and give back the values it was the last to read."""
+        instance = self.instance
+        for storage, nbytes in instance.kept[r]:
             if storage not in self.kept[d]:
                 self.kept[d].add(storage)
                 self.used[d] += nbytes
-        for v in problem.makes[r]:
-            self.used[d] += problem.bytes[v]
-        for v in problem.reads[r]:
+        for v in instance.makes[r]:
+            self.used[d] += instance.bytes[v]
+        for v in instance.reads[r]:
             self.left[v] -= 1
             if not self.left[v]:
                 for holder in there[v]:
-                    if holder != problem.home[v]:
-                        self.used[holder] -= problem.bytes[v]
+                    if holder != instance.home[v]:
+                        self.used[holder] -= instance.bytes[v]
 
 
-def fill(problem: Problem, room: float = 1.0) -> Schedule:
-    """Runs in graph order on the device with most room left, until the next does not fit there any more.
+def fill(instance: Instance, room: float = 1.0) -> Schedule:
+    """Clusters in graph order on the device with most room left, until the next does not fit there any more.
 
     Neighbours stay together, so that little is copied and little is alive twice.
     """
-    space = Room(problem, room)
-    last = _roomiest(space, range(len(problem.devices)))
+    space = Room(instance, room)
+    last = _roomiest(space, range(len(instance.devices)))
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
         nonlocal last
@@ -78,24 +78,24 @@ def fill(problem: Problem, room: float = 1.0) -> Schedule:
             last = _roomiest(space, able)
         return last
 
-    return _laid("fill", space, range(problem.runs), choose)
+    return _laid("fill", space, range(instance.clusters), choose)
 
 
-def follow(problem: Problem, room: float = 1.0) -> Schedule:
+def follow(instance: Instance, room: float = 1.0) -> Schedule:
     """Runs follow the data, for graphs that remember much, as a forward does for its backward: each, just before it is
     needed, on the device that has most of the bytes it reads which were made before; of two with as much, on that of
-    the run before: else one device would run ahead of what the other adds up.
+    the cluster before: else one device would run ahead of what the other adds up.
 
     What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
     readers of what it makes, which come later, have the rest.
     """
-    space = Room(problem, 1.0)
-    last = current = _roomiest(space, range(len(problem.devices)))
+    space = Room(instance, 1.0)
+    last = current = _roomiest(space, range(len(instance.devices)))
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
         nonlocal last, current
-        made = [v for v in problem.reads[r] if problem.maker[v] >= 0]
-        near = {d: sum(problem.bytes[v] for v in made if d in there[v]) for d in able}
+        made = [v for v in instance.reads[r] if instance.maker[v] >= 0]
+        near = {d: sum(instance.bytes[v] for v in made if d in there[v]) for d in able}
         nearest = max(able, key=lambda d: (near[d], d == last, -d))
         if not near[nearest]:
             free = [d for d in able if space.used[d] + space.need(r, d, there) <= room * space.caps[d]]
@@ -105,30 +105,30 @@ def follow(problem: Problem, room: float = 1.0) -> Schedule:
         last = nearest
         return nearest
 
-    return _laid("follow", space, just_in_time(problem), choose)
+    return _laid("follow", space, just_in_time(instance), choose)
 
 
 def _laid(policy: str, space: Room, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
-    """The runs in this order, each on the first lane of the device that is chosen of those with room for it."""
-    problem = space.problem
-    there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in problem.home]
-    queues: list[list[str]] = [[] for _ in problem.devices]
+    """The clusters in this order, each on the first lane of the device that is chosen of those with room for it."""
+    instance = space.instance
+    there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
+    queues: list[list[str]] = [[] for _ in instance.devices]
     chosen: dict[int, int] = {}
     for r in order:
-        group = problem.group[r]
-        allowed = (chosen[group],) if group in chosen else problem.allowed[r]
+        group = instance.group[r]
+        allowed = (chosen[group],) if group in chosen else instance.allowed[r]
         d = choose(r, space.fitting(r, allowed, there), there)
         if group >= 0:
             chosen[group] = d
-        for v in problem.reads[r]:
+        for v in instance.reads[r]:
             if d not in there[v]:
                 there[v][d] = 0.0
                 space.copy(v, d)
         space.settle(r, d, there)
-        for v in problem.makes[r]:
+        for v in instance.makes[r]:
             there[v][d] = 0.0
-        queues[d].append(problem.names[r])
-    return Schedule(policy, {lanes[0]: tuple(names) for lanes, names in zip(problem.lane_names, queues)})
+        queues[d].append(instance.names[r])
+    return Schedule(policy, {lanes[0]: tuple(names) for lanes, names in zip(instance.lane_names, queues)})
 
 
 def _roomiest(space: Room, devices: Iterable[int]) -> int:
@@ -136,13 +136,13 @@ def _roomiest(space: Room, devices: Iterable[int]) -> int:
     return max(devices, key=lambda d: (space.caps[d] - space.used[d], -d))
 
 
-def just_in_time(problem: Problem) -> list[int]:
-    """Runs in an order in which each comes shortly before its first reader: depth first from the last runs, of what a
-    run waits for the longest chain first, so that little is alive at once.
+def just_in_time(instance: Instance) -> list[int]:
+    """Clusters in an order in which each comes shortly before its first reader: depth first from the last clusters, of
+    what a run waits for the longest chain first, so that little is alive at once.
 
     Sethi and Ullman's order for expressions (J. ACM 17(4), 1970) with the length of a chain for its registers.
     """
-    depth = [0] * problem.runs
-    for r in range(problem.runs):
-        depth[r] = 1 + max((depth[p] for p in problem.before[r]), default=0)
-    return late([sorted(before, key=lambda p: (-depth[p], p)) for before in problem.before])
+    depth = [0] * instance.clusters
+    for r in range(instance.clusters):
+        depth[r] = 1 + max((depth[p] for p in instance.before[r]), default=0)
+    return late([sorted(before, key=lambda p: (-depth[p], p)) for before in instance.before])

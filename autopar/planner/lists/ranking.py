@@ -1,4 +1,4 @@
-"""How urgent each run is, and what each device would mean for what comes after it."""
+"""How urgent each cluster is, and what each device would mean for what comes after it."""
 
 from __future__ import annotations
 
@@ -9,98 +9,98 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..bounds.critical_path import tails
-from ..model.problem import Problem
+from ..model.instance import Instance
 
-_ORDERS: weakref.WeakKeyDictionary[Problem, list[int]] = weakref.WeakKeyDictionary()
+_ORDERS: weakref.WeakKeyDictionary[Instance, list[int]] = weakref.WeakKeyDictionary()
 
 
-def upward_rank(problem: Problem, allowed: Sequence[Sequence[int]] | None = None) -> list[float]:
-    """Seconds from the start of each run to the end of the graph along its longest way, on average over
+def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[float]:
+    """Seconds from the start of each cluster to the end of the graph along its longest way, on average over
     devices.
 
     The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but that a device counts by its
-    lanes and by how fast it runs this very run, since that is where the run will likely be. `allowed` has the
-    devices each run may go to where it is known better than by the problem.
+    lanes and by how fast it runs this very run, since that is where the cluster will likely be. `allowed` has the
+    devices each cluster may go to where it is known better than by the problem.
     """
-    shares = [_shares(problem, r, (allowed or problem.allowed)[r]) for r in range(problem.runs)]
-    latency, s_per_byte = (_typical(problem, times) for times in (problem.latency, problem.s_per_byte))
-    rank = [0.0] * problem.runs
-    for r in reversed(range(problem.runs)):
-        own = sum(share * s for share, s in zip(shares[r], problem.seconds[r]) if share)
-        longest = max((rank[later] for later in problem.after[r]), default=0.0)
-        for v in problem.makes[r]:
-            travel = latency + problem.bytes[v] * s_per_byte
-            for later in problem.readers[v]:
+    shares = [_shares(instance, r, (allowed or instance.allowed)[r]) for r in range(instance.clusters)]
+    latency, s_per_byte = (_typical(instance, times) for times in (instance.latency, instance.s_per_byte))
+    rank = [0.0] * instance.clusters
+    for r in reversed(range(instance.clusters)):
+        own = sum(share * s for share, s in zip(shares[r], instance.seconds[r]) if share)
+        longest = max((rank[later] for later in instance.after[r]), default=0.0)
+        for v in instance.makes[r]:
+            travel = latency + instance.bytes[v] * s_per_byte
+            for later in instance.readers[v]:
                 apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[later]))
                 longest = max(longest, rank[later] + apart * travel)
-            for target in problem.deliver[v]:
+            for target in instance.deliver[v]:
                 longest = max(longest, (1.0 - shares[r][target]) * travel)
-            for holder in problem.carry[v]:
+            for holder in instance.carry[v]:
                 apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[holder]))
                 longest = max(longest, apart * travel)
         rank[r] = own + longest
     return rank
 
 
-def urgent_first(problem: Problem, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
-    """Runs by falling rank; ties in graph order, so that it stays topological."""
+def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
+    """Clusters by falling rank; ties in graph order, so that it stays topological."""
     if allowed is not None:
-        rank = upward_rank(problem, allowed)
-        return sorted(range(problem.runs), key=lambda r: (-rank[r], r))
-    if problem not in _ORDERS:
-        rank = upward_rank(problem)
-        _ORDERS[problem] = sorted(range(problem.runs), key=lambda r: (-rank[r], r))
-    return _ORDERS[problem]
+        rank = upward_rank(instance, allowed)
+        return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
+    if instance not in _ORDERS:
+        rank = upward_rank(instance)
+        _ORDERS[instance] = sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
+    return _ORDERS[instance]
 
 
-def mean_first(problem: Problem, copies: float) -> list[int]:
-    """Runs by falling upward rank as HEFT has it, all devices alike, a copy counting `copies` times; ties in graph
+def mean_first(instance: Instance, copies: float) -> list[int]:
+    """Clusters by falling upward rank as HEFT has it, all devices alike, a copy counting `copies` times; ties in graph
     order."""
     latency, s_per_byte = (
-        copies * _typical(problem, times) for times in (problem.latency, problem.s_per_byte)
+        copies * _typical(instance, times) for times in (instance.latency, instance.s_per_byte)
     )
-    rank = [0.0] * problem.runs
-    for r in reversed(range(problem.runs)):
+    rank = [0.0] * instance.clusters
+    for r in reversed(range(instance.clusters)):
         longest = 0.0
-        for later in problem.after[r]:
+        for later in instance.after[r]:
             if rank[later] > longest:
                 longest = rank[later]
-        for v in problem.makes[r]:
-            travel = latency + problem.bytes[v] * s_per_byte
-            for later in problem.readers[v]:
+        for v in instance.makes[r]:
+            travel = latency + instance.bytes[v] * s_per_byte
+            for later in instance.readers[v]:
                 if rank[later] + travel > longest:
                     longest = rank[later] + travel
-        row = problem.seconds[r]
-        own = [row[d] for d in problem.allowed[r]]
+        row = instance.seconds[r]
+        own = [row[d] for d in instance.allowed[r]]
         rank[r] = longest + sum(own) / len(own)
-    return sorted(range(problem.runs), key=lambda r: (-rank[r], r))
+    return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
 
 
-def cost_to_go(problem: Problem) -> list[list[float]]:
-    """Seconds from the end of each run on each device to the end of the graph, were every later run placed at
+def cost_to_go(instance: Instance) -> list[list[float]]:
+    """Seconds from the end of each cluster on each device to the end of the graph, were every later cluster placed at
     its best; 0 on devices where it cannot run.
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """
-    tail = tails(problem)
+    tail = tails(instance)
     made: list[list[float]] = np.where(np.isfinite(tail), tail, 0.0).tolist()
     return made
 
 
-def _shares(problem: Problem, run: int, allowed: Sequence[int]) -> list[float]:
-    raw = [0.0] * len(problem.devices)
-    fastest = min(problem.seconds[run][d] for d in allowed)
+def _shares(instance: Instance, cluster: int, allowed: Sequence[int]) -> list[float]:
+    raw = [0.0] * len(instance.devices)
+    fastest = min(instance.seconds[cluster][d] for d in allowed)
     for d in allowed:
-        seconds = problem.seconds[run][d]
+        seconds = instance.seconds[cluster][d]
         speed = fastest / seconds if seconds > 0 else 1.0
-        raw[d] = speed * len(problem.lane_names[d])
+        raw[d] = speed * len(instance.lane_names[d])
     total = sum(raw) or 1.0
     return [share / total for share in raw]
 
 
-def _typical(problem: Problem, matrix: list[list[float]]) -> float:
+def _typical(instance: Instance, matrix: list[list[float]]) -> float:
     everywhere = range(len(matrix))
     known = [
-        matrix[s][d] for s in everywhere for d in everywhere if s != d and problem.latency[s][d] < math.inf
+        matrix[s][d] for s in everywhere for d in everywhere if s != d and instance.latency[s][d] < math.inf
     ]
     return sum(known) / len(known) if known else 0.0

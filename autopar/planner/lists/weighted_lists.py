@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import PlanError
 from ..bounds import worth
 from ..candidates import SHORTER
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..native import searches
 from .greedy import last_first, priced
@@ -33,7 +33,7 @@ WEIGHTS = (
     (1.0, 0.5, 0.3),
     (0.0, 1.0, 0.0),
 )
-"""Weights of copies in the rank, of what follows in where a run goes, and of the copies it needs there: of all from
+"""Weights of copies in the rank, of what follows in where a cluster goes, and of the copies it needs there: of all from
 0 to 1, those that together did best on random graphs, the best first, and among them HEFT's own."""
 LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
 FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
@@ -47,101 +47,101 @@ MANY = 20_000
 POLISHED = 10_000
 """Runs up to which what is found is polished: chains go on from it (`anneal.polish`)."""
 DEVICES = 16
-"""Devices looked at for each run in all variants together."""
+"""Devices looked at for each cluster in all variants together."""
 APART = 40
 """The same where copies never wait for each other, which makes a list schedule quick and where it goes matter more."""
 
 Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
-"""The device of each run, and how early it is to start there beside others."""
+"""The device of each cluster, and how early it is to start there beside others."""
 
 
-def variants(problem: Problem) -> dict[str, Callable[..., Schedule]]:
+def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
     """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
-    found = {} if crowded(problem) else _lists(problem)
-    if plain(problem) and (not found or worth(problem)[1] > FILLED):
-        for policy, way in _ways(problem).items():
+    found = {} if crowded(instance) else _lists(instance)
+    if plain(instance) and (not found or worth(instance)[1] > FILLED):
+        for policy, way in _ways(instance).items():
             found[policy] = partial(_busy, policy=policy, way=way)
     return found
 
 
-def plain(problem: Problem) -> bool:
+def plain(instance: Instance) -> bool:
     """Whether there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
-    several lanes for one run."""
-    return not problem.costed.machine.queued and not problem.modes
+    several lanes for one cluster."""
+    return not instance.costed.machine.queued and not instance.modes
 
 
-def crowded(problem: Problem) -> bool:
+def crowded(instance: Instance) -> bool:
     """The same, where copies wait for wires besides."""
-    return bool(problem.copy_lanes) and plain(problem)
+    return bool(instance.copy_lanes) and plain(instance)
 
 
-def polished(problem: Problem) -> bool:
+def polished(instance: Instance) -> bool:
     """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or there is
     no native search."""
-    return problem.runs <= POLISHED and not problem.tight and not problem.modes and searches()
+    return instance.clusters <= POLISHED and not instance.tight and not instance.modes and searches()
 
 
-def _lists(problem: Problem) -> dict[str, Callable[..., Schedule]]:
-    looks = DEVICES if problem.copy_lanes or problem.wires else APART
+def _lists(instance: Instance) -> dict[str, Callable[..., Schedule]]:
+    looks = DEVICES if instance.copy_lanes or instance.wires else APART
     found: dict[str, Callable[..., Schedule]] = {"heft": heft}
-    to_go = cost_to_go(problem)
-    for rank, ahead, stay in WEIGHTS[: max(1, round(looks / len(problem.devices)))]:
+    to_go = cost_to_go(instance)
+    for rank, ahead, stay in WEIGHTS[: max(1, round(looks / len(instance.devices)))]:
         policy = f"heft, weights {rank:g} {ahead:g} {stay:g}"
-        order = mean_first(problem, rank)
+        order = mean_first(instance, rank)
         own = partial(list_schedule, policy=policy, order=order, to_go=to_go if ahead else None)
         found[policy] = partial(own, ahead=ahead, stay=stay)
     return found
 
 
-def quickest(problem: Problem, until: float, room: float = 1.0) -> Schedule:
+def quickest(instance: Instance, until: float, room: float = 1.0) -> Schedule:
     """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
     other is tried. Caps are not kept, whatever `room` there is."""
     best, least = None, math.inf
-    for policy, way in _ways(problem).items():
+    for policy, way in _ways(instance).items():
         try:
-            schedule, makespan = _dispatched(problem, policy, way)
+            schedule, makespan = _dispatched(instance, policy, way)
         except PlanError:
             continue
         if makespan < least * (1 - SHORTER):
             best, least = schedule, makespan
         if time.monotonic() > until:
             break
-    return best or heft(problem)
+    return best or heft(instance)
 
 
-def _busy(problem: Problem, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
+def _busy(instance: Instance, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
     try:
-        return _dispatched(problem, policy, way)[0]
+        return _dispatched(instance, policy, way)[0]
     except PlanError:
         # It has led to where no link leads on.
-        return heft(problem)
+        return heft(instance)
 
 
-def _dispatched(problem: Problem, policy: str, way: Way) -> tuple[Schedule, float]:
-    play = Play.nondelay(problem, *way())
+def _dispatched(instance: Instance, policy: str, way: Way) -> tuple[Schedule, float]:
+    play = Play.nondelay(instance, *way())
     return play.schedule(policy), play.makespan
 
 
-def _ways(problem: Problem) -> dict[str, Way]:
-    price, filled = worth(problem)
-    order, tail = mean_first(problem, 0.0), np.array(cost_to_go(problem))
-    seconds = np.array(problem.seconds)
+def _ways(instance: Instance) -> dict[str, Way]:
+    price, filled = worth(instance)
+    order, tail = mean_first(instance, 0.0), np.array(cost_to_go(instance))
+    seconds = np.array(instance.seconds)
     spent = np.where(np.isfinite(seconds), seconds, 0.0) * price
     lists, prices = ([*own] for own in (FULL if filled > FILLED else LONG))
-    if problem.runs >= MANY:
+    if instance.clusters >= MANY:
         del lists[1:], prices[1:]
-    elif filled > FILLED and polished(problem):
+    elif filled > FILLED and polished(instance):
         # That comes out as well from prices alone, which are quicker.
         lists.clear()
     found: dict[str, Way] = {}
     for ahead, stay, full in lists:
         to_go = (ahead * tail + full * spent).tolist()
         name = f"heft, weights {ahead:g} {stay:g} {full:g}, lanes kept busy"
-        found[name] = partial(placed, problem, order, to_go, stay)
+        found[name] = partial(placed, instance, order, to_go, stay)
 
     def by_price(steep: float, toll: float) -> tuple[list[int], list[float]]:
-        device = priced(problem, price, steep, toll)
-        return device, last_first(problem, device)
+        device = priced(instance, price, steep, toll)
+        return device, last_first(instance, device)
 
     for steep, toll in prices:
         found[f"prices, steep {steep:g}, toll {toll:g}, lanes kept busy"] = partial(by_price, steep, toll)

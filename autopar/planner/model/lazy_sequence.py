@@ -10,18 +10,18 @@ from ...ir.plan import Reason
 
 
 class Lazily(Sequence[Reason]):
-    """A reason for each of the `runs`, in their order; each is worked out once, when it is first asked for."""
+    """A reason for each of the `clusters`, in their order; each is worked out once, when it is first asked for."""
 
-    def __init__(self, runs: Iterable[str]) -> None:
-        self.runs = tuple(runs)
+    def __init__(self, clusters: Iterable[str]) -> None:
+        self.clusters = tuple(clusters)
         self.known: dict[int, Reason] = {}
 
     @abstractmethod
     def work_out(self, r: int) -> Reason:
-        """The reason of run `r`."""
+        """The reason of cluster `r`."""
 
     def __len__(self) -> int:
-        return len(self.runs)
+        return len(self.clusters)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

@@ -8,43 +8,43 @@ from itertools import accumulate
 from typing import Any
 
 from ...ir.timeline import Memory
-from .problem import Problem
+from .instance import Instance
 from .simulator import Play
 
 
-def memory(problem: Problem, play: Play) -> tuple[Memory, ...]:
+def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
     """Bytes over time on each device of a simulated schedule.
 
     Counted once a storage: inputs and state at home and state on each device that reads it, always; a made
-    value, and an input that is consumed, from the start of its run, or of its transfer, to the end of its last
+    value, and an input that is consumed, from the start of its cluster, or of its transfer, to the end of its last
     local reader or outgoing transfer, or to the end when it is kept for the next call or delivered there, unless
-    inputs are consumed: then what is delivered may go as soon as it has come; scratch of a run while it lasts. Views
-    share the storage they are views of, a transferred value has its own.
+    inputs are consumed: then what is delivered may go as soon as it has come; scratch of a cluster while it lasts.
+    Views share the storage they are views of, a transferred value has its own.
     """
-    changes: list[dict[float, int]] = [{0.0: 0} for _ in problem.devices]
-    for d, start, end, nbytes in _spans(problem, play):
+    changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
+    for d, start, end, nbytes in _spans(instance, play):
         at = changes[d]
         at[start] = at.get(start, 0) + nbytes
         if end < math.inf:
             at[end] = at.get(end, 0) - nbytes
-    for r, nbytes in enumerate(problem.workspace):
+    for r, nbytes in enumerate(instance.workspace):
         if nbytes:
             at = changes[play.device[r]]
             at[play.start[r]] = at.get(play.start[r], 0) + nbytes
             at[play.end[r]] = at.get(play.end[r], 0) - nbytes
     found = []
-    for place, at in zip(problem.costed.machine.devices, changes):
+    for place, at in zip(instance.costed.machine.devices, changes):
         times = sorted(at)
         levels = accumulate(map(at.__getitem__, times))
         found.append(Memory(place.name, tuple(zip(times, levels)), place.memory_bytes))
     return tuple(found)
 
 
-def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, int]]:
+def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, int]]:
     """Of each storage the device, from when to when in seconds, and the bytes: views are in that of what they are views
     of, and state where it is kept. O(V + E) for V steps."""
-    costed, graph = problem.costed, problem.costed.graph
-    names, device, first, ended = problem.values, play.device, problem.runs, play.end
+    costed, graph = instance.costed, instance.costed.graph
+    names, device, first, ended = instance.values, play.device, instance.clusters, play.end
     # The storage of a value on a device, where that is not its own; of each storage since when, until when, and bytes.
     roots: dict[tuple[str, int], tuple[str, int]] = {}
     alive: dict[tuple[str, int], list[Any]] = {}
@@ -52,8 +52,8 @@ def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, in
     def hold(v: int, d: int, since: float, until: float) -> None:
         """Keep what a value is in on a device from then and until then, at least."""
         name = names[v]
-        while (name, d) not in roots and name in problem.views:
-            name = problem.views[name]
+        while (name, d) not in roots and name in instance.views:
+            name = instance.views[name]
         key = roots.get((name, d), (name, d))
         if key in alive:
             span = alive[key]
@@ -64,7 +64,7 @@ def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, in
             alive[key] = [since, until, max(value.bytes, whole)]
 
     given = 0.0 if costed.consumed else math.inf
-    for d, storages in enumerate(problem.given):
+    for d, storages in enumerate(instance.given):
         for storage, nbytes in storages.items():
             alive[storage, d] = [0.0, given, nbytes]
     for name in (*graph.inputs, *graph.state):
@@ -72,42 +72,42 @@ def _spans(problem: Problem, play: Play) -> Iterator[tuple[int, float, float, in
         if where:
             home = costed.index.get(where, 0)
             roots[name, home] = (graph.value[name].storage, home)
-    for r, kept in enumerate(problem.kept):
+    for r, kept in enumerate(instance.kept):
         for storage, nbytes in kept:
             span = alive.setdefault((storage, device[r]), [0.0, math.inf, nbytes])
             span[1] = math.inf
-            if storage not in problem.given[device[r]]:
+            if storage not in instance.given[device[r]]:
                 span[2] = max(span[2], nbytes)
-        for name in costed.runs[r].reads if problem.holders else ():
+        for name in costed.clusters[r].reads if instance.holders else ():
             if name in costed.resident:
                 roots.setdefault((name, device[r]), (graph.copies[name][0], device[r]))
     for step, (v, hop) in enumerate(play.moves, first):
         key = names[v], hop.dst
-        if problem.views:
+        if instance.views:
             roots[key] = key
-        alive[key] = [play.start[step], math.inf if problem.stays[v] else ended[step], problem.bytes[v]]
+        alive[key] = [play.start[step], math.inf if instance.stays[v] else ended[step], instance.bytes[v]]
     for r, d in enumerate(device):
         until = ended[r]
-        for v in problem.makes[r]:
-            if problem.views:
+        for v in instance.makes[r]:
+            if instance.views:
                 hold(v, d, play.start[r], until)
             else:
-                alive[names[v], d] = [play.start[r], until, problem.bytes[v]]
-        for v in problem.reads[r]:
-            own = None if problem.views else alive.get((names[v], d))
+                alive[names[v], d] = [play.start[r], until, instance.bytes[v]]
+        for v in instance.reads[r]:
+            own = None if instance.views else alive.get((names[v], d))
             if own is None:
                 hold(v, d, until, until)
             elif until > own[1]:
                 own[1] = until
     for step, (v, hop) in enumerate(play.moves, first):
         hold(v, hop.src, ended[step], ended[step])
-    for v, readers in enumerate(problem.carry):
+    for v, readers in enumerate(instance.carry):
         for d in {device[r] for r in readers}:
             hold(v, d, play.makespan, math.inf)
     for name, wanted in () if costed.consumed else costed.deliver:
-        v = problem.value[name]
-        maker = problem.maker[v]
-        source = device[maker] if maker >= 0 else problem.home[v]
+        v = instance.value[name]
+        maker = instance.maker[v]
+        source = device[maker] if maker >= 0 else instance.home[v]
         hold(v, costed.index[wanted] if wanted else source, play.makespan, math.inf)
     for (_, d), (since, until, nbytes) in alive.items():
         yield d, since, until, nbytes

@@ -6,27 +6,27 @@ from collections.abc import Iterable
 
 from ...ir.plan import Plan
 from ...ir.steps import Placed
-from .problem import Hop, Problem
+from .instance import Hop, Instance
 from .simulator import Move, Schedule
 
 
 def in_order(
-    problem: Problem,
+    instance: Instance,
     policy: str,
-    runs: Iterable[tuple[int, int, tuple[int, ...]]],
+    clusters: Iterable[tuple[int, int, tuple[int, ...]]],
     moves: Iterable[tuple[int, Hop]] | None = None,
 ) -> Schedule:
     """A schedule of (run, device, lanes of it) and (value, hop), where the order of copies is to be kept; hops that
     wait in no queue are left out."""
-    lanes: dict[str, list[str]] = {lane: [] for names in problem.lane_names for lane in names}
-    for r, d, taken in runs:
+    lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
+    for r, d, taken in clusters:
         for lane in taken:
-            lanes[problem.lane_names[d][lane]].append(problem.names[r])
-    copies: dict[str, list[Move]] = {} if moves is None else {name: [] for name in problem.copy_lanes}
+            lanes[instance.lane_names[d][lane]].append(instance.names[r])
+    copies: dict[str, list[Move]] = {} if moves is None else {name: [] for name in instance.copy_lanes}
     for v, hop in moves or ():
         if hop.lane >= 0:
-            ends = problem.devices[hop.src], problem.devices[hop.dst]
-            copies[problem.copy_lanes[hop.lane]].append((problem.values[v], *ends))
+            ends = instance.devices[hop.src], instance.devices[hop.dst]
+            copies[instance.copy_lanes[hop.lane]].append((instance.values[v], *ends))
     return Schedule(
         policy,
         {lane: tuple(names) for lane, names in lanes.items()},
@@ -42,7 +42,7 @@ def kept(plan: Plan) -> Schedule:
     for step in plan.steps:
         if isinstance(step, Placed):
             for lane in step.lanes:
-                lanes.setdefault(lane, []).append(step.run)
+                lanes.setdefault(lane, []).append(step.cluster)
             continue
         link = machine.link.get((step.src, step.dst))
         queue = machine.queue(link) if link else None

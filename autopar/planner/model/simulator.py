@@ -1,9 +1,9 @@
 """When everything happens, given who runs what and in which order: an event-driven simulation of a
 `Schedule`.
 
-Lanes take their runs in order; whatever can start, starts. All else that a step needs is a tuple of resources, which
-it comes to hold one after the other and keeps until its end: a copy queue without an order of its own, a wire, and for
-the time it takes to dispatch a run the one host (the GIL). Each serves whoever asked first.
+Lanes take their clusters in order; whatever can start, starts. All else that a step needs is a tuple of resources,
+which it comes to hold one after the other and keeps until its end: a copy queue without an order of its own, a wire,
+and for the time it takes to dispatch a cluster the one host (the GIL). Each serves whoever asked first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from ...errors import PlanError
-from .problem import Problem
+from .instance import Instance
 from .transfers import Steps
 
 Move = tuple[str, str, str]
@@ -24,10 +24,10 @@ Move = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a policy decides: the runs of each compute queue in order, and perhaps the order of each copy
-    queue. A run that takes several lanes is named in each of them.
+    """What a policy decides: the clusters of each compute queue in order, and perhaps the order of each copy
+    queue. A cluster that takes several lanes is named in each of them.
 
-    Which values move follows from where the runs are. A copy queue that `copies` does not name takes them as
+    Which values move follows from where the clusters are. A copy queue that `copies` does not name takes them as
     they become ready; where `first_come` they all do, and `copies` are the orders of what becomes ready at one moment.
     """
 
@@ -38,74 +38,74 @@ class Schedule:
 
 
 class Play:
-    """One run of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
+    """One cluster of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
     follow.
 
     `start`, `end` and `ready` hold seconds for each step, `turn` numbers that grow along every queue and from each step
-    to those that wait for it; `device` and `lane` say where each run is, `more` the other lanes of runs that take
-    several; `makespan` is when all runs have ended and everything has been delivered.
+    to those that wait for it; `device` and `lane` say where each cluster is, `more` the other lanes of clusters that
+    take several; `makespan` is when all clusters have ended and everything has been delivered.
     """
 
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        self.problem = problem
-        self.device = [-1] * problem.runs
-        self.lane = [""] * problem.runs
+    def __init__(self, instance: Instance, schedule: Schedule) -> None:
+        self.instance = instance
+        self.device = [-1] * instance.clusters
+        self.lane = [""] * instance.clusters
         self.more: dict[int, list[str]] = {}
         self.orders: list[list[int]] = []
-        for device, lanes in enumerate(problem.lane_names):
+        for device, lanes in enumerate(instance.lane_names):
             for lane in lanes:
                 order = []
                 for name in schedule.lanes.get(lane, ()):
-                    r = problem.number.get(name, -1)
-                    if r >= 0 and self.device[r] < 0 and device in problem.allowed[r]:
+                    r = instance.number.get(name, -1)
+                    if r >= 0 and self.device[r] < 0 and device in instance.allowed[r]:
                         self.device[r], self.lane[r] = device, lane
                     else:
                         self._again(r, name, device, lane)
                     order.append(r)
                 self.orders.append(order)
-        known = {lane for lanes in problem.lane_names for lane in lanes}
+        known = {lane for lanes in instance.lane_names for lane in lanes}
         for lane in schedule.lanes:
             if lane not in known:
                 raise PlanError(f"the plan names the lane {lane!r}; there are {', '.join(sorted(known))}")
         for r, d in enumerate(self.device):
             if d < 0:
-                raise PlanError(f"the plan leaves out run {problem.names[r]!r}")
-        for members in problem.members:
+                raise PlanError(f"the plan leaves out cluster {instance.names[r]!r}")
+        for members in instance.members:
             if len({self.device[r] for r in members}) > 1:
                 names = ", ".join(
-                    f"{problem.names[r]!r} on {problem.devices[self.device[r]]}" for r in members
+                    f"{instance.names[r]!r} on {instance.devices[self.device[r]]}" for r in members
                 )
                 raise PlanError(f"the plan parts runs that must share a device: {names}")
-        self.steps = Steps(problem, self.device)
+        self.steps = Steps(instance, self.device)
         self.moves = self.steps.moves
         self._order_copies(schedule)
         self._times()
 
     @classmethod
-    def nondelay(cls, problem: Problem, device: Sequence[int], urgency: Sequence[float]) -> Play:
-        """Placed runs of one lane each, in lanes that never idle while a run of their device is ready, and take
+    def nondelay(cls, instance: Instance, device: Sequence[int], urgency: Sequence[float]) -> Play:
+        """Placed clusters of one lane each, in lanes that never idle while a cluster of their device is ready, and take
         that of least `urgency`; copies go as they become ready.
 
         Non-delay schedules: Baker, "Introduction to Sequencing and Scheduling", Wiley, 1974.
         """
         play = cls.__new__(cls)
-        play.problem, play.device, play.lane, play.more = problem, [*device], [""] * problem.runs, {}
+        play.instance, play.device, play.lane, play.more = instance, [*device], [""] * instance.clusters, {}
         play.orders = []
-        play.steps = Steps(problem, device)
+        play.steps = Steps(instance, device)
         play.moves = play.steps.moves
-        play.copies = [None] * len(problem.copy_lanes)
-        play.rank = range(problem.runs + len(play.moves))
-        pools = Pools(problem, device, urgency)
+        play.copies = [None] * len(instance.copy_lanes)
+        play.rank = range(instance.clusters + len(play.moves))
+        pools = Pools(instance, device, urgency)
         play._times(pools)
-        play.lane = [problem.lane_names[d][lane] for d, lane in zip(device, pools.lane)]
+        play.lane = [instance.lane_names[d][lane] for d, lane in zip(device, pools.lane)]
         return play
 
     def schedule(self, policy: str) -> Schedule:
         """The orders of the lanes by start; copies go as they become ready."""
-        lanes: dict[str, list[str]] = {lane: [] for names in self.problem.lane_names for lane in names}
-        for r in sorted(range(self.problem.runs), key=self.when):
+        lanes: dict[str, list[str]] = {lane: [] for names in self.instance.lane_names for lane in names}
+        for r in sorted(range(self.instance.clusters), key=self.when):
             for lane in (self.lane[r], *self.more.get(r, ())):
-                lanes[lane].append(self.problem.names[r])
+                lanes[lane].append(self.instance.names[r])
         return Schedule(policy, {lane: tuple(names) for lane, names in lanes.items()})
 
     def when(self, step: int) -> tuple[float, float, int]:
@@ -115,37 +115,39 @@ class Play:
         return start, end, self.turn[step] if start == end else step
 
     def _again(self, r: int, name: str, device: int, lane: str) -> None:
-        """Note one more lane of a run that takes several; else say why it cannot be in this lane."""
-        problem = self.problem
+        """Note one more lane of a cluster that takes several; else say why it cannot be in this lane."""
+        instance = self.instance
         if r < 0:
-            raise PlanError(f"the plan places {name!r}, which is no run of {problem.costed.graph.name!r}")
-        if self.device[r] == device and (r, device) in problem.modes and lane != self.lane[r]:
+            raise PlanError(
+                f"the plan places {name!r}, which is no cluster of {instance.costed.graph.name!r}"
+            )
+        if self.device[r] == device and (r, device) in instance.modes and lane != self.lane[r]:
             self.more.setdefault(r, []).append(lane)
         elif self.device[r] >= 0:
-            raise PlanError(f"the plan places run {name!r} twice, on {self.lane[r]} and {lane}")
+            raise PlanError(f"the plan places cluster {name!r} twice, on {self.lane[r]} and {lane}")
         else:
             raise PlanError(
-                f"the plan puts run {name!r} on {problem.devices[device]}; "
-                f"it can only run on {problem.where(r)}"
+                f"the plan puts cluster {name!r} on {instance.devices[device]}; "
+                f"it can only run on {instance.where(r)}"
             )
 
     def _order_copies(self, schedule: Schedule) -> None:
-        problem = self.problem
-        self.copies: list[list[int] | None] = [None] * len(problem.copy_lanes)
-        self.rank: Sequence[int] = range(problem.runs + len(self.moves))
+        instance = self.instance
+        self.copies: list[list[int] | None] = [None] * len(instance.copy_lanes)
+        self.rank: Sequence[int] = range(instance.clusters + len(self.moves))
         """Numbers of the steps by which those go that ask for a resource at one moment."""
         if not schedule.copies:
             return
-        names = problem.devices
+        names = instance.devices
         step = {
-            (problem.values[v], names[hop.src], names[hop.dst]): problem.runs + position
+            (instance.values[v], names[hop.src], names[hop.dst]): instance.clusters + position
             for position, (v, hop) in enumerate(self.moves)
         }
-        own: list[list[int]] = [[] for _ in problem.copy_lanes]
-        for number, (_, hop) in enumerate(self.moves, problem.runs):
+        own: list[list[int]] = [[] for _ in instance.copy_lanes]
+        for number, (_, hop) in enumerate(self.moves, instance.clusters):
             if hop.lane >= 0:
                 own[hop.lane].append(number)
-        for lane, lane_name in enumerate(problem.copy_lanes):
+        for lane, lane_name in enumerate(instance.copy_lanes):
             if lane_name in schedule.copies:
                 given = [step[move] for move in schedule.copies[lane_name] if move in step]
                 if sorted(given) != own[lane]:
@@ -159,26 +161,26 @@ class Play:
             self.rank, self.copies = rank, [None] * len(self.copies)
 
     def _durations(self) -> list[float]:
-        """Seconds of each step; those of a run that could take several lanes by how many it does take."""
-        problem = self.problem
-        found = [seconds[d] for seconds, d in zip(problem.seconds, self.device)]
-        for r, d in enumerate(self.device) if problem.modes else ():
-            if (r, d) in problem.modes:
-                ways = dict(problem.modes[r, d])
+        """Seconds of each step; those of a cluster that could take several lanes by how many it does take."""
+        instance = self.instance
+        found = [seconds[d] for seconds, d in zip(instance.seconds, self.device)]
+        for r, d in enumerate(self.device) if instance.modes else ():
+            if (r, d) in instance.modes:
+                ways = dict(instance.modes[r, d])
                 lanes = 1 + len(self.more.get(r, ()))
                 if lanes not in ways:
                     raise PlanError(
-                        f"the plan gives run {problem.names[r]!r} {lanes} lanes of {problem.devices[d]}; "
+                        f"the plan gives cluster {instance.names[r]!r} {lanes} lanes of {instance.devices[d]}; "
                         f"it can take {' or '.join(map(str, ways))}"
                     )
                 found[r] = ways[lanes]
-        return found + [hop.latency_s + problem.bytes[v] * hop.s_per_byte for v, hop in self.moves]
+        return found + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
     def _resources(self) -> list[tuple[int, ...]]:
         """What each step comes to hold, in this order: numbers of copy queues, wires behind them, and then the host."""
-        problem = self.problem
-        queues, host = len(problem.copy_lanes), len(problem.copy_lanes) + problem.wires
-        found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in problem.dispatch]
+        instance = self.instance
+        queues, host = len(instance.copy_lanes), len(instance.copy_lanes) + instance.wires
+        found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in instance.dispatch]
         of: dict[tuple[int, int], tuple[int, ...]] = {}
         for _, hop in self.moves:
             key = hop.lane, hop.wire
@@ -191,8 +193,13 @@ class Play:
     def _times(self, pools: Pools | None = None) -> None:
         """Set all times; `pools` say which run goes next where lanes have no order. Raises PlanError for orders that
         wait for each other. O((V + E) log V) for V steps, O(V + E) where nothing is asked for."""
-        first, duration, resources, rank = self.problem.runs, self._durations(), self._resources(), self.rank
-        count, shared = len(duration), len(self.copies) + self.problem.wires + 2
+        first, duration, resources, rank = (
+            self.instance.clusters,
+            self._durations(),
+            self._resources(),
+            self.rank,
+        )
+        count, shared = len(duration), len(self.copies) + self.instance.wires + 2
         self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
         self.turn = turn = [-1] * count
         missing, waiting = [*self.steps.missing], self.steps.waiting
@@ -243,7 +250,7 @@ class Play:
             turn[step] = finished
             finished += 1
             for own in needs:
-                free[own] = ended if step >= first else time + self.problem.dispatch[step]
+                free[own] = ended if step >= first else time + self.instance.dispatch[step]
                 held[own] = bool(line[own])
                 if line[own]:
                     other, got = line[own].popleft()
@@ -269,8 +276,8 @@ class Play:
         self.makespan = max(end, default=0.0)
 
     def _queued(self, missing: list[int]) -> tuple[list[int], dict[int, list[int]], list[float]]:
-        """Who comes behind each step in its queue, or -1, who in further lanes of a run that takes several, and when it
-        is first in all of its queues, as yet 0; adds who is before it to those it waits for."""
+        """Who comes behind each step in its queue, or -1, who in further lanes of a cluster that takes several, and
+        when it is first in all of its queues, as yet 0; adds who is before it to those it waits for."""
         behind, further = [-1] * len(missing), dict[int, list[int]]()
         for order in (*self.orders, *(order for order in self.copies if order)):
             for step, later in pairwise(order):
@@ -283,50 +290,50 @@ class Play:
 
     def _stuck(self) -> PlanError:
         """What is at the heads of queues that wait for each other."""
-        problem, heads = self.problem, []
-        names = [lane for lanes in problem.lane_names for lane in lanes] + problem.copy_lanes
+        instance, heads = self.instance, []
+        names = [lane for lanes in instance.lane_names for lane in lanes] + instance.copy_lanes
         for name, order in zip(names, (*self.orders, *self.copies)):
             step = next((step for step in order or () if self.turn[step] < 0), None)
             if step is not None:
                 what = (
-                    problem.names[step]
-                    if step < problem.runs
-                    else problem.values[self.moves[step - problem.runs][0]]
+                    instance.names[step]
+                    if step < instance.clusters
+                    else instance.values[self.moves[step - instance.clusters][0]]
                 )
                 heads.append(f"{what!r} at the head of {name}")
         return PlanError(
             "the orders of the plan wait for each other, so that it would never end: stuck are "
             + ", ".join(heads)
-            + "; put each run after those whose values it reads"
+            + "; put each cluster after those whose values it reads"
         )
 
 
 class Pools:
-    """The ready runs and the idle lanes of each device, where lanes have no order: the run of least `urgency` goes
-    first, to the first idle lane. `touched` are devices where that may have changed."""
+    """The ready clusters and the idle lanes of each device, where lanes have no order: the cluster of least `urgency`
+    goes first, to the first idle lane. `touched` are devices where that may have changed."""
 
-    def __init__(self, problem: Problem, device: Sequence[int], urgency: Sequence[float]) -> None:
+    def __init__(self, instance: Instance, device: Sequence[int], urgency: Sequence[float]) -> None:
         self.device, self.urgency = device, urgency
-        self.ready: list[list[tuple[float, int]]] = [[] for _ in problem.devices]
-        self.idle = [[*range(len(lanes))] for lanes in problem.lane_names]
-        self.lane = [0] * problem.runs
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in instance.devices]
+        self.idle = [[*range(len(lanes))] for lanes in instance.lane_names]
+        self.lane = [0] * instance.clusters
         self.touched: set[int] = set()
 
-    def add(self, run: int, ended: bool) -> None:
-        """A run is ready, or has ended."""
-        d = self.device[run]
+    def add(self, cluster: int, ended: bool) -> None:
+        """A cluster is ready, or has ended."""
+        d = self.device[cluster]
         self.touched.add(d)
         if ended:
-            heappush(self.idle[d], self.lane[run])
+            heappush(self.idle[d], self.lane[cluster])
         else:
-            heappush(self.ready[d], (self.urgency[run], run))
+            heappush(self.ready[d], (self.urgency[cluster], cluster))
 
     def begun(self) -> Iterator[int]:
-        """The runs that go to a lane now."""
+        """The clusters that go to a lane now."""
         for d in sorted(self.touched):
             ready, idle = self.ready[d], self.idle[d]
             while ready and idle:
-                run = heappop(ready)[1]
-                self.lane[run] = heappop(idle)
-                yield run
+                cluster = heappop(ready)[1]
+                self.lane[cluster] = heappop(idle)
+                yield cluster
         self.touched.clear()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ...ir.costed import CostedGraph
 from ...ir.steps import Placed, Transfer
 from ...ir.timeline import Memory
+from .instance import Instance
 from .memory import memory
-from .problem import Problem
 from .simulator import Play, Schedule
 
 
@@ -24,23 +24,23 @@ class Timing:
     makespan: float
 
 
-def simulate(costed: CostedGraph, schedule: Schedule, problem: Problem | None = None) -> Timing:
+def simulate(costed: CostedGraph, schedule: Schedule, instance: Instance | None = None) -> Timing:
     """Start everything as early as the orders allow.
 
-    `problem` spares building it again. Raises PlanError for a run that is missing, named twice, unknown or on
+    `instance` spares building it again. Raises PlanError for a cluster that is missing, named twice, unknown or on
     a device where it cannot run, for a transfer without a way, and for orders that wait for each other.
     """
-    play = Play(problem or Problem(costed), schedule)
+    play = Play(instance or Instance(costed), schedule)
     return timing(play)
 
 
 def timing(play: Play) -> Timing:
     """What a simulation found, in names."""
-    problem, first = play.problem, play.problem.runs
+    instance, first = play.instance, play.instance.clusters
     placed = [
         Placed(
-            problem.names[r],
-            problem.devices[play.device[r]],
+            instance.names[r],
+            instance.devices[play.device[r]],
             play.lane[r],
             play.start[r],
             play.end[r],
@@ -50,27 +50,27 @@ def timing(play: Play) -> Timing:
     ]
     transfers = []
     lanes = {
-        ends: problem.costed.machine.copy_lane(problem.devices[ends[0]], problem.devices[ends[1]])
+        ends: instance.costed.machine.copy_lane(instance.devices[ends[0]], instance.devices[ends[1]])
         for ends in {(hop.src, hop.dst) for _, hop in play.moves}
     }
     for number in sorted(range(first, len(play.start)), key=play.when):
         v, hop = play.moves[number - first]
-        ends = problem.devices[hop.src], problem.devices[hop.dst]
+        ends = instance.devices[hop.src], instance.devices[hop.dst]
         times = play.start[number], play.end[number], play.ready[number]
         transfers.append(
-            Transfer(problem.values[v], *ends, lanes[hop.src, hop.dst], *times, problem.bytes[v])
+            Transfer(instance.values[v], *ends, lanes[hop.src, hop.dst], *times, instance.bytes[v])
         )
-    resident = residency(problem, play.device)
-    return Timing(tuple(placed), tuple(transfers), resident, memory(problem, play), play.makespan)
+    resident = residency(instance, play.device)
+    return Timing(tuple(placed), tuple(transfers), resident, memory(instance, play), play.makespan)
 
 
-def residency(problem: Problem, device: list[int]) -> tuple[tuple[str, str], ...]:
+def residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], ...]:
     """(state, device) for each device that reads resident state, its home included, in the order of the
     graph."""
-    costed = problem.costed
+    costed = instance.costed
     found: dict[str, dict[int, None]] = {name: {} for name in costed.graph.state if name in costed.resident}
-    for r, run in enumerate(costed.runs):
-        for name in run.reads:
+    for r, cluster in enumerate(costed.clusters):
+        for name in cluster.reads:
             if name in found:
                 found[name][device[r]] = None
-    return tuple((name, problem.devices[d]) for name, devices in found.items() for d in sorted(devices))
+    return tuple((name, instance.devices[d]) for name, devices in found.items() for d in sorted(devices))

@@ -9,7 +9,7 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-/* How often one run is moved to another device, or on its own, two change places, or many are moved together, in
+/* How often one cluster is moved to another device, or on its own, two change places, or many are moved together, in
    proportion; and, of each chain, how often runs are copied. */
 enum { MOVES = 4, SHIFTS = 2, EXCHANGES = 3, GROUPS = 2, FEW = MOVES + SHIFTS + EXCHANGES };
 enum {
@@ -85,7 +85,7 @@ static size_t lay_out(Search *search, const Network *net, char *block)
     return taken;
 }
 
-/* The runs and copies in the order of their keys, from an order close to it. */
+/* The clusters and copies in the order of their keys, from an order close to it. */
 static void sort(const Search *search, const int *from, const double *keys, int had, int copies)
 {
     int *order = search->order, runs = search->net->runs, count = 0;
@@ -139,7 +139,7 @@ static void timing(Search *search, double limit, int eager)
     search->chain->spent += ESTIMATE + next->endings;
 }
 
-/* One or two runs elsewhere: of several such changes the one that is estimated best, give or take the heat. */
+/* One or two clusters elsewhere: of several such changes the one that is estimated best, give or take the heat. */
 static int few(Search *search, double limit, double heat)
 {
     Beside *beside = &search->beside;
@@ -265,7 +265,7 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     copy(all, now->device, now->keys, list->device, list->keys);
     memcpy(now->of, list->of, now->copies * sizeof *now->of);
     look_up(net, now);
-    /* What reads from a run need not wait for it where there are copies of it. */
+    /* What reads from a cluster need not wait for it where there are copies of it. */
     for (int r = 0; !now->copies && r < net->runs; r++)
         search->after[r] = net->to_go[r * net->devices + now->device[r]];
     sort(search, NULL, now->keys, 0, now->copies);

@@ -31,9 +31,9 @@ static inline double least(double a, double b)
 }
 
 /* R runs on D devices with W wires and copy queues and V values; W stands for no wire and for no queue. `makes` has the
-   values of each run and, for R, of what is there before the call; `later` those that wait for a run without reading
-   from it, `sooner` those that it so waits for, and `waits` how many values and runs that is in all. `near` are all runs
-   beside one. `to_go` are the seconds from the end of a run on a device to the end of the graph, at best. `members` are
+   values of each cluster and, for R, of what is there before the call; `later` those that wait for a cluster without reading
+   from it, `sooner` those that it so waits for, and `waits` how many values and clusters that is in all. `near` are all clusters
+   beside one. `to_go` are the seconds from the end of a cluster on a device to the end of the graph, at best. `members` are
    runs that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most. */
 typedef struct {
     int runs, devices, wires, values, groups, most_copies;
@@ -61,21 +61,21 @@ static inline double travel(const Network *net, int value, int source, int targe
     return net->latency[way] + net->bytes[value] * net->s_per_byte[way];
 }
 
-/* A transfer of a value that a run makes (R: none), its seconds, when it is there, and what follows that. */
+/* A transfer of a value that a cluster makes (R: none), its seconds, when it is there, and what follows that. */
 typedef struct {
     int run, value, source, stop, wire, queue;
     double takes, came, tail;
 } Sent;
 
-/* A list with its times: each device starts its runs in the order of their `keys`, as early as it can, also where it has
-   several lanes; or, if `eager`, whatever it can start, the least key first. `ready` is when all that a run waits for is
+/* A list with its times: each device starts its clusters in the order of their `keys`, as early as it can, also where it has
+   several lanes; or, if `eager`, whatever it can start, the least key first. `ready` is when all that a cluster waits for is
    there; `ended` has the `endings` runs by end, `sent` the transfers in the order in which they were asked for. `tail` are
-   the seconds from the end of a run to the end of all along what waits for it here, `wanted` the same without what is
+   the seconds from the end of a cluster to the end of all along what waits for it here, `wanted` the same without what is
    behind it on its lane. `makespan` is inf where no way leads, runs wait for each other, or the list was given up.
 
-   Numbers up to R - 1 are runs, R stands for what no run makes, and those of `copies` follow, number R + 1 + i being of
+   Numbers up to R - 1 are clusters, R stands for what no cluster makes, and those of `copies` follow, number R + 1 + i being of
    run `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. A copy
-   serves what reads from its run on its device, other copies too, and the run itself whatever has no copy where it is: so
+   serves what reads from its run on its device, other copies too, and the cluster itself whatever has no copy where it is: so
    a result is never moved to where it is computed. */
 typedef struct {
     int copies, *of, *copy_at;
@@ -83,7 +83,7 @@ typedef struct {
     int *device, *lane, *ended, eager, endings, sendings;
     double *keys, *ready, *start, *end, *tail, *wanted, makespan;
     double *there;     /* [V][D], NOT_THERE where a value does not come */
-    char *shared;      /* [V], whether it is known where a value is, as of those that several runs read */
+    char *shared;      /* [V], whether it is known where a value is, as of those that several clusters read */
     Sent *sent;        /* [V * D] */
 } Timed;
 
@@ -97,13 +97,13 @@ static inline int run_of(const Network *net, const Timed *timed, int number)
     return number < net->runs ? number : timed->of[number - net->runs - 1];
 }
 
-/* The number of the copy of a run on a device, 0 for none. */
+/* The number of the copy of a cluster on a device, 0 for none. */
 static inline int copy_on(const Network *net, const Timed *timed, int run, int device)
 {
     return timed->copied[run] ? timed->copy_at[run * net->devices + device] : 0;
 }
 
-/* A run, and then its copies. */
+/* A cluster, and then its copies. */
 #define EACH_OF(number, net, timed, run) \
     for (int number##_d = -1, number = (run); number##_d < ((timed)->copied[run] ? (net)->devices : 0); \
          number = ++number##_d < (net)->devices ? (timed)->copy_at[(run) * (net)->devices + number##_d] : 0) \
@@ -133,16 +133,16 @@ static inline int below(Draw *draw, int count)
     return (int)(drawn(draw) * count);
 }
 
-/* Time a list; `order` has its runs and copies by their keys, unless it is eager. Second hops of a way are asked for with
-   the first. It is given up where a run ends less than `after[r]` seconds before `limit`. O(V log V + E). */
+/* Time a list; `order` has its clusters and copies by their keys, unless it is eager. Second hops of a way are asked for with
+   the first. It is given up where a cluster ends less than `after[r]` seconds before `limit`. O(V log V + E). */
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after);
-/* Set `tail` and `wanted` of runs and `tail` of transfers. O(V + E). */
+/* Set `tail` and `wanted` of clusters and `tail` of transfers. O(V + E). */
 void tails(const Network *net, Timed *timed, Bench *bench);
-/* When all that a run reads could be on a device, and the seconds that would still be wanted after its end there, with
+/* When all that a cluster reads could be on a device, and the seconds that would still be wanted after its end there, with
    all else as it is and wires that nobody else takes; after `tails`. */
 void reach(const Network *net, const Timed *now, int run, int device, double *ready, double *after);
 
-/* The schedule at hand and its neighbours. `keys` are the places of runs and copies in the order of their starts; the
+/* The schedule at hand and its neighbours. `keys` are the places of clusters and copies in the order of their starts; the
    queues have those of each device so, with their ends and, below 0, the seconds from their starts to the end of all. */
 typedef struct {
     const Network *net;
@@ -165,29 +165,29 @@ typedef struct {
 
 /* Let a schedule be the one at hand. */
 void stand(Beside *beside, Timed *now, Bench *bench, const int *order);
-/* A run to be moved, mostly one that nothing can delay without a longer makespan. */
+/* A cluster to be moved, mostly one that nothing can delay without a longer makespan. */
 int a_run(Beside *beside);
 /* A key between two. */
 double inside(Beside *beside, double low, double high);
-/* These three estimate a change of one or two runs from when the rest begins and how long it takes after them; 0 where
+/* These three estimate a change of one or two clusters from when the rest begins and how long it takes after them; 0 where
    the estimate is above `limit` or nothing changes. `moved`: to another device, where it delays the end least. */
 int moved(Beside *beside, int run, double limit, Change *change);
 /* Elsewhere in the order of its device, 0 too where nothing is gained: too many orders are as good as that at hand. */
 int shifted(Beside *beside, int run, double limit, Change *change);
-/* A run and one of another device in each other's place. */
+/* A cluster and one of another device in each other's place. */
 int exchanged(Beside *beside, int run, double limit, Change *change);
-/* These change many devices at once, 0 if none; `gathered`: a run and some that are joined to it there, together. */
+/* These change many devices at once, 0 if none; `gathered`: a cluster and some that are joined to it there, together. */
 int gathered(Beside *beside, int run, int *device);
-/* All of a stretch of the order that is on the device of a run, or all of it, and perhaps that one's the other way. */
+/* All of a stretch of the order that is on the device of a cluster, or all of it, and perhaps that one's the other way. */
 int stretched(Beside *beside, int run, int *device);
-/* Seconds that follow each run of a changed list: as long as now behind all that is changed, at best elsewhere. */
+/* Seconds that follow each cluster of a changed list: as long as now behind all that is changed, at best elsewhere. */
 void still(const Beside *beside, const Timed *next, double *after);
 
 /* Set `copied` and `copy_at`. */
 void look_up(const Network *net, Timed *timed);
-/* Leave out copies that nobody reads, and those on the devices of their runs. */
+/* Leave out copies that nobody reads, and those on the devices of their clusters. */
 void tidy(const Network *net, Timed *timed);
-/* Leave a copy out, have it change places with its run, or have what a run waits for, and perhaps what that waits for,
+/* Leave a copy out, have it change places with its cluster, or have what a cluster waits for, and perhaps what that waits for,
    computed on its device too, which may be a new one; whether anything is changed. */
 int recopied(Beside *beside, Timed *next);
 #endif

@@ -1,10 +1,10 @@
-/* Runs of a list that are computed on several devices, and changes of these copies. */
+/* Clusters of a list that are computed on several devices, and changes of these copies. */
 
 #include "core.h"
 
 #include <string.h>
 
-/* How often, of changes of copies where there are any, one is left out, or changes places with its run. */
+/* How often, of changes of copies where there are any, one is left out, or changes places with its cluster. */
 #define FEWER 0.25
 #define SWAPPED 0.25
 #define ELSEWHERE 0.5 /* how often what copies are made for goes to another device with them */
@@ -65,7 +65,7 @@ static int could_be(const Network *net, const Timed *timed, int maker, int devic
            !copy_on(net, timed, maker, device) && net->seconds[maker * net->devices + device] < INFINITY;
 }
 
-/* What makes a value that a run on a device reads and could be computed there too, -1 for none. */
+/* What makes a value that a cluster on a device reads and could be computed there too, -1 for none. */
 static int awaited(Beside *beside, const Timed *timed, int run, int device)
 {
     const Network *net = beside->net;

@@ -38,7 +38,7 @@ static Event pop(Event *heap, int *count)
     return least;
 }
 
-/* One of the things that a run or copy waits for is there. */
+/* One of the things that a cluster or copy waits for is there. */
 static inline void arrive(Timed *timed, Bench *bench, int number, double came, int *ables)
 {
     if (came > timed->ready[number])

@@ -1,15 +1,15 @@
-/* What may be changed in a schedule: runs of its critical paths to other places, runs that change places, and many runs to
+/* What may be changed in a schedule: runs of its critical paths to other places, runs that change places, and many clusters to
    another device at once.
 
-   A run goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
+   A cluster goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
    functions for the flexible job shop problem", Journal of Scheduling 3(1), 2000), with transfers. */
 
 #include "core.h"
 
-#define CRITICAL 0.9 /* how often a run of a critical path is taken */
-#define BESIDE 0.5   /* how often the device of a run beside it is tried */
+#define CRITICAL 0.9 /* how often a cluster of a critical path is taken */
+#define BESIDE 0.5   /* how often the device of a cluster beside it is tried */
 enum {
-    CLOSE = 2,     /* places from the best at most to that of a run to change places with */
+    CLOSE = 2,     /* places from the best at most to that of a cluster to change places with */
     GATHERED = 12, /* runs that are moved together at most */
 };
 
@@ -61,7 +61,7 @@ static int lanes_of(const Network *net, int device)
     return net->lane_at[device + 1] - net->lane_at[device];
 }
 
-/* Between those that a run waits for on a device and those that wait for it. */
+/* Between those that a cluster waits for on a device and those that wait for it. */
 static void between(const Beside *beside, int run, int device, double *low, double *high)
 {
     const Network *net = beside->net;
@@ -91,7 +91,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     double limit = now->makespan * (1 - NEAR);
     tails(net, now, bench);
     beside->now = now;
-    /* The order is close to that of the keys, so that each run goes but a few places. */
+    /* The order is close to that of the keys, so that each cluster goes but a few places. */
     int count = runs + now->copies;
     for (int i = 0; i < count; i++) {
         int r = order[i], at = i;
@@ -114,7 +114,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
         queue_at[now->device[copy] + 2]++;
     for (int d = 0; d < devices; d++)
         queue_at[d + 2] += queue_at[d + 1];
-    /* When the last run is in its queue, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
+    /* When the last cluster is in its queue, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
     for (int i = 0; i < count; i++) {
         int r = beside->order[i], d = now->device[r], at = queue_at[d + 1]++;
         beside->keys[r] = i;
@@ -351,7 +351,7 @@ void still(const Beside *beside, const Timed *next, double *after)
         if (device[r] != now->device[r] || keys[r] != beside->keys[r])
             last = most(last, most(keys[r], beside->keys[r]));
     for (int r = 0; r < net->runs; r++)
-        /* What reads from a run need not wait for it where there are copies of it. */
+        /* What reads from a cluster need not wait for it where there are copies of it. */
         after[r] = beside->keys[r] > last ? now->tail[r]
             : next->copied[r]             ? 0.0
                                           : net->to_go[r * net->devices + device[r]];

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..lists.heft import placed
 from ..lists.ranking import cost_to_go, mean_first, urgent_first
 from ..lists.weighted_lists import WEIGHTS, polished
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..native import searches
 from .core import KEEP, Timed
@@ -21,7 +21,7 @@ from .population import Effort, winners
 POLICY = "search"
 """What made the schedules."""
 STEPS = 1_100_000
-"""Runs placed in all schedules together, at most; the search is counted in these, never in seconds."""
+"""Clusters placed in all schedules together, at most; the search is counted in these, never in seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class AnnealParams:
     """How much is annealed, and from what."""
 
     each: int = 8_000
-    """The same for each run of a graph, but `least` for a small one, unless it has few schedules."""
+    """The same for each cluster of a graph, but `least` for a small one, unless it has few schedules."""
     least: int = 450_000
     square: int = 700
-    """The same for each pair of runs of a tiny graph."""
+    """The same for each pair of clusters of a tiny graph."""
     faster: int = 20
     together: int = 24
-    """Times as many steps taken by chains, which place a run in less time than lists do: by one, and by several side
-    by side."""
+    """Times as many steps taken by chains, which place a cluster in less time than lists do: by one, and by several
+    side by side."""
     large: int = 1_500
     """Runs from which on a graph is too large for this; the steps shrink towards it."""
     polish: int = 25_000
@@ -50,15 +50,15 @@ class AnnealParams:
     )
     """Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
     first: int = 128
-    """Steps for each run that these lists take together."""
+    """Steps for each cluster that these lists take together."""
     hottest: float = 0.1
     """Share by which a schedule may become worse at first, at most."""
     gain: float = 0.4
     """The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
     slow: int = 5_000
-    """Steps for each run from which on there is time to cool down from there; with fewer it begins colder."""
+    """Steps for each cluster from which on there is time to cool down from there; with fewer it begins colder."""
     room: int = 7_000
-    """Steps of lists for each run from which on there is room for more than one chain."""
+    """Steps of lists for each cluster from which on there is room for more than one chain."""
     chains: int = 16
     """Chains that begin there."""
 
@@ -67,7 +67,7 @@ PARAMS = AnnealParams()
 
 
 def anneal(
-    problem: Problem,
+    instance: Instance,
     bound: float,
     steps: int = STEPS,
     until: float = math.inf,
@@ -79,22 +79,22 @@ def anneal(
     (`together`) times `steps` runs are placed, fewer of a small graph and of a large one, or until `until` of the
     monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of copies
     other than first come, first served, are not: `simulate` has the last word. Nothing for a graph so large that the
-    first lists would be half of the steps, nor for one with runs that may take several lanes, nor without the native
-    search. Deterministic.
+    first lists would be half of the steps, nor for one with clusters that may take several lanes, nor without the
+    native search. Deterministic.
     """
-    runs = problem.runs
-    most = max(min(params.least, params.square * runs * runs), params.each * runs)
-    steps = int(min(steps, most) * max(0.0, 1 - runs / params.large))
-    if _settled(problem) or steps < 2 * params.first * runs or not searches():
+    clusters = instance.clusters
+    most = max(min(params.least, params.square * clusters * clusters), params.each * clusters)
+    steps = int(min(steps, most) * max(0.0, 1 - clusters / params.large))
+    if _settled(instance) or steps < 2 * params.first * clusters or not searches():
         return []
-    starts = _first(problem, params)
+    starts = _first(instance, params)
     if not starts:
         return []
-    return _annealed(problem, starts, bound, steps - params.first * runs, until, KEEP, params)
+    return _annealed(instance, starts, bound, steps - params.first * clusters, until, KEEP, params)
 
 
 def refine(
-    problem: Problem,
+    instance: Instance,
     bound: float,
     device: list[int],
     start: list[float],
@@ -105,37 +105,43 @@ def refine(
 ) -> list[Schedule]:
     """The same in so many steps from a placement with whatever can start in the order of `start`, not from lists; as
     many as `keep` of them."""
-    timed = Timed(problem, device, start, eager=True)
+    timed = Timed(instance, device, start, eager=True)
     if timed.makespan == math.inf:
         return []
-    return _annealed(problem, [timed], bound, steps, until, keep, params)
+    return _annealed(instance, [timed], bound, steps, until, keep, params)
 
 
-def polish(problem: Problem, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
+def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
     """What chains make of a schedule that has been played, where `anneal` has too few steps for a graph; nothing where
     they cannot go on from it (`polished`), or after `until`."""
-    if _settled(problem) or not polished(problem) or time.monotonic() > until:
+    if _settled(instance) or not polished(instance) or time.monotonic() > until:
         return []
     return refine(
-        problem, bound, play.device, play.start[: problem.runs], min(steps, PARAMS.polish), until, keep=1
+        instance,
+        bound,
+        play.device,
+        play.start[: instance.clusters],
+        min(steps, PARAMS.polish),
+        until,
+        keep=1,
     )
 
 
-def _settled(problem: Problem) -> bool:
-    """Whether there is nothing to choose, or runs that may take several lanes, which no list here does."""
-    return problem.runs < 2 or sum(map(len, problem.lane_names)) < 2 or bool(problem.modes)
+def _settled(instance: Instance) -> bool:
+    """Whether there is nothing to choose, or clusters that may take several lanes, which no list here does."""
+    return instance.clusters < 2 or sum(map(len, instance.lane_names)) < 2 or bool(instance.modes)
 
 
-def _first(problem: Problem, params: AnnealParams) -> list[Timed]:
+def _first(instance: Instance, params: AnnealParams) -> list[Timed]:
     """What the first lists lead to, each in its own order and with devices that start whatever they can: the shortest
     of each placement, the shortest first."""
-    found, tail = [], cost_to_go(problem)
-    lists = [(urgent_first(problem), ahead, 0.0) for ahead in (0.0, 1.0)]
-    lists += [(mean_first(problem, rank), ahead, stay) for rank, ahead, stay in params.lists]
+    found, tail = [], cost_to_go(instance)
+    lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
+    lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in params.lists]
     for order, ahead, stay in lists:
         to_go = [[ahead * seconds for seconds in row] for row in tail]
-        device, start = placed(problem, order, to_go, stay)
-        found += [Timed(problem, device, start, eager=eager) for eager in (False, True)]
+        device, start = placed(instance, order, to_go, stay)
+        found += [Timed(instance, device, start, eager=eager) for eager in (False, True)]
     placements: dict[tuple[int, ...], Timed] = {}
     for timed in sorted(found, key=lambda timed: timed.makespan):
         if timed.makespan < math.inf:
@@ -144,7 +150,7 @@ def _first(problem: Problem, params: AnnealParams) -> list[Timed]:
 
 
 def _annealed(
-    problem: Problem,
+    instance: Instance,
     starts: list[Timed],
     bound: float,
     steps: float,
@@ -154,12 +160,12 @@ def _annealed(
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    several = steps / problem.runs >= params.room
+    several = steps / instance.clusters >= params.room
     steps *= params.together if several else params.faster
-    each = steps / problem.runs
+    each = steps / instance.clusters
     effort = Effort(
         steps=steps,
         chains=params.chains if several else 1,
         hot=min(params.hottest, params.gain * above) * min(1.0, each / params.slow) ** 2,
     )
-    return [timed.schedule(POLICY) for timed in winners(problem, starts, bound, effort, until, keep)]
+    return [timed.schedule(POLICY) for timed in winners(instance, starts, bound, effort, until, keep)]

@@ -17,7 +17,7 @@ class ClimbParams:
     """`tries` schedules at most from each of `starts` where nothing fits, or `short` from the best that does; `steps`
     runs placed in all at most, and below `fewest` schedules it is not begun. `near` the bound a plan is left as it is,
     as a share of it. `moved` and `urgent` are how often a change is one of device and not of order, and how often it
-    is a run of the critical path, or of a device that is too full."""
+    is a cluster of the critical path, or of a device that is too full."""
 
     tries: int = 500
     short: int = 100
@@ -30,19 +30,19 @@ class ClimbParams:
 
 
 def climb(race: Race, steps: int, params: ClimbParams = ClimbParams()) -> bool:
-    """Enter what is reached from the best schedule by changing one run, or colocate group, at a time, or from those
+    """Enter what is reached from the best schedule by changing one cluster, or colocate group, at a time, or from those
     that are least too large where nothing fits; whether anything is entered, which then fits.
 
     About `steps` runs are placed at most. Deterministic.
     """
-    problem, leader = race.problem, race.leading()
-    if not leader or not problem.runs or sum(map(len, problem.lane_names)) < 2:
+    instance, leader = race.instance, race.leading()
+    if not leader or not instance.clusters or sum(map(len, instance.lane_names)) < 2:
         return False
     if leader.over:
         starts = sorted(race.entries, key=lambda entry: entry.excess)[: params.starts]
-        tries = min(params.tries, steps // (params.starts * 30 * problem.runs))
+        tries = min(params.tries, steps // (params.starts * 30 * instance.clusters))
     else:
-        starts, tries = [leader], min(params.short, params.steps // problem.runs)
+        starts, tries = [leader], min(params.short, params.steps // instance.clusters)
     if tries < params.fewest:
         return False
     draw = random.Random(0)
@@ -56,7 +56,7 @@ def climb(race: Race, steps: int, params: ClimbParams = ClimbParams()) -> bool:
 
 def _climbed(race: Race, draw: random.Random, start: Entry, tries: int, params: ClimbParams) -> Entry:
     """What so many changes lead to, each kept unless it takes more memory than there is, or longer."""
-    problem, current, first = race.problem, start, bool(start.over)
+    instance, current, first = race.instance, start, bool(start.over)
     place, keys = [*start.play.device], _places(start.play)
     seen = set()
     for _ in range(tries):
@@ -67,21 +67,21 @@ def _climbed(race: Race, draw: random.Random, start: Entry, tries: int, params: 
         r = (
             _one(draw, _urgent(race, current))
             if draw.random() < params.urgent
-            else _one(draw, range(problem.runs))
+            else _one(draw, range(instance.clusters))
         )
         if draw.random() < params.moved:
-            d = _one(draw, problem.allowed[r])
-            for member in problem.together(r):
+            d = _one(draw, instance.allowed[r])
+            for member in instance.together(r):
                 device[member] = d
         else:
-            low = max((keys[p] for p in problem.before[r]), default=-1.0)
-            high = min((keys[later] for later in problem.after[r]), default=float(problem.runs))
+            low = max((keys[p] for p in instance.before[r]), default=-1.0)
+            high = min((keys[later] for later in instance.after[r]), default=float(instance.clusters))
             changed[r] = low + (high - low) * draw.random()
-        order = sorted(range(problem.runs), key=changed.__getitem__)
+        order = sorted(range(instance.clusters), key=changed.__getitem__)
         if (key := (*device, *order)) in seen:
             continue
         seen.add(key)
-        entry = race.trial(list_schedule(problem, "local search", order, allowed=[(d,) for d in device]))
+        entry = race.trial(list_schedule(instance, "local search", order, allowed=[(d,) for d in device]))
         if entry and (entry.excess, entry.makespan) <= (current.excess, current.makespan):
             place, keys = device, changed
             if (entry.excess, entry.makespan) < (current.excess, current.makespan * (1 - SHORTER)):
@@ -90,19 +90,19 @@ def _climbed(race: Race, draw: random.Random, start: Entry, tries: int, params: 
 
 
 def _places(play: Play) -> list[float]:
-    """The place of each run in the order of starts."""
-    keys = [0.0] * play.problem.runs
-    for at, r in enumerate(sorted(range(play.problem.runs), key=play.when)):
+    """The place of each cluster in the order of starts."""
+    keys = [0.0] * play.instance.clusters
+    for at, r in enumerate(sorted(range(play.instance.clusters), key=play.when)):
         keys[r] = float(at)
     return keys
 
 
 def _urgent(race: Race, entry: Entry) -> Sequence[int]:
-    """The runs of devices that are too full, or else those of the critical path."""
+    """The clusters of devices that are too full, or else those of the critical path."""
     if not entry.over:
-        return critical(entry.play) or range(race.problem.runs)
-    full = {race.problem.costed.index[device] for device, _, _ in entry.over}
-    return [r for r, d in enumerate(entry.play.device) if d in full] or range(race.problem.runs)
+        return critical(entry.play) or range(race.instance.clusters)
+    full = {race.instance.costed.index[device] for device, _, _ in entry.over}
+    return [r for r, d in enumerate(entry.play.device) if d in full] or range(race.instance.clusters)
 
 
 def _one(draw: random.Random, of: Sequence[int]) -> int:
@@ -110,7 +110,7 @@ def _one(draw: random.Random, of: Sequence[int]) -> int:
 
 
 def critical(play: Play) -> list[int]:
-    """Runs of a chain of steps without a pause that ends when the plan does, from its end."""
+    """Clusters of a chain of steps without a pause that ends when the plan does, from its end."""
     steps = sorted(range(len(play.end)), key=lambda step: (play.end[step], play.start[step], step))
     ends: dict[float, list[int]] = {}
     for position, step in enumerate(steps):
@@ -119,7 +119,7 @@ def critical(play: Play) -> list[int]:
     position = len(steps) - 1
     while position >= 0:
         step = steps[position]
-        if step < play.problem.runs:
+        if step < play.instance.clusters:
             found.append(step)
         position = next((p for p in reversed(ends.get(play.start[step], ())) if p < position), -1)
     return found

@@ -1,4 +1,4 @@
-"""Clusters of runs: chains, siblings and heavy edges contracted.
+"""Clusters of clusters: chains, siblings and heavy edges contracted.
 
 Rounds of pairs that leave the graph acyclic: Herrmann, Özkaya, Uçar, Kaya and Çatalyürek, "Multilevel algorithms for
 acyclic partitioning of directed acyclic graphs", SIAM J. Sci. Comput. 41(4), 2019.
@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ir.costed import CostedGraph, Run
-from ..model.problem import Problem
+from ...ir.costed import Cluster, CostedGraph
+from ..model.instance import Instance
 from ..model.topological import topological
 
 HEAVIEST = 2.0
@@ -20,48 +20,51 @@ ALIKE = 0.05
 """Share of its time that a cluster of siblings may lose for being on one device."""
 
 
-def contracted(problem: Problem, count: int) -> list[int]:
-    """One run of its cluster for each run, about `count` different ones, between which there is no cycle.
+def contracted(instance: Instance, count: int) -> list[int]:
+    """One cluster of its cluster for each cluster, about `count` different ones, between which there is no cycle.
 
-    An edge is contracted where its transfer takes longer than being on one device costs its ends. Runs of colocate
+    An edge is contracted where its transfer takes longer than being on one device costs its ends. Clusters of colocate
     groups stay by themselves. O((V + E) log V) a round, of which there are about log(V / count).
     """
-    pieces = _Pieces(problem, count)
+    pieces = _Pieces(instance, count)
     while len(pieces.after) > count and pieces.contract(len(pieces.after) - count):
         pass
-    return [pieces.root(r) for r in range(problem.runs)]
+    return [pieces.root(r) for r in range(instance.clusters)]
 
 
 class _Pieces:
-    """Clusters under way: by one run of each, its `seconds` on each device and the transfers before and after it."""
+    """Clusters under way: by one cluster of each, its `seconds` on each device and the transfers before and after
+    it."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
-        everywhere = range(len(problem.devices))
+    def __init__(self, instance: Instance, count: int) -> None:
+        everywhere = range(len(instance.devices))
         self.seconds = [
             [row[d] if d in allowed else math.inf for d in everywhere]
-            for row, allowed in zip(problem.seconds, problem.allowed)
+            for row, allowed in zip(instance.seconds, instance.allowed)
         ]
         self.least = [min(row) for row in self.seconds]
         self.limit = HEAVIEST * sum(self.least) / count
-        self.alone = [group >= 0 for group in problem.group]
-        self.parent = [*range(problem.runs)]
-        self.before: dict[int, dict[int, float]] = {r: {} for r in range(problem.runs)}
-        self.after: dict[int, dict[int, float]] = {r: {} for r in range(problem.runs)}
-        ways = [(s, d) for s in everywhere for d in everywhere if s != d and problem.latency[s][d] < math.inf]
-        latency = sum(problem.latency[s][d] for s, d in ways) / max(1, len(ways))
-        s_per_byte = sum(problem.s_per_byte[s][d] for s, d in ways) / max(1, len(ways))
-        for r, earlier in enumerate(problem.before):
+        self.alone = [group >= 0 for group in instance.group]
+        self.parent = [*range(instance.clusters)]
+        self.before: dict[int, dict[int, float]] = {r: {} for r in range(instance.clusters)}
+        self.after: dict[int, dict[int, float]] = {r: {} for r in range(instance.clusters)}
+        ways = [
+            (s, d) for s in everywhere for d in everywhere if s != d and instance.latency[s][d] < math.inf
+        ]
+        latency = sum(instance.latency[s][d] for s, d in ways) / max(1, len(ways))
+        s_per_byte = sum(instance.s_per_byte[s][d] for s, d in ways) / max(1, len(ways))
+        for r, earlier in enumerate(instance.before):
             for p in earlier:
                 self._join(p, r, 0.0)
-            for v in problem.reads[r]:
-                if problem.maker[v] not in (-1, r):
-                    self._join(problem.maker[v], r, latency + s_per_byte * problem.bytes[v])
+            for v in instance.reads[r]:
+                if instance.maker[v] not in (-1, r):
+                    self._join(instance.maker[v], r, latency + s_per_byte * instance.bytes[v])
 
     def _join(self, p: int, r: int, travel: float) -> None:
         self.after[p][r] = self.before[r][p] = self.after[p].get(r, 0.0) + travel
 
     def root(self, r: int) -> int:
-        """The run that stands for the cluster of a run."""
+        """The cluster that stands for the cluster of a cluster."""
         while self.parent[r] != r:
             self.parent[r] = r = self.parent[self.parent[r]]
         return r
@@ -141,36 +144,38 @@ class _Pieces:
                 self._join(p, u, travel)
 
 
-def joined(problem: Problem, cluster: Sequence[int]) -> CostedGraph:
-    """The graph with each cluster as one run, named after the run that stands for it."""
-    costed, names = problem.costed, problem.names
+def joined(instance: Instance, number: Sequence[int]) -> CostedGraph:
+    """The graph with clusters of one `number` as one, named after the first that has it."""
+    costed, names = instance.costed, instance.names
     members: dict[int, list[int]] = {}
-    for r, c in enumerate(cluster):
+    for r, c in enumerate(number):
         members.setdefault(c, []).append(r)
-    before = {c: {cluster[p] for r in own for p in problem.before[r]} - {c} for c, own in members.items()}
+    before = {c: {number[p] for r in own for p in instance.before[r]} - {c} for c, own in members.items()}
     wanted = {*costed.graph.outputs, *(made for made, _ in costed.graph.updates)}
-    runs = []
+    clusters = []
     for c in topological(before):
-        own = [costed.runs[r] for r in members[c]]
+        own = [costed.clusters[r] for r in members[c]]
         makes = [
             name
-            for run in own
-            for name in run.makes
-            if name in wanted or any(cluster[r] != c for r in problem.readers[problem.value[name]])
+            for cluster in own
+            for name in cluster.makes
+            if name in wanted or any(number[r] != c for r in instance.readers[instance.value[name]])
         ]
-        inside = {name for run in own for name in run.makes}
-        allowed = [d for d in range(len(problem.devices)) if all(d in problem.allowed[r] for r in members[c])]
-        whole = {d: sum(problem.seconds[r][d] for r in members[c]) for d in allowed}
-        runs.append(
-            Run(
+        inside = {name for cluster in own for name in cluster.makes}
+        allowed = [
+            d for d in range(len(instance.devices)) if all(d in instance.allowed[r] for r in members[c])
+        ]
+        whole = {d: sum(instance.seconds[r][d] for r in members[c]) for d in allowed}
+        clusters.append(
+            Cluster(
                 name=names[c],
-                tasks=tuple(task for run in own for task in run.tasks),
-                seconds=tuple(whole.get(d) for d in range(len(problem.devices))),
-                dispatch_s=sum(run.dispatch_s for run in own),
-                reads=tuple(dict.fromkeys(n for run in own for n in run.reads if n not in inside)),
+                tasks=tuple(task for cluster in own for task in cluster.tasks),
+                seconds=tuple(whole.get(d) for d in range(len(instance.devices))),
+                dispatch_s=sum(cluster.dispatch_s for cluster in own),
+                reads=tuple(dict.fromkeys(n for cluster in own for n in cluster.reads if n not in inside)),
                 makes=tuple(makes),
                 after=tuple(names[p] for p in sorted(before[c])),
                 colocate=own[0].colocate,
             )
         )
-    return replace(costed, runs=tuple(runs))
+    return replace(costed, clusters=tuple(clusters))

@@ -18,15 +18,15 @@ import numpy as np
 from ...ir.costed import repeatable
 from .. import native
 from ..lists.ranking import cost_to_go
+from ..model.instance import Instance
 from ..model.orders import in_order
-from ..model.problem import Problem
 from ..model.simulator import Schedule
 
 MOST = 24
-"""Copies of runs in a list at most."""
+"""Copies of clusters in a list at most."""
 COPIES = 3
-"""How often copies of runs are made or left out, where there may be any, in proportion to the changes that any chain
-makes (`native/anneal.c`)."""
+"""How often copies of clusters are made or left out, where there may be any, in proportion to the changes that any
+chain makes (`native/anneal.c`)."""
 KEEP = 6
 """Schedules that a chain returns."""
 CLOSE = 1e-6
@@ -75,76 +75,76 @@ class Arrays(ctypes.Structure):
         return self.held[-1].ctypes.data_as(kind)
 
 
-_ARRAYS: weakref.WeakKeyDictionary[Problem, Arrays] = weakref.WeakKeyDictionary()
+_ARRAYS: weakref.WeakKeyDictionary[Instance, Arrays] = weakref.WeakKeyDictionary()
 
 
-def arrays(problem: Problem) -> Arrays:
+def arrays(instance: Instance) -> Arrays:
     """The problem as the C sources have it, made once."""
-    if problem not in _ARRAYS:
-        _ARRAYS[problem] = _arrays(problem)
-    return _ARRAYS[problem]
+    if instance not in _ARRAYS:
+        _ARRAYS[instance] = _arrays(instance)
+    return _ARRAYS[instance]
 
 
-def _arrays(problem: Problem) -> Arrays:
-    none = problem.wires + len(problem.copy_lanes)
+def _arrays(instance: Instance) -> Arrays:
+    none = instance.wires + len(instance.copy_lanes)
     # Wire, copy queue, next device, latency in seconds and seconds per byte of each hop of each way.
     ways: list[list[tuple[int, int, int, float, float]]] = []
-    for row in problem.route:
+    for row in instance.route:
         for target, way in enumerate(row):
             hops = [] if way is not None else [(none, none, target, math.inf, 0.0)]
             for hop in way or ():
-                queue = problem.wires + hop.lane if hop.lane >= 0 else none
+                queue = instance.wires + hop.lane if hop.lane >= 0 else none
                 wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
                 hops.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
             ways.append(hops)
     wires, queues, stops, latency, s_per_byte = [*zip(*chain(*ways))] or [()] * 5
-    # Those that a run waits for without reading from them, and those that so wait for it; R is waited for by none.
-    makers = [{problem.maker[v] for v in reads} for reads in problem.reads]
-    sooner = [[p for p in earlier if p not in own] for earlier, own in zip(problem.before, makers)]
-    later: list[list[int]] = [[] for _ in range(problem.runs + 1)]
+    # Those that a cluster waits for without reading from them, and those that so wait for it; R is waited for by none.
+    makers = [{instance.maker[v] for v in reads} for reads in instance.reads]
+    sooner = [[p for p in earlier if p not in own] for earlier, own in zip(instance.before, makers)]
+    later: list[list[int]] = [[] for _ in range(instance.clusters + 1)]
     for r, earlier in enumerate(sooner):
         for p in earlier:
             later[p].append(r)
     return Arrays(
-        runs=problem.runs,
-        devices=len(problem.devices),
+        clusters=instance.clusters,
+        devices=len(instance.devices),
         wires=none,
-        values=len(problem.bytes),
-        groups=len(problem.members),
+        values=len(instance.bytes),
+        groups=len(instance.members),
         most_copies=MOST,
-        lane_at=[0, *accumulate(map(len, problem.lane_names))],
-        seconds=problem.seconds,
-        to_go=cost_to_go(problem),
-        bytes=problem.bytes,
-        latency=problem.latency,
-        s_per_byte=problem.s_per_byte,
+        lane_at=[0, *accumulate(map(len, instance.lane_names))],
+        seconds=instance.seconds,
+        to_go=cost_to_go(instance),
+        bytes=instance.bytes,
+        latency=instance.latency,
+        s_per_byte=instance.s_per_byte,
         hop_at=[0, *accumulate(map(len, ways))],
         hop_wire=wires,
         hop_queue=queues,
         hop_stop=stops,
         hop_latency=latency,
         hop_s_per_byte=s_per_byte,
-        makes=[*problem.makes, [v for v, maker in enumerate(problem.maker) if maker < 0]],
-        readers=problem.readers,
-        deliver=problem.deliver,
-        reads=problem.reads,
+        makes=[*instance.makes, [v for v, maker in enumerate(instance.maker) if maker < 0]],
+        readers=instance.readers,
+        deliver=instance.deliver,
+        reads=instance.reads,
         sooner=sooner,
         later=later,
-        near=[near(problem, r) for r in range(problem.runs)],
-        before=problem.before,
-        after=problem.after,
-        allowed=problem.allowed,
-        members=problem.members,
-        waits=[len(reads) + len(own) for reads, own in zip(problem.reads, sooner)],
-        maker=problem.maker,
-        home=problem.home,
-        repeatable=[repeatable(problem.costed, run) for run in problem.costed.runs],
+        near=[near(instance, r) for r in range(instance.clusters)],
+        before=instance.before,
+        after=instance.after,
+        allowed=instance.allowed,
+        members=instance.members,
+        waits=[len(reads) + len(own) for reads, own in zip(instance.reads, sooner)],
+        maker=instance.maker,
+        home=instance.home,
+        repeatable=[repeatable(instance.costed, cluster) for cluster in instance.costed.clusters],
     )
 
 
-def near(problem: Problem, run: int) -> list[int]:
-    """All runs beside one."""
-    return [*dict.fromkeys((*problem.before[run], *problem.after[run]))]
+def near(instance: Instance, cluster: int) -> list[int]:
+    """All clusters beside one."""
+    return [*dict.fromkeys((*instance.before[cluster], *instance.after[cluster]))]
 
 
 class List(ctypes.Structure):
@@ -160,9 +160,9 @@ class List(ctypes.Structure):
     ]
 
     @classmethod
-    def room(cls, problem: Problem) -> List:
+    def room(cls, instance: Instance) -> List:
         """A structure with room for any list of a problem."""
-        count = problem.runs + 1 + MOST
+        count = instance.clusters + 1 + MOST
         return cls(device=(Int * count)(), of=(Int * MOST)(), keys=(Float * count)())
 
     def fill(self, listed: Listed) -> None:
@@ -174,11 +174,11 @@ class List(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A list: each device starts its runs in the order of their `keys`, as early as it can, also where it has several
-    lanes; or, if `eager`, whatever it can start, the least key first.
+    """A list: each device starts its clusters in the order of their `keys`, as early as it can, also where it has
+    several lanes; or, if `eager`, whatever it can start, the least key first.
 
-    Numbers up to R - 1 are runs. Where there are copies of runs, R stands for what no run makes, and R + 1 + i for a
-    copy of run `of[i]`. `makespan` is in seconds, inf where no way leads or runs wait for each other.
+    Numbers up to R - 1 are clusters. Where there are copies of clusters, R stands for what no cluster makes, and R + 1
+    + i for a copy of cluster `of[i]`. `makespan` is in seconds, inf where no way leads or clusters wait for each other.
     """
 
     device: Sequence[int]
@@ -199,7 +199,7 @@ class Timed(Listed):
 
     def __init__(
         self,
-        problem: Problem,
+        instance: Instance,
         device: Sequence[int],
         keys: Sequence[float],
         limit: float = math.inf,
@@ -207,12 +207,12 @@ class Timed(Listed):
         of: Sequence[int] = (),
     ) -> None:
         assert native.LIBRARY
-        own, count, ended = List.room(problem), len(device), Int()
+        own, count, ended = List.room(instance), len(device), Int()
         own.fill(Listed(device, keys, eager, of))
-        starts, ends = (np.empty(problem.runs + 1 + len(of)) for _ in range(2))
+        starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
         lanes = np.empty(len(starts), dtype=np.int32)
         failed = native.LIBRARY.autopar_time(
-            ctypes.byref(arrays(problem)),
+            ctypes.byref(arrays(instance)),
             ctypes.byref(own),
             Float(limit),
             starts.ctypes.data_as(Floats),
@@ -221,17 +221,19 @@ class Timed(Listed):
             ctypes.byref(ended),
         )
         if failed:
-            raise MemoryError(f"no memory to time {problem.runs} runs on {len(problem.devices)} devices")
+            raise MemoryError(
+                f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
+            )
         super().__init__(device, keys, eager, of, own.makespan)
-        self.problem, self.ended = problem, ended.value
+        self.instance, self.ended = instance, ended.value
         self.start: list[float] = starts[:count].tolist()
         self.end: list[float] = ends[:count].tolist()
         self.lane: list[int] = lanes[:count].tolist()
 
     def schedule(self, policy: str) -> Schedule:
         """The orders of the lanes, where there are no copies."""
-        runs = sorted(range(self.problem.runs), key=lambda r: (self.start[r], self.end[r], r))
-        return in_order(self.problem, policy, ((r, self.device[r], (self.lane[r],)) for r in runs))
+        clusters = sorted(range(self.instance.clusters), key=lambda r: (self.start[r], self.end[r], r))
+        return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
 
 
 class State(ctypes.Structure):
@@ -251,12 +253,12 @@ class Chain:
     """One list that is annealed (`native/anneal.c`): changed again and again, runs copied as often as `copies`
     says, until it comes to `bound` seconds. Random numbers follow from `seed`."""
 
-    def __init__(self, problem: Problem, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
-        self.problem, self.bound = problem, bound
-        self._best = (List * KEEP)(*(List.room(problem) for _ in range(KEEP)))
+    def __init__(self, instance: Instance, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
+        self.instance, self.bound = instance, bound
+        self._best = (List * KEEP)(*(List.room(instance) for _ in range(KEEP)))
         self._best[0].fill(start)
         enough = bound * (1 + CLOSE)
-        self._state = State(List.room(problem), self._best, 1, KEEP, copies, enough, 0.0, seed)
+        self._state = State(List.room(instance), self._best, 1, KEEP, copies, enough, 0.0, seed)
         self._state.now.fill(start)
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
@@ -264,13 +266,13 @@ class Chain:
         `until` of the monotonic clock; nothing changes, with a line in the log, where there is no memory for it."""
         assert native.LIBRARY
         failed = native.LIBRARY.autopar_cool(
-            ctypes.byref(arrays(self.problem)),
+            ctypes.byref(arrays(self.instance)),
             ctypes.byref(self._state),
             *map(Float, (steps, *heats, until - time.monotonic())),
         )
         if failed:
-            runs, devices = self.problem.runs, len(self.problem.devices)
-            log.warning("no memory to search for a plan of %d runs on %d devices", runs, devices)
+            clusters, devices = self.instance.clusters, len(self.instance.devices)
+            log.warning("no memory to search for a plan of %d runs on %d devices", clusters, devices)
 
     @property
     def makespan(self) -> float:
@@ -293,6 +295,6 @@ class Chain:
         return [self._listed(kept) for kept in self._best[: self._state.count]]
 
     def _listed(self, kept: List) -> Listed:
-        count = self.problem.runs + (1 + kept.copies if kept.copies else 0)
+        count = self.instance.clusters + (1 + kept.copies if kept.copies else 0)
         of = tuple(kept.of[: kept.copies])
         return Listed(kept.device[:count], kept.keys[:count], bool(kept.eager), of, kept.makespan)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...errors import PlanError
 from ..bounds import lower_bound
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..native import searches
 from .anneal import PARAMS as ANNEALING
@@ -24,7 +24,7 @@ class MultilevelParams:
     """Runs from which on this is tried."""
     first: float = 0.0625
     after: float = 0.25
-    """Shares of the search's steps for the clusters and, from what is found, for the runs themselves."""
+    """Shares of the search's steps for the clusters and, from what is found, for the clusters themselves."""
     worth: float = 0.75
     """Share of what a plan is above its bound that the clusters' own bound may be, for a shorter plan to be likely."""
 
@@ -33,7 +33,7 @@ PARAMS = MultilevelParams()
 
 
 def coarse(
-    problem: Problem,
+    instance: Instance,
     bound: float,
     makespan: float,
     steps: int,
@@ -46,26 +46,31 @@ def coarse(
     devices, nor under memory caps, for graphs that `anneal` does not take, for few steps or without the native search.
     Deterministic; `steps` and `until` as there.
     """
-    unfit = not params.fewest <= problem.runs < ANNEALING.large or steps < ANNEALING.least
-    if unfit or problem.tight or problem.modes or not searches():
+    unfit = not params.fewest <= instance.clusters < ANNEALING.large or steps < ANNEALING.least
+    if unfit or instance.tight or instance.modes or not searches():
         return []
-    cluster = contracted(problem, params.clusters)
-    whole = joined(problem, cluster)
+    cluster = contracted(instance, params.clusters)
+    whole = joined(instance, cluster)
     try:
-        few = Problem(whole)
+        few = Instance(whole)
     except PlanError:
         # Where links are missing, no cluster may find a way.
         return []
     least = lower_bound(few)
-    if few.runs > problem.runs / 2 or least > bound + params.worth * (makespan - bound):
+    if few.clusters > instance.clusters / 2 or least > bound + params.worth * (makespan - bound):
         return []
     found = anneal(few, least, int(steps * params.first), until)
     if not found:
         return []
     play = Play(few, found[0])
-    at = {problem.number[name]: position for position, name in enumerate(few.names)}
+    at = {instance.number[name]: position for position, name in enumerate(few.names)}
     own = [at[c] for c in cluster]
     device, start = [play.device[c] for c in own], [play.start[c] for c in own]
     return refine(
-        problem, bound, device, start, steps * params.after * (1 - problem.runs / ANNEALING.large), until
+        instance,
+        bound,
+        device,
+        start,
+        steps * params.after * (1 - instance.clusters / ANNEALING.large),
+        until,
     )

@@ -14,7 +14,7 @@ from ..candidates import SHORTER, Entry, Race
 from ..contiguous import parts
 from ..lists.heft import list_schedule
 from ..lists.ranking import urgent_first
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..native import searches
 from .core import CLOSE, Timed, near
 
@@ -24,7 +24,7 @@ class PackParams:
     """How long it is searched, in steps, and how far a schedule may become worse."""
 
     each: int = 7_000
-    """Runs placed for each run of a graph, at most."""
+    """Clusters placed for each cluster of a graph, at most."""
     fewest: int = 512
     """Placements below which it is not worth beginning."""
     trial: int = 5
@@ -43,20 +43,20 @@ PARAMS = PackParams()
 def pack(race: Race, steps: int, params: PackParams = PARAMS) -> None:
     """Enter the best schedule found among placements that fit, from those of `race` and from `parts`.
 
-    Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) of placements: a run, all before or after
-    it on its device, a stretch of the order, or two of these swapped. State that would not fit is turned down unseen;
-    what is accepted is simulated where what is made might not fit either. About `steps` runs are placed, fewer of a
-    small graph; nothing is done for a graph so large that only a few
-    placements could be tried, nor for one with runs that may take several lanes, and without the native search `parts`
-    alone is tried. Deterministic.
+    Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) of placements: a cluster, all before or
+    after it on its device, a stretch of the order, or two of these swapped. State that would not fit is turned down
+    unseen; what is accepted is simulated where what is made might not fit either. About `steps` runs are placed, fewer
+    of a small graph; nothing is done for a graph so large that only a few
+    placements could be tried, nor for one with clusters that may take several lanes, and without the native search
+    `parts` alone is tried. Deterministic.
     """
-    problem = race.problem
-    steps = min(steps, params.each * problem.runs)
-    if problem.modes or len(problem.devices) < 2 or steps < params.fewest * problem.runs:
+    instance = race.instance
+    steps = min(steps, params.each * instance.clusters)
+    if instance.modes or len(instance.devices) < 2 or steps < params.fewest * instance.clusters:
         return
-    for placement in parts(problem):
+    for placement in parts(instance):
         allowed = [(d,) for d in placement]
-        entry = race.trial(list_schedule(problem, "packed", urgent_first(problem), allowed=allowed))
+        entry = race.trial(list_schedule(instance, "packed", urgent_first(instance), allowed=allowed))
         if entry and not entry.over:
             race.admit(entry)
     fitting = [entry for entry in race.entries if not entry.over]
@@ -65,18 +65,18 @@ def pack(race: Race, steps: int, params: PackParams = PARAMS) -> None:
 
 
 class _Packing:
-    """The placement at hand, `device`, and the `keys` by which each device takes its runs."""
+    """The placement at hand, `device`, and the `keys` by which each device takes its clusters."""
 
     def __init__(self, race: Race, start: Entry, params: PackParams) -> None:
-        self.race, self.problem, self.best, self.params = race, race.problem, start, params
+        self.race, self.instance, self.best, self.params = race, race.instance, start, params
         self.draw = random.Random(0)
-        self.state = State(race.problem)
-        self.device, self.keys = start.play.device, start.play.start[: self.problem.runs]
-        self.makespan = Timed(self.problem, self.device, self.keys, eager=True).makespan
+        self.state = State(race.instance)
+        self.device, self.keys = start.play.device, start.play.start[: self.instance.clusters]
+        self.makespan = Timed(self.instance, self.device, self.keys, eager=True).makespan
 
     def search(self, steps: int) -> None:
         """Go on for about as many steps, and enter the best if it is new."""
-        first, spent, runs = self.best, 0.0, self.problem.runs
+        first, spent, clusters = self.best, 0.0, self.instance.clusters
         order = self._order()
         enough = self.race.bound * (1 + CLOSE)
         while spent < steps and self.best.makespan > enough and not self.race.late:
@@ -86,13 +86,13 @@ class _Packing:
                 continue
             heat = self.params.heat * ((1 - spent / steps) * self.draw.random()) ** 2
             limit = self.makespan * (1 + heat)
-            timed = Timed(self.problem, device, self.keys, limit, eager=True)
+            timed = Timed(self.instance, device, self.keys, limit, eager=True)
             spent += timed.ended
             if timed.makespan > limit:
                 continue
             shorter = timed.makespan < self.best.makespan * (1 - SHORTER)
             if shorter or not self.state.surely(device):
-                spent += self.params.trial * runs
+                spent += self.params.trial * clusters
                 entry = self.race.trial(timed.schedule("packed"))
                 if entry is None or entry.over:
                     continue
@@ -106,17 +106,18 @@ class _Packing:
             self.race.admit(self.best)
 
     def _order(self) -> list[int]:
-        return sorted(range(self.problem.runs), key=self.keys.__getitem__)
+        return sorted(range(self.instance.clusters), key=self.keys.__getitem__)
 
     def _child(self, order: list[int]) -> list[int] | None:
-        """A placement beside that at hand, whose runs have this order; None where nothing would move or it may not."""
-        draw, problem, device = self.draw, self.problem, self.device
-        place = int(draw.random() * problem.runs)
+        """A placement beside that at hand, whose clusters have this order; None where nothing would move or it may
+        not."""
+        draw, instance, device = self.draw, self.instance, self.device
+        place = int(draw.random() * instance.clusters)
         r = order[place]
-        if (beside := near(problem, r)) and draw.random() < 0.8:
+        if (beside := near(instance, r)) and draw.random() < 0.8:
             target = device[beside[int(draw.random() * len(beside))]]
         else:
-            target = int(draw.random() * len(problem.devices))
+            target = int(draw.random() * len(instance.devices))
         own = device[r]
         if target == own:
             return None
@@ -135,17 +136,17 @@ class _Packing:
                 other = there[int(draw.random() * len(there))]
                 back = {other} if kind < 0.9 else self._side(other, device)
         found = [*device]
-        for runs, d in ((moved, target), (back, own)):
-            for each in sorted(runs):
-                if d not in problem.allowed[each]:
+        for clusters, d in ((moved, target), (back, own)):
+            for each in sorted(clusters):
+                if d not in instance.allowed[each]:
                     return None
-                for member in problem.together(each):
+                for member in instance.together(each):
                     found[member] = d
         return found
 
     def _side(self, r: int, device: list[int]) -> set[int]:
-        """A run and all before it, or all after it, that are reached without leaving its device."""
-        along = self.problem.before if self.draw.random() < 0.5 else self.problem.after
+        """A cluster and all before it, or all after it, that are reached without leaving its device."""
+        along = self.instance.before if self.draw.random() < 0.5 else self.instance.after
         found, border = {r}, [r]
         while border:
             for other in along[border.pop()]:
@@ -155,7 +156,7 @@ class _Packing:
         return found
 
     def _stretch(self, place: int, device: list[int], order: list[int]) -> set[int]:
-        """A run and a few of its device that are next to it in the order."""
+        """A cluster and a few of its device that are next to it in the order."""
         wide = 1 + int(8 * self.draw.random() ** 2)
         step = 1 if self.draw.random() < 0.5 else -1
         ahead = order[place::step][: 2 * wide]
@@ -165,29 +166,29 @@ class _Packing:
 class State:
     """Whether what runs keep fits; `spare` is as much as there can be beside it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, instance: Instance) -> None:
         storages: dict[str, int] = {}
         held: list[tuple[int, int]] = []
         nbytes: list[int] = []
-        for r, kept in enumerate(problem.kept):
+        for r, kept in enumerate(instance.kept):
             for storage, size in kept:
                 if storage not in storages:
                     storages[storage] = len(nbytes)
                     nbytes.append(size)
                 held.append((r, storages[storage]))
-        self.run, self.storage = np.array(held, dtype=np.int64).reshape(-1, 2).T
+        self.cluster, self.storage = np.array(held, dtype=np.int64).reshape(-1, 2).T
         self.nbytes: NDArray[np.float64] = np.tile(
-            np.array(nbytes, dtype=np.float64)[:, None], len(problem.devices)
+            np.array(nbytes, dtype=np.float64)[:, None], len(instance.devices)
         )
-        for d, given in enumerate(problem.given):
+        for d, given in enumerate(instance.given):
             self.nbytes[[number for storage, number in storages.items() if storage in given], d] = 0.0
-        caps = [math.inf if cap is None else cap for cap in problem.caps]
-        self.room: NDArray[np.float64] = np.array(caps) - [sum(given.values()) for given in problem.given]
-        self.spare = sum(problem.bytes) + sum(problem.workspace)
+        caps = [math.inf if cap is None else cap for cap in instance.caps]
+        self.room: NDArray[np.float64] = np.array(caps) - [sum(given.values()) for given in instance.given]
+        self.spare = sum(instance.bytes) + sum(instance.workspace)
 
     def _left(self, placement: Sequence[int]) -> NDArray[np.float64]:
         here = np.zeros(self.nbytes.shape, dtype=bool)
-        here[self.storage, np.array(placement)[self.run]] = True
+        here[self.storage, np.array(placement)[self.cluster]] = True
         found: NDArray[np.float64] = self.room - np.where(here, self.nbytes, 0.0).sum(axis=0)
         return found
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...system.cores import cores
-from ..model.problem import Problem
+from ..model.instance import Instance
 from .core import CLOSE, Chain, Listed, Timed
 
 
@@ -45,7 +45,7 @@ class Effort:
 
 
 def winners(
-    problem: Problem,
+    instance: Instance,
     starts: Sequence[Listed],
     bound: float,
     effort: Effort,
@@ -73,7 +73,7 @@ def winners(
         best = [chain.best[0] for chain in chains] or starts[:count]
         for i in range(max(1, count // among) - len(chains)):
             start = best[i % len(best)]
-            chains.append(Chain(problem, start, bound, params.seed + len(begun), effort.copies))
+            chains.append(Chain(instance, start, bound, params.seed + len(begun), effort.copies))
             begun.append(chains[-1])
         heats = effort.hot * params.cooling**cooled, effort.hot * params.cooling ** (cooled + share)
         cooled += share
@@ -83,7 +83,7 @@ def winners(
             break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
-    return [Timed(problem, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
+    return [Timed(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
 
 
 def _cooled(chains: list[Chain], steps: float, heats: tuple[float, float], until: float) -> list[Chain]:

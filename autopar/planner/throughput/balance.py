@@ -45,7 +45,7 @@ def balance(
 
     It begins from `starts` and from all groups on one device; where none of these fits, from the largest first, each
     on the fullest device that has room. The best are improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi,
-    Science 220, 1983): a group, a run of neighbours in the order, or two groups swapped, mostly from the busiest
+    Science 220, 1983): a group, a cluster of neighbours in the order, or two groups swapped, mostly from the busiest
     device. Deterministic.
     """
     if not loads.groups:

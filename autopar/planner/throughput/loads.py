@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ..contiguous import Floats
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..model.toposort import late
 
 Part = tuple[float, int]
@@ -224,14 +224,14 @@ def busiest(parts: Sequence[tuple[float, int]], lanes: int) -> float:
     return max(busy)
 
 
-def loads_of(problem: Problem) -> tuple[Loads, list[list[int]]]:
-    """The problem as loads, and the runs of each group."""
-    devices = len(problem.devices)
-    of = [-1] * problem.runs
+def loads_of(instance: Instance) -> tuple[Loads, list[list[int]]]:
+    """The problem as loads, and the clusters of each group."""
+    devices = len(instance.devices)
+    of = [-1] * instance.clusters
     groups: list[list[int]] = []
-    for r in range(problem.runs):
+    for r in range(instance.clusters):
         if of[r] < 0:
-            members = problem.members[problem.group[r]] if problem.group[r] >= 0 else [r]
+            members = instance.members[instance.group[r]] if instance.group[r] >= 0 else [r]
             for member in members:
                 of[member] = len(groups)
             groups.append(list(members))
@@ -242,38 +242,40 @@ def loads_of(problem: Problem) -> tuple[Loads, list[list[int]]]:
         kept: dict[str, int] = {}
         made = 0
         for r in members:
-            kept.update(problem.kept[r])
-            made += sum(problem.bytes[v] for v in problem.makes[r])
+            kept.update(instance.kept[r])
+            made += sum(instance.bytes[v] for v in instance.makes[r])
             for d in range(devices):
-                ways = problem.modes.get((r, d), ((1, problem.seconds[r][d]),))
-                able = d in problem.able[r]
+                ways = instance.modes.get((r, d), ((1, instance.seconds[r][d]),))
+                able = d in instance.able[r]
                 lanes, took = ways[0]
                 row[d] += lanes * took if able else math.inf
                 tasks[d].append((took, lanes))
         seconds.append(row)
         parts.append(tasks)
-        given = problem.given
+        given = instance.given
         held.append([
             made + sum(nbytes for storage, nbytes in kept.items() if storage not in given[d]) for d in range(devices)
         ])  # fmt: skip
-    scratch = max(problem.workspace, default=0)
+    scratch = max(instance.workspace, default=0)
     caps = [
         math.inf if cap is None else cap - sum(given.values()) - scratch
-        for cap, given in zip(problem.caps, problem.given)
+        for cap, given in zip(instance.caps, instance.given)
     ]
     values = []
-    for v, readers in enumerate(problem.readers):
-        maker = problem.maker[v]
+    for v, readers in enumerate(instance.readers):
+        maker = instance.maker[v]
         group = of[maker] if maker >= 0 else -1
-        apart = problem.values[v] not in problem.holders
-        if apart and (problem.deliver[v] or any(of[r] != group for r in readers)):
+        apart = instance.values[v] not in instance.holders
+        if apart and (instance.deliver[v] or any(of[r] != group for r in readers)):
             reads = tuple(of[r] for r in readers)
-            values.append(Value(problem.bytes[v], group, problem.home[v], reads, tuple(problem.deliver[v])))
-    queues = devices + problem.wires
-    last = queues + len(problem.copy_lanes)
+            values.append(
+                Value(instance.bytes[v], group, instance.home[v], reads, tuple(instance.deliver[v]))
+            )
+    queues = devices + instance.wires
+    last = queues + len(instance.copy_lanes)
     numbers: dict[tuple[int, int], int] = {}
     routes: list[list[tuple[Hop, ...] | None]] = []
-    for ways_from in problem.route:
+    for ways_from in instance.route:
         found: list[tuple[Hop, ...] | None] = []
         for hops in ways_from:
             way = []
@@ -284,8 +286,8 @@ def loads_of(problem: Problem) -> tuple[Loads, list[list[int]]]:
                 way.append(Hop(number, tuple(taken), hop.latency_s, hop.s_per_byte))
             found.append(None if hops is None else tuple(way))
         routes.append(found)
-    widths = [len(names) for names in problem.lane_names]
-    fixed = [0.0] * last + [sum(problem.dispatch)]
-    rank = {r: place for place, r in enumerate(late(problem.before))}
+    widths = [len(names) for names in instance.lane_names]
+    fixed = [0.0] * last + [sum(instance.dispatch)]
+    rank = {r: place for place, r in enumerate(late(instance.before))}
     position = [float(min(rank[r] for r in members)) for members in groups]
     return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts), groups

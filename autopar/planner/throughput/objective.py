@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import MemoryCapError
-from ...ir.costed import CostedGraph, Run
+from ...ir.costed import Cluster, CostedGraph
 from ...ir.plan import Plan
 from ...ir.steps import Placed
 from ..bounds.critical_path import Ways
 from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
-from ..model.problem import Problem
+from ..model.instance import Instance
 from ..portfolio import place, replan
 from ..prove import left
 from .balance import balance, bound
@@ -48,12 +48,13 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     options = [
-        replace(costed, runs=tuple(_narrow(run, quick) for run in costed.runs)) for quick in (False, True)
+        replace(costed, clusters=tuple(_narrow(cluster, quick) for cluster in costed.clusters))
+        for quick in (False, True)
     ]
-    if options[0].runs == options[1].runs:
+    if options[0].clusters == options[1].clusters:
         del options[1]
-    problems = [Problem(option) for option in options]
-    weighed = [(problem, *loads_of(problem)) for problem in problems]
+    problems = [Instance(option) for option in options]
+    weighed = [(instance, *loads_of(instance)) for instance in problems]
     proven = max(
         bound(weighed[0][1]),
         _shared(problems[0]),
@@ -65,19 +66,19 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     shortest, best = math.inf, None
     for room in ROOM if not costed.graph.carried else ():
         found = []
-        for problem, loads, groups in weighed:
+        for instance, loads, groups in weighed:
             at, timed = balance(loads.within(room), until)
             cut = cut or timed
             if at is not None:
-                found.append((Standing(loads, at).period, problem, loads, groups, at))
+                found.append((Standing(loads, at).period, instance, loads, groups, at))
         if not found:
             break
-        _, problem, loads, groups, at = min(found, key=lambda one: one[0])
+        _, instance, loads, groups, at = min(found, key=lambda one: one[0])
         where = {
-            problem.names[r]: problem.devices[at[g]] for g, members in enumerate(groups) for r in members
+            instance.names[r]: instance.devices[at[g]] for g, members in enumerate(groups) for r in members
         }
         try:
-            plan = _shared_out(place(problem.costed, _given(where), left(until)), until)
+            plan = _shared_out(place(instance.costed, _given(where), left(until)), until)
         except MemoryCapError:
             continue
         least = max(busy(plan).values(), default=0.0)
@@ -89,7 +90,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 policy="throughput",
                 candidates=(),
                 period=period,
-                reasons=_reasons(problem, loads, groups, at),
+                reasons=_reasons(instance, loads, groups, at),
                 lower_bound=proven,
                 stopped="time" if cut else "",
             )
@@ -103,11 +104,11 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     return replace(plan, period=plan.makespan, lower_bound=proven)
 
 
-def _reasons(problem: Problem, loads: Loads, groups: list[list[int]], at: list[int]) -> Shares:
+def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list[int]) -> Shares:
     group = {r: g for g, members in enumerate(groups) for r in members}
-    queues = [name if " → " in name else f"wire {name}" for name in problem.copy_lanes]
-    called = [*problem.devices, *["a wire"] * problem.wires, *queues, "the host's dispatch"]
-    return Shares({problem.names[r]: group[r] for r in range(problem.runs)}, loads, at, called)
+    queues = [name if " → " in name else f"wire {name}" for name in instance.copy_lanes]
+    called = [*instance.devices, *["a wire"] * instance.wires, *queues, "the host's dispatch"]
+    return Shares({instance.names[r]: group[r] for r in range(instance.clusters)}, loads, at, called)
 
 
 def _given(where: dict[str, str]) -> Callable[[CostedGraph], dict[str, str]]:
@@ -128,12 +129,12 @@ def _shared_out(plan: Plan, until: float) -> Plan:
             was[n] for n in names if n in was
         ):
             shared = share(parts, len(names))
-            lanes.update((step.run, tuple(names[n] for n in taken)) for step, taken in zip(own, shared))
+            lanes.update((step.cluster, tuple(names[n] for n in taken)) for step, taken in zip(own, shared))
     if not lanes:
         return plan
     placed = []
     for step in plan.placed:
-        lane, *more = lanes.get(step.run, step.lanes)
+        lane, *more = lanes.get(step.cluster, step.lanes)
         placed.append(replace(step, lane=lane, more=tuple(more)))
     try:
         return replan(plan.costed, replace(plan, placed=tuple(placed)), left(until))
@@ -144,7 +145,7 @@ def _shared_out(plan: Plan, until: float) -> Plan:
 def busy(plan: Plan) -> dict[str, float]:
     """Seconds of a call that each lane, queue and wire of a plan, and the host, is busy."""
     machine = plan.costed.machine
-    found = {"dispatch": sum(run.dispatch_s for run in plan.costed.runs)}
+    found = {"dispatch": sum(cluster.dispatch_s for cluster in plan.costed.clusters)}
     for step in plan.placed:
         for lane in step.lanes:
             found[lane] = found.get(lane, 0.0) + step.end - step.start
@@ -159,37 +160,37 @@ def busy(plan: Plan) -> dict[str, float]:
     return found
 
 
-def _narrow(run: Run, quick: bool) -> Run:
-    """A run with one way on each device: the one that costs least lanes times seconds, as there are other calls to
+def _narrow(cluster: Cluster, quick: bool) -> Cluster:
+    """A cluster with one way on each device: the one that costs least lanes times seconds, as there are other calls to
     fill the lanes; or the quickest, lest it take longer than all else."""
-    if not run.modes:
-        return run
+    if not cluster.modes:
+        return cluster
     ways: dict[int, tuple[float, int, float]] = {}
-    for d, lanes, took in run.modes:
+    for d, lanes, took in cluster.modes:
         ways[d] = min(ways.get(d, (math.inf, 0, 0.0)), (took if quick else lanes * took, lanes, took))
-    seconds = tuple(ways[d][2] if d in ways else s for d, s in enumerate(run.seconds))
+    seconds = tuple(ways[d][2] if d in ways else s for d, s in enumerate(cluster.seconds))
     modes = tuple((d, lanes, took) for d, (_, lanes, took) in sorted(ways.items()))
-    return replace(run, seconds=seconds, modes=modes)
+    return replace(cluster, seconds=seconds, modes=modes)
 
 
-def _longest(problem: Problem) -> float:
-    """Seconds of the run that takes longest where and as it is quickest: its lane is busy for so long."""
+def _longest(instance: Instance) -> float:
+    """Seconds of the cluster that takes longest where and as it is quickest: its lane is busy for so long."""
     return max(
-        (min(problem.seconds[r][d] for d in problem.able[r]) for r in range(problem.runs)), default=0.0
+        (min(instance.seconds[r][d] for d in instance.able[r]) for r in range(instance.clusters)), default=0.0
     )
 
 
-def _shared(problem: Problem) -> float:
-    """What the load of devices, wires and memory alone says, no run waiting for another, in seconds."""
-    if not problem.runs:
+def _shared(instance: Instance) -> float:
+    """What the load of devices, wires and memory alone says, no cluster waiting for another, in seconds."""
+    if not instance.clusters:
         return 0.0
-    seconds = np.array(problem.seconds).reshape(problem.runs, len(problem.devices))
-    for r, allowed in enumerate(problem.able):
-        seconds[r, [d for d in range(len(problem.devices)) if d not in allowed]] = np.inf
+    seconds = np.array(instance.seconds).reshape(instance.clusters, len(instance.devices))
+    for r, allowed in enumerate(instance.able):
+        seconds[r, [d for d in range(len(instance.devices)) if d not in allowed]] = np.inf
     none = np.zeros_like(seconds)
     ways = Ways(none, none, seconds, 0.0)
-    shared = load(problem, ways)
-    return traffic(problem, ways, shared, shared.seconds)
+    shared = load(instance, ways)
+    return traffic(instance, ways, shared, shared.seconds)
 
 
 def apart(plan: Plan, least: float) -> float:

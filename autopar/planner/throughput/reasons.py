@@ -1,4 +1,4 @@
-"""Why each run of a plan for throughput is where it is: how long the period would be were it elsewhere."""
+"""Why each cluster of a plan for throughput is where it is: how long the period would be were it elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NAMED = 3
 
 
 class Shares(Lazily):
-    """A reason for each run: the load that would be the largest with the run, and its group, on each other device, all
-    else where it is.
+    """A reason for each cluster: the load that would be the largest with the cluster, and its group, on each other
+    device, all else where it is.
 
-    `group` has the group of each run, in their order; `at` is the device of each group in the plan, and `called` names
-    the resources of `loads`.
+    `group` has the group of each cluster, in their order; `at` is the device of each group in the plan, and `called`
+    names the resources of `loads`.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Shares(Lazily):
         return Standing(self.loads, self.at)
 
     def work_out(self, r: int) -> Reason:
-        """The reason of run `r`."""
-        run, standing = self.runs[r], self.standing
-        g = self.group[run]
+        """The reason of cluster `r`."""
+        cluster, standing = self.clusters[r], self.standing
+        g = self.group[cluster]
         own = self.at[g]
         if self.loads.devices == 1:
-            return Reason(run, f"{self.called[own]} is the only device there is.")
+            return Reason(cluster, f"{self.called[own]} is the only device there is.")
         if self.loads.allowed[g] == (own,):
-            return Reason(run, f"It can only run on {self.called[own]}.")
+            return Reason(cluster, f"It can only run on {self.called[own]}.")
         was = standing.period
         ends: dict[str, tuple[float, list[str]]] = {}
         for d in self.loads.allowed[g]:
@@ -63,7 +63,7 @@ class Shares(Lazily):
                 what = f"{seconds(period)}{which}" if longer else "no longer"
             ends.setdefault(what, (period, []))[1].append(self.called[d])
             standing.move(g, own)
-        return Reason(run, listed("period", ends).strip())
+        return Reason(cluster, listed("period", ends).strip())
 
 
 def listed(what: str, ends: Mapping[str, tuple[float, Sequence[str]]]) -> str:

@@ -127,7 +127,7 @@ def task_seconds(plan: Plan) -> dict[str, float]:
     """
     costed = plan.costed
     found: dict[str, float] = {}
-    for run in costed.runs:
+    for run in costed.clusters:
         place = costed.index[plan.place[run.name].device]
         whole = (run.seconds[place] or 0.0) * costed.machine.slow_down
         shares = [costed.cost[task].seconds[place] or 0.0 for task in run.tasks]

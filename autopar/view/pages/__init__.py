@@ -18,7 +18,7 @@ from ..placed.layout import lay_out
 from ..report.names import best_of_each, chosen
 from ..report.statistics import device_busy
 from ..timeline import timeline_picture, timeline_svg
-from .facts import arrow_facts, box_facts, example, longest_runs
+from .facts import arrow_facts, box_facts, example, longest_clusters
 
 _MOST_STEPS = 2_000
 """Steps above which a notebook gets no picture: it keeps what it shows."""
@@ -40,7 +40,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
-_TEMPLATES.globals |= {"font": fonts.FAMILY, "longest_runs": longest_runs}
+_TEMPLATES.globals |= {"font": fonts.FAMILY, "longest_runs": longest_clusters}
 
 
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:

@@ -23,8 +23,8 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceBar:
-    """When a run would end on a device: `inputs` there, `start` and `end` in percent of the latest end; `note` where it
-    cannot be there."""
+    """When a cluster would end on a device: `inputs` there, `start` and `end` in percent of the latest end; `note`
+    where it cannot be there."""
 
     device: str
     shade: Shade
@@ -39,7 +39,7 @@ class ChoiceBar:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A title, where it is, rows of facts, the longest `parts` of what is folded, and why a run is where it is."""
+    """A title, where it is, rows of facts, the longest `parts` of what is folded, and why a cluster is where it is."""
 
     title: str
     where: str
@@ -51,7 +51,7 @@ class Facts:
 
 
 def box_facts(layout: Layout, box: Box, timeline: Timeline | None = None) -> Facts:
-    """The facts of a box, with its time in a measured `timeline`; of a single run why it is there."""
+    """The facts of a box, with its time in a measured `timeline`; of a single cluster why it is there."""
     plan, card = layout.plan, box.card
     rows = [
         ("lane", card.lane),
@@ -61,21 +61,23 @@ def box_facts(layout: Layout, box: Box, timeline: Timeline | None = None) -> Fac
     reason: Reason | None = None
     bars: tuple[ChoiceBar, ...] = ()
     parts: tuple[Row, ...] = ()
-    if len(card.runs) == 1:
-        rows += _run_rows(layout, card.runs[0])
-        reason = plan.reason.get(card.runs[0])
-        bars = _bars(layout, plan.place[card.runs[0]])
+    if len(card.clusters) == 1:
+        rows += _cluster_rows(layout, card.clusters[0])
+        reason = plan.reason.get(card.clusters[0])
+        bars = _bars(layout, plan.place[card.clusters[0]])
     else:
         share = card.busy / (card.end - card.start) if card.end > card.start else 1.0
-        rows.append(("holds", f"{len(card.runs)} runs, busy {percent(share)} of the time between"))
+        rows.append(("holds", f"{len(card.clusters)} clusters, busy {percent(share)} of the time between"))
         if card.copies:
             slow = max(card.copies, key=lambda copy: copy.busy)
             rows.append(("blocks", f"{len(card.copies)} × {seconds(card.busy / len(card.copies))}"))
             rows.append(("slowest", f"{slow.name}, {seconds(slow.busy)}"))
-        parts = longest_runs(plan, card.runs)
-    held = frozenset(card.runs)
+        parts = longest_clusters(plan, card.clusters)
+    held = frozenset(card.clusters)
     spans = timeline.spans if timeline else ()
-    took = [span.seconds for span in spans if span.kind == "compute" and not span.run and span.name in held]
+    took = [
+        span.seconds for span in spans if span.kind == "compute" and not span.cluster and span.name in held
+    ]
     if took:
         clock = "" if slow_down(plan) == 1 else f" (clock × {slow_down(plan):g})"
         rows.append(("measured", seconds(sum(took)) + clock))
@@ -91,10 +93,10 @@ def box_facts(layout: Layout, box: Box, timeline: Timeline | None = None) -> Fac
     return Facts(card.title, card.device, shade, tuple(rows), parts, why, bars)
 
 
-def _run_rows(layout: Layout, name: str) -> list[Row]:
+def _cluster_rows(layout: Layout, name: str) -> list[Row]:
     plan = layout.plan
-    run, number = plan.costed.run[name], layout.found.number[name]
-    tasks = [plan.costed.graph.task[task] for task in run.tasks]
+    cluster, number = plan.costed.cluster[name], layout.found.number[name]
+    tasks = [plan.costed.graph.task[task] for task in cluster.tasks]
     slack = (
         "none, on the critical path"
         if number in layout.found.on_path
@@ -105,8 +107,8 @@ def _run_rows(layout: Layout, name: str) -> list[Row]:
         ("source", tasks[0].source),
         ("code", tasks[0].code),
         ("tasks", _listed([task.target for task in tasks])),
-        ("reads", _listed([_shaped(plan, value) for value in run.reads])),
-        ("makes", _listed([_shaped(plan, value) for value in run.makes])),
+        ("reads", _listed([_shaped(plan, value) for value in cluster.reads])),
+        ("makes", _listed([_shaped(plan, value) for value in cluster.makes])),
         ("waited for", waited(plan, layout.found, number) or "nothing"),
         ("slack", slack),
     ]
@@ -122,12 +124,16 @@ def _shaped(plan: Plan, value: str) -> str:
     return f"{plan.words.value(value)} {list(plan.costed.graph.value[value].shape)}"
 
 
-def longest_runs(plan: Plan, runs: Sequence[str]) -> tuple[Row, ...]:
-    """The longest of some runs with their durations, and how many there are besides."""
+def longest_clusters(plan: Plan, clusters: Sequence[str]) -> tuple[Row, ...]:
+    """The longest of some clusters with their durations, and how many there are besides."""
     places = sorted(
-        (plan.place[run] for run in runs), key=lambda place: (place.start - place.end, place.start)
+        (plan.place[cluster] for cluster in clusters),
+        key=lambda place: (place.start - place.end, place.start),
     )
-    rows = [(plan.words.run(place.run), seconds(place.end - place.start)) for place in places[:_MOST_PARTS]]
+    rows = [
+        (plan.words.cluster(place.cluster), seconds(place.end - place.start))
+        for place in places[:_MOST_PARTS]
+    ]
     return (*rows, *_besides(len(places) - _MOST_PARTS))
 
 
@@ -136,7 +142,7 @@ def _besides(count: int) -> list[Row]:
 
 
 def _bars(layout: Layout, placed: Placed) -> tuple[ChoiceBar, ...]:
-    reason = layout.plan.reason.get(placed.run)
+    reason = layout.plan.reason.get(placed.cluster)
     if reason is None:
         return ()
     low = min((min(choice.arrives, choice.free) for choice in reason.choices), default=0.0)
@@ -160,19 +166,19 @@ def arrow_facts(layout: Layout, arrow: Arrow) -> Facts:
     """The facts of a transfer, or of several folded into one."""
     plan, first = layout.plan, arrow.transfers[0]
     where, moves = f"{first.src} → {first.dst}", ("moves", size(arrow.bytes))
-    runs = ("runs", f"{seconds(first.start)} → {seconds(max(t.end for t in arrow.transfers))}")
+    clusters = ("runs", f"{seconds(first.start)} → {seconds(max(t.end for t in arrow.transfers))}")
     if len(arrow.transfers) > 1:
         order = sorted(arrow.transfers, key=lambda t: (-t.bytes, t.start))
         parts = [(plan.words.value(t.value), f"{size(t.bytes)} · {seconds(t.end - t.start)}") for t in order]
         parts[_MOST_PARTS:] = _besides(len(parts) - _MOST_PARTS)
-        return Facts(f"{len(arrow.transfers)} transfers", where, None, (moves, runs), tuple(parts))
+        return Facts(f"{len(arrow.transfers)} transfers", where, None, (moves, clusters), tuple(parts))
     known = plan.costed.graph.value.get(first.value)
     number = next(i for i, step in enumerate(layout.found.steps) if step is first)
     rows = [
         ("tensor", f"{first.value} {list(known.shape)} {known.dtype}" if known else first.value),
         moves,
         ("ready", seconds(first.ready)),
-        runs,
+        clusters,
         ("queue", first.lane),
         ("waited for", waited(plan, layout.found, number) if first.start > first.ready else ""),
     ]
@@ -180,10 +186,10 @@ def arrow_facts(layout: Layout, arrow: Arrow) -> Facts:
 
 
 def example(layout: Layout) -> Facts | None:
-    """The facts of the run whose reasons are shown without a hover: the longest of the critical path that had a
+    """The facts of the cluster whose reasons are shown without a hover: the longest of the critical path that had a
     choice."""
     reason = layout.plan.reason
-    single = [box for box in layout.boxes if len(box.card.runs) == 1]
-    choosy = [box for box in single if len(getattr(reason.get(box.card.runs[0]), "choices", ())) > 1]
+    single = [box for box in layout.boxes if len(box.card.clusters) == 1]
+    choosy = [box for box in single if len(getattr(reason.get(box.card.clusters[0]), "choices", ())) > 1]
     box = min(choosy, key=lambda box: (not box.critical, -box.card.busy, box.card.start), default=None)
     return box_facts(layout, box) if box else None

@@ -192,7 +192,7 @@ def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
     held = f"peak {size(peak)}"
     full = f"{held} of {size(cap)}" if cap else held
     lines = [
-        f"busy {percent(busy)}" if column.lanes else "no runs",
+        f"busy {percent(busy)}" if column.lanes else "no clusters",
         full if fonts.width(full, 12) <= room else held,
     ]
     return lines if column.lanes or peak else lines[:1]

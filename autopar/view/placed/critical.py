@@ -17,7 +17,7 @@ _TIGHT = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the line through `points`; `kind` is `run`, `copy` (its end is an arrow) or `bus`,
+    """A part of the line through `points`; `kind` is `cluster`, `copy` (its end is an arrow) or `bus`,
     drawn dotted."""
 
     kind: str
@@ -91,7 +91,7 @@ def _path(*points: Point) -> tuple[Point, ...]:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring `run` pieces as one line, so that corners meet; pieces of one point dropped."""
+    """Neighbouring `cluster` pieces as one line, so that corners meet; pieces of one point dropped."""
     done: list[Piece] = []
     for piece in pieces:
         if len(piece.points) < 2:

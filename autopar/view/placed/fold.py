@@ -1,7 +1,7 @@
 """Runs as cards: one each while there are few, else equal repeated blocks as one stacked card and short
 runs merged into their module, so that a picture of any plan has a bounded number of boxes.
 
-A card keeps the true times of what it holds: it begins with its first run, ends with its last, and
+A card keeps the true times of what it holds: it begins with its first cluster, ends with its last, and
 `busy` is the sum.
 """
 
@@ -36,14 +36,14 @@ class Copy:
     start: float
     end: float
     busy: float
-    runs: tuple[str, ...]
+    clusters: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A box: the `runs` of one lane between `start` and `end`, at work for `busy` seconds of that.
+    """A box: the `clusters` of one lane between `start` and `end`, at work for `busy` seconds of that.
 
-    `copies` are the repeated blocks when it is a stack; `module` what the runs share; `phase` the part of a
+    `copies` are the repeated blocks when it is a stack; `module` what the clusters share; `phase` the part of a
     training step that most of its work is of.
     """
 
@@ -54,7 +54,7 @@ class Card:
     start: float
     end: float
     busy: float
-    runs: tuple[str, ...]
+    clusters: tuple[str, ...]
     copies: tuple[Copy, ...] = ()
     phase: str = "forward"
     block: Block | None = None
@@ -79,19 +79,19 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
 
 
 def _card(plan: Plan, placed: Placed, lane: str) -> Card:
-    tasks = [plan.costed.graph.task[name] for name in plan.costed.run[placed.run].tasks]
-    # A run may reach into the next block: it counts as of the block most of its tasks are in.
+    tasks = [plan.costed.graph.task[name] for name in plan.costed.cluster[placed.cluster].tasks]
+    # A cluster may reach into the next block: it counts as of the block most of its tasks are in.
     blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
     return Card(
         lane,
         placed.device,
-        plan.words.run(placed.run),
-        module_of(plan, placed.run),
+        plan.words.cluster(placed.cluster),
+        module_of(plan, placed.cluster),
         placed.start,
         placed.end,
         placed.end - placed.start,
-        (placed.run,),
-        phase=plan.words.phase(placed.run),
+        (placed.cluster,),
+        phase=plan.words.phase(placed.cluster),
         block=max(blocks, key=lambda block: blocks[block], default=None),
     )
 
@@ -113,7 +113,7 @@ def _join(cards: list[Card]) -> Card:
         module=module,
         end=max(card.end for card in cards),
         busy=sum(card.busy for card in cards),
-        runs=tuple(run for card in cards for run in card.runs),
+        clusters=tuple(cluster for card in cards for cluster in card.clusters),
         phase=phase,
         block=first.block if all(card.block == first.block for card in cards) else None,
     )
@@ -182,7 +182,7 @@ def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
     """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
     card."""
     rows: list[list[list[Card]]] = []
-    for _, held in groupby(cards, key=lambda card: (card.block, card.phase) if card.block else card.runs):
+    for _, held in groupby(cards, key=lambda card: (card.block, card.phase) if card.block else card.clusters):
         group = list(held)
         if rows and _follows(rows[-1][-1][0], group[0]):
             rows[-1].append(group)
@@ -222,7 +222,7 @@ def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
     blocks = [group[0].block for group in groups]
     wholes = [_join(group) for group in groups]
     copies = tuple(
-        Copy(f"{block[0]}.{block[1]}", whole.start, whole.end, whole.busy, whole.runs)
+        Copy(f"{block[0]}.{block[1]}", whole.start, whole.end, whole.busy, whole.clusters)
         for block, whole in zip(blocks, wholes)
         if block
     )
@@ -234,9 +234,9 @@ def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
 
 
 def _kind(plan: Plan, copies: tuple[Copy, ...], phase: str) -> str:
-    """What each of the copies is, where they have one run each and it is the same of all; else their phase."""
-    if all(len(copy.runs) == 1 for copy in copies):
-        words = {plan.words.run(copy.runs[0]).replace(f"{copy.name}.", "", 1) for copy in copies}
+    """What each of the copies is, where they have one cluster each and it is the same of all; else their phase."""
+    if all(len(copy.clusters) == 1 for copy in copies):
+        words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.name}.", "", 1) for copy in copies}
         if len(words) == 1:
             return f": {words.pop()}"
     other = f" {phase}" if plan.words.training else ""

@@ -75,12 +75,12 @@ def _second_line(layout: Layout, box: Box) -> str:
     parts = []
     if card.copies:
         parts.append(f"{seconds(card.busy / len(card.copies))} each")
-    elif len(card.runs) > 1:
-        parts.append(f"{len(card.runs)} runs")
+    elif len(card.clusters) > 1:
+        parts.append(f"{len(card.clusters)} clusters")
     else:
-        tasks = layout.plan.costed.run[card.runs[0]].tasks
-        module = module_of(layout.plan, card.runs[0])
-        heavy = layout.plan.costed.graph.task.get(card.runs[0])
+        tasks = layout.plan.costed.cluster[card.clusters[0]].tasks
+        module = module_of(layout.plan, card.clusters[0])
+        heavy = layout.plan.costed.graph.task.get(card.clusters[0])
         called = operator(heavy) if heavy and module else ""
         parts.append(module if module and module not in card.title else called)
         parts.append(heavy.part if heavy else "")

@@ -23,7 +23,7 @@ _WIDEST_BAND = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A card at its place; one box where a run takes several lanes that are side by side."""
+    """A card at its place; one box where a cluster takes several lanes that are side by side."""
 
     card: Card
     x: float
@@ -145,13 +145,13 @@ def _boxes(layout: Layout) -> None:
                 last = next((i for i in range(index, len(held)) if key not in held[i]), len(held)) - 1
                 w = column.lanes[last][1] + column.lanes[last][2] - x
                 y = layout.y(card.start)
-                critical = any(number[run] in hot for run in card.runs)
+                critical = any(number[cluster] in hot for cluster in card.clusters)
                 layout.boxes.append(Box(card, x, y, w, layout.y(card.end) - y, critical))
 
 
 def _key(card: Card) -> tuple[object, ...]:
-    """The same for what a run that takes several lanes has in each of them."""
-    return card.runs, card.start, card.end
+    """The same for what a cluster that takes several lanes has in each of them."""
+    return card.clusters, card.start, card.end
 
 
 def _arrows(layout: Layout) -> None:
@@ -203,8 +203,8 @@ def _gaps(layout: Layout) -> None:
 
 
 def _cause(layout: Layout, card: Card) -> str:
-    """What the first run of a card waited for last, in words."""
-    number = layout.found.number[card.runs[0]]
+    """What the first cluster of a card waited for last, in words."""
+    number = layout.found.number[card.clusters[0]]
     wait = layout.found.last[number]
     if wait is None:
         return "waits for its start"
@@ -214,7 +214,7 @@ def _cause(layout: Layout, card: Card) -> str:
     if wait.kind == "lane" or layout.found.steps[number].start - before.end > 0.01 * layout.plan.makespan:
         return "waits for its turn"
     where = f" of {before.device}" if before.device != card.device else ""
-    return f"waits for {layout.plan.words.run(before.run)}{where}"
+    return f"waits for {layout.plan.words.cluster(before.cluster)}{where}"
 
 
 def _take(layout: Layout) -> None:

@@ -53,7 +53,7 @@ def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
     first, last = group[0], group[-1]
     titles = [box.card.title for box in group]
     if len(group) > _MOST_LINES:
-        titles = [f"{len(group)} runs: {titles[0]}", f"… {titles[-1]}"]
+        titles = [f"{len(group)} clusters: {titles[0]}", f"… {titles[-1]}"]
     bold = any(box.critical for box in group)
     tall = _LINE * len(titles)
     for mark, top in (("↑", last.y + last.h + 2), ("↓", first.y - 3 - tall)):

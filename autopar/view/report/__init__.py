@@ -196,7 +196,7 @@ def _phases(plan: Plan, timeline: Timeline | None) -> str:
         if any(name in held for held in found.values()):
             rows.append(tuple(row))
     lines = [
-        "how the time divides; under way: its runs or copies, adds: while none of a phase above are",
+        "how the time divides; under way: its clusters or copies, adds: while none of a phase above are",
         table(rows, right=range(1, len(rows[0]))),
     ]
     if any("reduction" in held for held in found.values()):
@@ -257,7 +257,9 @@ def _path(plan: Plan, found: Critical) -> str:
 def _reasons(plan: Plan, found: Critical) -> str:
     big = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))
     devices = [device.name for device in plan.costed.machine.devices][:_MOST_DEVICES]
-    each = [(placed, plan.reason[placed.run]) for placed in big if placed.run in plan.reason][:_MOST_REASONS]
+    each = [(placed, plan.reason[placed.cluster]) for placed in big if placed.cluster in plan.reason][
+        :_MOST_REASONS
+    ]
     weighed = any(len(reason.choices) > 1 for _, reason in each)
     columns = tuple(f"on {device}" for device in devices) if weighed else ()
     rows = [("run", "device", "takes", "slack", "waited for", *columns, "why")]
@@ -268,13 +270,13 @@ def _reasons(plan: Plan, found: Critical) -> str:
             "here" if device == placed.device else against(by[device], own) if device in by else "-"
             for device in devices
         ]
-        number = found.number[placed.run]
+        number = found.number[placed.cluster]
         times = (seconds(placed.end - placed.start), seconds(found.slack[number]))
         why = (waited(plan, found, number), *(ends if weighed else ()), reason.text)
-        rows.append((plan.words.run(placed.run), placed.device, *times, *why))
+        rows.append((plan.words.cluster(placed.cluster), placed.device, *times, *why))
     if len(rows) == 1:
         return "no reasons were kept"
-    head = f"why each run is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
+    head = f"why each cluster is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
     if weighed:
         head += "; on …: how much later it would itself end there, the rest of the plan as it is"
     return head + "\n" + table(rows, right=(2, 3, *range(5, 5 + len(columns))), widest=_WIDEST)

@@ -27,16 +27,20 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
     """The critical path as stretches: consecutive runs of one lane are one, gaps of over 0.1 % are named
     waits."""
     parts: list[Stretch] = []
-    runs: list[Placed] = []
+    clusters: list[Placed] = []
     numbers: list[int] = []
     small = plan.makespan * 1e-3
     clock = 0.0
 
     def flush() -> None:
-        if runs:
-            what = span_name(plan, runs)
-            parts.append(Stretch("compute", runs[0].start, runs[-1].end, runs[0].lane, what, tuple(numbers)))
-            runs.clear()
+        if clusters:
+            what = span_name(plan, clusters)
+            parts.append(
+                Stretch(
+                    "compute", clusters[0].start, clusters[-1].end, clusters[0].lane, what, tuple(numbers)
+                )
+            )
+            clusters.clear()
             numbers.clear()
 
     for number in found.path:
@@ -44,31 +48,31 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
         if step.start - clock > small:
             flush()
             parts.append(
-                Stretch("wait", clock, step.start, step.lane, "waits; no run or transfer explains it")
+                Stretch("wait", clock, step.start, step.lane, "waits; no cluster or transfer explains it")
             )
         if isinstance(step, Transfer):
             flush()
             what = plan.words.value(step.value)
             parts.append(Stretch("copy", step.start, step.end, f"{step.src} → {step.dst}", what, (number,)))
         else:
-            if runs and runs[-1].lane != step.lane:
+            if clusters and clusters[-1].lane != step.lane:
                 flush()
-            runs.append(step)
+            clusters.append(step)
             numbers.append(number)
         clock = max(clock, step.end)
     flush()
     return parts
 
 
-def span_name(plan: Plan, runs: list[Placed]) -> str:
+def span_name(plan: Plan, clusters: list[Placed]) -> str:
     """`first … last` with a count."""
-    first, last = plan.words.run(runs[0].run), plan.words.run(runs[-1].run)
-    return first if len(runs) == 1 else f"{first} … {last} ({len(runs)} runs)"
+    first, last = plan.words.cluster(clusters[0].cluster), plan.words.cluster(clusters[-1].cluster)
+    return first if len(clusters) == 1 else f"{first} … {last} ({len(clusters)} clusters)"
 
 
-def module_of(plan: Plan, run: str) -> str:
-    """The longest module path that all tasks of a run which have one share."""
-    paths = [plan.costed.graph.task[task].module for task in plan.costed.run[run].tasks]
+def module_of(plan: Plan, cluster: str) -> str:
+    """The longest module path that all tasks of a cluster which have one share."""
+    paths = [plan.costed.graph.task[task].module for task in plan.costed.cluster[cluster].tasks]
     return common_module([path for path in paths if path])
 
 

@@ -13,11 +13,11 @@ from ...text.tables import meant, percent, seconds, table
 _MOST_CHANGES = 6
 
 
-def explain_runs(plan: Plan, names: Iterable[str]) -> str:
-    """For each run that a name or a glob of names means: where and when it is, what it waited for, when it would end on
-    each device with the rest of the plan as it is, and why it is here.
+def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
+    """For each cluster that a name or a glob of names means: where and when it is, what it waited for, when it would
+    end on each device with the rest of the plan as it is, and why it is here.
 
-    Raises PlanError for a name that no run has.
+    Raises PlanError for a name that no cluster has.
     """
     found = plan.critical
     chosen: dict[str, None] = {}
@@ -25,13 +25,13 @@ def explain_runs(plan: Plan, names: Iterable[str]) -> str:
         complaint = f"{name!r} is no task of {plan.costed.graph.name!r}"
         chosen |= dict.fromkeys(meant(name, plan.place, complaint))
     blocks = []
-    for run in sorted(chosen, key=lambda run: found.number[run]):
-        step, number = plan.place[run], found.number[run]
+    for cluster in sorted(chosen, key=lambda cluster: found.number[cluster]):
+        step, number = plan.place[cluster], found.number[cluster]
         late = "on the critical path" if number in found.on_path else f"slack {seconds(found.slack[number])}"
         lanes, span = ", ".join(step.lanes), f"{seconds(step.start)} → {seconds(step.end)}"
-        lines = [f"{plan.words.run(run)} on {lanes}: {span}, {late}"]
+        lines = [f"{plan.words.cluster(cluster)} on {lanes}: {span}, {late}"]
         lines.append(f"  waited for {waited(plan, found, number) or 'nothing'}")
-        reason = plan.reason.get(run)
+        reason = plan.reason.get(cluster)
         if reason:
             lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
         blocks.append("\n".join(lines))
@@ -52,14 +52,15 @@ def _choices(device: str, reason: Reason) -> list[str]:
 
 
 def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
-    """The choices that a run on `device` had, its own first, then by end; with how much later it would end there."""
+    """The choices that a cluster on `device` had, its own first, then by end; with how much later it would end
+    there."""
     order = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
     own = next((choice.end for choice in order if choice.device == device), None)
     return [(choice, "chosen" if choice.device == device else against(choice, own)) for choice in order]
 
 
 def against(choice: Choice, own: float | None) -> str:
-    """When a run would end on a device against when it does: `+1.2 ms`, `−0.3 ms`."""
+    """When a cluster would end on a device against when it does: `+1.2 ms`, `−0.3 ms`."""
     if choice.end is None or own is None:
         return "-"
     late = choice.end - own
@@ -93,7 +94,7 @@ def waited(plan: Plan, found: Critical, number: int) -> str:
         return ""
     before = found.steps[wait.step]
     if isinstance(before, Placed):
-        named = plan.words.run(before.run)
+        named = plan.words.cluster(before.cluster)
     else:
         named = f"{plan.words.value(before.value)} from {before.src}"
     late = step.start - found.ready(number)

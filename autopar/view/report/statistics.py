@@ -48,7 +48,7 @@ def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
     """The outermost spans of each lane by start: runs and copies, not the tasks in them."""
     found: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in sorted(timeline.spans, key=lambda span: (span.start, span.end)):
-        if not span.run:
+        if not span.cluster:
             found[span.lane].append(span)
     return {lane: tuple(spans) for lane, spans in found.items()}
 
@@ -93,7 +93,7 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of a step: `work` seconds of its runs and copies over all lanes, `span` in which any of them is under
+    """A phase of a step: `work` seconds of its clusters and copies over all lanes, `span` in which any of them is under
     way, `adds` of these in which nothing of the phases before it is; `start` of the first and `end` of the last."""
 
     name: str
@@ -132,18 +132,18 @@ def hidden(plan: Plan, timeline: Timeline) -> float:
 
 def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> dict[str, list[Interval]]:
     """Start and end of what each phase does."""
-    graph, run = plan.costed.graph, plan.costed.run
+    graph, cluster = plan.costed.graph, plan.costed.cluster
     of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
     found: dict[str, list[Interval]] = {name: [] for name in PHASES}
-    # Where tasks were measured they are asked: the runs of the two halves of a step are not those of the whole.
-    fine = any(span.run for span in timeline.spans)
+    # Where tasks were measured they are asked: the clusters of the two halves of a step are not those of the whole.
+    fine = any(span.cluster for span in timeline.spans)
     for span in timeline.spans:
         name, phase = span.name, None
         if span.kind == "copy":
             phase = of_value.get(name) if copies else None
         elif fine:
-            phase = of_task.get(name) if span.run and not _free(graph, name) else None
-        elif name in run and not all(_free(graph, task) for task in run[name].tasks):
+            phase = of_task.get(name) if span.cluster and not _free(graph, name) else None
+        elif name in cluster and not all(_free(graph, task) for task in cluster[name].tasks):
             phase = plan.words.phase(name)
         if phase and span.end > span.start:
             found[phase].append((span.start, span.end))
@@ -163,7 +163,7 @@ def critical_spans(timeline: Timeline) -> list[Span]:
     if timeline.path:
         return [timeline.spans[number] for number in timeline.path]
     order = sorted(timeline.spans, key=lambda span: (span.end, span.start))
-    spans = [span for span in order if not span.run and span.end > span.start]
+    spans = [span for span in order if not span.cluster and span.end > span.start]
     ends = [span.end for span in spans]
     slop = timeline.makespan * 2e-3
     found, index = [], len(spans) - 1

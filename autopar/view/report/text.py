@@ -14,7 +14,7 @@ _AXIS = 10
 def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
     """A swim-lane chart of at most `wide` columns and about `rows` lines; `┃` marks the critical path.
 
-    A line stands for one slice of time. A box shows the run that fills most of the slice, with `+2` when
+    A line stands for one slice of time. A box shows the cluster that fills most of the slice, with `+2` when
     it hides more; transfers are listed at the line in which they begin.
     """
     machine = plan.costed.machine
@@ -81,7 +81,7 @@ def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[i
         more = f" +{count[row] - 1}" if count[row] > 1 else ""
         after = f"{more} {seconds(here[index].end - here[index].start)}"
         room = wide - 2 - len(after)
-        name = plan.words.run(here[index].run)
+        name = plan.words.cluster(here[index].cluster)
         if len(name) > room:
             after = more
             room = wide - 2 - len(after)

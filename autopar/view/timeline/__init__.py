@@ -37,10 +37,10 @@ def timeline_picture(timeline: Timeline) -> Svg:
     predicted = timeline.predicted
     svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
     what = "predicted above measured" if predicted else "timeline"
-    top = [span for span in timeline.spans if not span.run]
-    # A run that takes several lanes has a span in each.
+    top = [span for span in timeline.spans if not span.cluster]
+    # A cluster that takes several lanes has a span in each.
     count = len({(span.kind, span.name, span.device, span.start) for span in top})
-    under = f"{count} runs and copies in {len({span.lane for span in top})} lanes."
+    under = f"{count} clusters and copies in {len({span.lane for span in top})} lanes."
     if timeline.late >= 0.005:
         under += f" Emulated work ended up to {percent(timeline.late)} late."
     title = f"{timeline.title}: {what}"
@@ -76,7 +76,7 @@ def _figures(timeline: Timeline) -> list[Figure]:
     busy = [share for device, share in device_busy(timeline).items() if device.split(":")[0] != "cpu"]
     if busy:
         found.append(Figure(percent(sum(busy) / len(busy)), "accelerators busy, mean"))
-    top = [span for span in timeline.spans if not span.run and span.end > span.start]
+    top = [span for span in timeline.spans if not span.cluster and span.end > span.start]
     copies = union((span.start, span.end) for span in top if span.kind == "copy")
     work = union((span.start, span.end) for span in top if span.kind == "compute")
     if copies:

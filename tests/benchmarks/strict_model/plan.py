@@ -47,7 +47,7 @@ def strict_plan(graph: Partitioning, name: str = "graph", budget_s: float | None
     where = [at[c] for c in calls.group]
     plan = _timed(graph, name, nodes, where, "time" if cut else "")
     called = [device.name for device in plan.costed.machine.devices]
-    reasons = StrictReasons(graph, [run.name for run in plan.costed.runs], at, called)
+    reasons = StrictReasons(graph, [cluster.name for cluster in plan.costed.clusters], at, called)
     return replace(plan, reasons=reasons)
 
 
@@ -93,7 +93,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         memory=found.memory,
         makespan=found.makespan,
         lower_bound=bound(loads),
-        reasons=StrictShares(graph, [run.name for run in built.runs], at, called),
+        reasons=StrictShares(graph, [cluster.name for cluster in built.clusters], at, called),
         stopped="time" if cut else "",
         period=period,
     )
@@ -189,7 +189,7 @@ def _plan(
     start, end = times
     machine, values = (
         built.machine,
-        {built.producer[value]: value for run in built.runs for value in run.makes},
+        {built.producer[value]: value for cluster in built.clusters for value in cluster.makes},
     )
     nodes = order(graph)
     # Nodes that take no time share their moment with others, and are listed in the order in which they are computed.

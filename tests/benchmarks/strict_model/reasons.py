@@ -31,16 +31,16 @@ class StrictReasons(Lazily):
     all else where it is. `at` is the part of each class."""
 
     def __init__(
-        self, graph: Partitioning, runs: Sequence[str], at: Sequence[int], called: Sequence[str]
+        self, graph: Partitioning, clusters: Sequence[str], at: Sequence[int], called: Sequence[str]
     ) -> None:
-        super().__init__(runs)
+        super().__init__(clusters)
         self.graph, self.at, self.called = graph, list(at), called
         self.calls = Calls.of(graph)
         self.node = {node.name: v for v, node in enumerate(graph.nodes)}
 
     def work_out(self, r: int) -> Reason:
         """The reason of run `r`."""
-        calls, c = self.calls, self.calls.group[self.node[self.runs[r]]]
+        calls, c = self.calls, self.calls.group[self.node[self.clusters[r]]]
         was = calls.latency(self.at)
         ends: dict[str, tuple[float, list[str]]] = {}
         for part in range(calls.parts + 1):
@@ -56,8 +56,8 @@ class StrictReasons(Lazily):
                 what = seconds(latency) if latency > was * (1 + NEGLIGIBLE) else "no longer"
             ends.setdefault(what, (latency, []))[1].append(self.called[part])
         if not ends:
-            return Reason(self.runs[r], f"It can only run on {self.called[self.at[c]]}.")
-        return Reason(self.runs[r], listed("latency", ends).strip())
+            return Reason(self.clusters[r], f"It can only run on {self.called[self.at[c]]}.")
+        return Reason(self.clusters[r], listed("latency", ends).strip())
 
     def changes(self) -> Iterator[tuple[str, float]]:
         """What the latency would be, for each change of the machine."""
@@ -70,11 +70,11 @@ class StrictShares(Shares):
     """A reason for each node of a plan for throughput. `at` is the core or accelerator of each class."""
 
     def __init__(
-        self, graph: Partitioning, runs: Sequence[str], at: Sequence[int], called: Sequence[str]
+        self, graph: Partitioning, clusters: Sequence[str], at: Sequence[int], called: Sequence[str]
     ) -> None:
         _, group = classes(graph)
         of = {node.name: group[v] for v, node in enumerate(graph.nodes)}
-        super().__init__({run: of[run] for run in runs}, strict_loads(graph), at, called)
+        super().__init__({cluster: of[cluster] for cluster in clusters}, strict_loads(graph), at, called)
         self.graph = graph
 
     def changes(self) -> Iterator[tuple[str, float]]:

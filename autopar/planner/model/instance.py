@@ -32,13 +32,13 @@ class Hop:
         return self.latency_s + nbytes * self.s_per_byte
 
 
-class Problem:
+class Instance:
     """The instance: what there is to place, in numbers, for R runs, V values, D devices and G colocate groups.
 
     Lists and tuples, which Python's loops read quicker than arrays; `search/core` has the same as arrays for C.
-    Raises PlanError when a run has no device, or none that its values can come from and to.
+    Raises PlanError when a cluster has no device, or none that its values can come from and to.
 
-    Of run r:
+    Of cluster r:
         seconds[r][d]: float, inf where it cannot run; the quickest of `modes`
         modes[r, d]: (lanes taken, seconds) where there are several ways, the fewest lanes first
         dispatch[r]: float, seconds of the one host
@@ -47,7 +47,7 @@ class Problem:
         before[r], after[r]: runs that must have ended, and that wait for it
         able[r]: devices that can run it, those of its colocate group
         allowed[r]: those of them from and to which its values find a way
-        group[r]: int, -1 for none; members[g] are the runs of group g
+        group[r]: int, -1 for none; members[g] are the clusters of group g
         kept[r]: (storage, bytes) of resident state
 
     Of value v:
@@ -67,7 +67,8 @@ class Problem:
         route[s][d]: hops, None without a way
         latency[s][d], s_per_byte[s][d]: float, of the whole way, inf and 0 without one
 
-    Of all: `holders[name]` are the runs that read a resident state, and `tight` is whether a cap could be too small.
+    Of all: `holders[name]` are the clusters that read a resident state, and `tight` is whether a cap could be too
+    small.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -76,32 +77,32 @@ class Problem:
         self.devices = tuple(device.name for device in machine.devices)
         self.lane_names = tuple(device.compute_lanes for device in machine.devices)
         self.caps = tuple(device.memory_bytes for device in machine.devices)
-        self.names = tuple(run.name for run in costed.runs)
-        self.runs = len(costed.runs)
+        self.names = tuple(cluster.name for cluster in costed.clusters)
+        self.clusters = len(costed.clusters)
         self.number = {name: r for r, name in enumerate(self.names)}
-        self.seconds = [_numbers(run.seconds) for run in costed.runs]
+        self.seconds = [_numbers(cluster.seconds) for cluster in costed.clusters]
         self.modes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
-        self.dispatch = [run.dispatch_s for run in costed.runs]
-        self.workspace = [run.workspace_bytes for run in costed.runs]
+        self.dispatch = [cluster.dispatch_s for cluster in costed.clusters]
+        self.workspace = [cluster.workspace_bytes for cluster in costed.clusters]
 
-        self.values = [name for run in costed.runs for name in run.makes]
+        self.values = [name for cluster in costed.clusters for name in cluster.makes]
         self.value = {name: v for v, name in enumerate(self.values)}
         self.bytes = [graph.value[name].bytes for name in self.values]
-        self.maker = [r for r, run in enumerate(costed.runs) for _ in run.makes]
+        self.maker = [r for r, cluster in enumerate(costed.clusters) for _ in cluster.makes]
         self.home = [-1] * len(self.values)
         self.readers: list[list[int]] = [[] for _ in self.values]
         self.deliver: list[list[int]] = [[] for _ in self.values]
         self.carry: list[list[int]] = [[] for _ in self.values]
         self.stays = [name in graph.kept for name in self.values]
         self.holders: dict[str, list[int]] = {}
-        self.makes = [tuple(self.value[name] for name in run.makes) for run in costed.runs]
+        self.makes = [tuple(self.value[name] for name in cluster.makes) for cluster in costed.clusters]
         self.reads: list[tuple[int, ...]] = []
         self.kept: list[tuple[tuple[str, int], ...]] = []
         resident = costed.resident
-        for r, run in enumerate(costed.runs):
+        for r, cluster in enumerate(costed.clusters):
             reads: list[int] = []
             kept: dict[str, int] = {}
-            for name in run.reads:
+            for name in cluster.reads:
                 if name in resident:
                     storage, nbytes = graph.copies[name]
                     kept[storage] = max(kept.get(storage, 0), nbytes)
@@ -127,7 +128,7 @@ class Problem:
                 up = next((read for read in inputs if graph.value[read].storage == value.storage), None)
                 if up is not None:
                     self.views[value.name] = up
-        self.before = [self._before(r) for r in range(self.runs)]
+        self.before = [self._before(r) for r in range(self.clusters)]
         waiting: list[list[int]] = [[] for _ in self.names]
         for r, earlier in enumerate(self.before):
             for p in earlier:
@@ -151,7 +152,7 @@ class Problem:
         self._routes()
 
     def _given(self, name: str) -> int:
-        """The number of a value that no run makes, if no other has made it one."""
+        """The number of a value that no cluster makes, if no other has made it one."""
         if name not in self.value:
             costed = self.costed
             self.value[name] = len(self.values)
@@ -167,28 +168,28 @@ class Problem:
 
     def _before(self, r: int) -> tuple[int, ...]:
         found = dict.fromkeys([self.maker[v] for v in self.reads[r] if self.maker[v] >= 0])
-        found.update((self.number[name], None) for name in self.costed.runs[r].after)
+        found.update((self.number[name], None) for name in self.costed.clusters[r].after)
         found.pop(r, None)
         return tuple(found)
 
     def _modes(self) -> None:
-        for r, run in enumerate(self.costed.runs):
-            for d, lanes, seconds in sorted(run.modes):
+        for r, cluster in enumerate(self.costed.clusters):
+            for d, lanes, seconds in sorted(cluster.modes):
                 if lanes <= len(self.lane_names[d]):
                     self.modes[r, d] = (*self.modes.get((r, d), ()), (lanes, seconds))
-            if run.modes:
+            if cluster.modes:
                 # The machine may be another than the one the ways were read for.
-                quickest = {d: math.inf for d, _, _ in run.modes}
+                quickest = {d: math.inf for d, _, _ in cluster.modes}
                 quickest |= {d: min(s for _, s in self.modes[r, d]) for d in quickest if (r, d) in self.modes}
                 self.seconds[r] = tuple(quickest.get(d, s) for d, s in enumerate(self.seconds[r]))
 
     def _changes(self) -> None:
-        graph, run_of = self.costed.graph, self.costed.run_of
+        graph, cluster_of = self.costed.graph, self.costed.cluster_of
         written: dict[str, list[tuple[int, int]]] = {}
         for position, task in enumerate(graph.tasks):
             for name in task.writes:
                 own = written.setdefault(graph.value[name].storage, [])
-                own.append((position, self.number[run_of[task.name]]))
+                own.append((position, self.number[cluster_of[task.name]]))
         self.changes: dict[int, list[tuple[int, int]]] = {}
         self.first_read: dict[tuple[int, int], int] = {}
         for v, name in enumerate(self.values):
@@ -196,39 +197,39 @@ class Problem:
                 self.changes[v] = written[graph.value[name].storage]
                 for position, task in enumerate(graph.tasks):
                     if name in task.inputs:
-                        self.first_read.setdefault((v, self.number[run_of[task.name]]), position)
+                        self.first_read.setdefault((v, self.number[cluster_of[task.name]]), position)
 
     def versions(self, value: int, readers: Iterable[int]) -> list[int]:
-        """Runs that change a value in place before the first of `readers`: a copy for these must not be
+        """Clusters that change a value in place before the first of `readers`: a copy for these must not be
         older."""
         if value not in self.changes:
             return []
         first = min((self.first_read[value, r] for r in readers), default=len(self.costed.graph.tasks))
-        return list(dict.fromkeys(run for position, run in self.changes[value] if position < first))
+        return list(dict.fromkeys(cluster for position, cluster in self.changes[value] if position < first))
 
     def _group(self) -> None:
         groups: dict[str, int] = {}
         self.members: list[list[int]] = []
         self.group = []
-        for r, run in enumerate(self.costed.runs):
-            if run.colocate is None:
+        for r, cluster in enumerate(self.costed.clusters):
+            if cluster.colocate is None:
                 self.group.append(-1)
                 continue
-            if run.colocate not in groups:
-                groups[run.colocate] = len(self.members)
+            if cluster.colocate not in groups:
+                groups[cluster.colocate] = len(self.members)
                 self.members.append([])
-            self.group.append(groups[run.colocate])
-            self.members[groups[run.colocate]].append(r)
+            self.group.append(groups[cluster.colocate])
+            self.members[groups[cluster.colocate]].append(r)
         everywhere = tuple(range(len(self.devices)))
         self.able = self.allowed = [
             tuple(d for d in everywhere if row[d] < math.inf) if math.inf in row else everywhere
             for row in self.seconds
         ]
-        for r in range(self.runs):
+        for r in range(self.clusters):
             if not self.allowed[r]:
-                where = self.costed.graph.task[self.costed.runs[r].tasks[0]].where
+                where = self.costed.graph.task[self.costed.clusters[r].tasks[0]].where
                 raise PlanError(
-                    f"run {self.names[r]!r} can run on no device of {', '.join(self.devices)}: {where}; "
+                    f"cluster {self.names[r]!r} can run on no device of {', '.join(self.devices)}: {where}; "
                     "take a pin back or add a device that can run it"
                 )
         for name, g in groups.items():
@@ -247,9 +248,9 @@ class Problem:
 
     @cached_property
     def alike(self) -> list[tuple[int, int]]:
-        """(device, lane) of all lanes when there are several, each run may go to any and takes as long there, and
+        """(device, lane) of all lanes when there are several, each cluster may go to any and takes as long there, and
         nothing else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
-        devices = self.allowed[0] if self.runs else ()
+        devices = self.allowed[0] if self.clusters else ()
         found = [(d, lane) for d in devices for lane in range(len(self.lane_names[d]))]
         if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
             return []
@@ -264,13 +265,13 @@ class Problem:
                 return []
         return found
 
-    def together(self, run: int) -> Sequence[int]:
-        """The runs of its colocate group, or it alone."""
-        return self.members[self.group[run]] if self.group[run] >= 0 else (run,)
+    def together(self, cluster: int) -> Sequence[int]:
+        """The clusters of its colocate group, or it alone."""
+        return self.members[self.group[cluster]] if self.group[cluster] >= 0 else (cluster,)
 
-    def where(self, run: int) -> str:
-        """The devices a run may go to, for messages."""
-        return " or ".join(self.devices[d] for d in self.allowed[run])
+    def where(self, cluster: int) -> str:
+        """The devices a cluster may go to, for messages."""
+        return " or ".join(self.devices[d] for d in self.allowed[cluster])
 
     def _routes(self) -> None:
         machine, index = self.costed.machine, self.costed.index
@@ -327,18 +328,18 @@ def _numbers(seconds: tuple[float | None, ...]) -> tuple[float, ...]:
     return cast("tuple[float, ...]", seconds)
 
 
-def _narrow(problem: Problem) -> list[tuple[int, ...]]:
-    """Of the devices that each run may go to, those that may be part of a placement of every run once.
+def _narrow(instance: Instance) -> list[tuple[int, ...]]:
+    """Of the devices that each cluster may go to, those that may be part of a placement of every cluster once.
 
-    Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): what a run
-    makes must come from each of its devices to some device of each reader, and to each device of a reader from some
-    of the maker's. A run computed again may be on others. PlanError where nothing is left. O(E) for E reads, a few
-    times over.
+    Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): what a
+    cluster makes must come from each of its devices to some device of each reader, and to each device of a reader from
+    some of the maker's. A cluster computed again may be on others. PlanError where nothing is left. O(E) for E reads,
+    a few times over.
     """
-    every = range(len(problem.devices))
-    leads = [sum(1 << d for d in every if row[d] is not None) for row in problem.route]
-    leader = [problem.members[g][0] if g >= 0 else r for r, g in enumerate(problem.group)]
-    left = [sum(1 << d for d in allowed) for allowed in problem.allowed]
+    every = range(len(instance.devices))
+    leads = [sum(1 << d for d in every if row[d] is not None) for row in instance.route]
+    leader = [instance.members[g][0] if g >= 0 else r for r, g in enumerate(instance.group)]
+    left = [sum(1 << d for d in allowed) for allowed in instance.allowed]
 
     @cache
     def reached(devices: int) -> int:
@@ -359,26 +360,26 @@ def _narrow(problem: Problem) -> list[tuple[int, ...]]:
             return False
         if not left[own] & devices:
             raise PlanError(
-                f"no placement brings {problem.values[v]!r} to all that read it: over the links that there are, it "
-                f"comes from or to {problem.names[r]!r} on none of {problem.where(r)}; add a link"
+                f"no placement brings {instance.values[v]!r} to all that read it: over the links that there are, it "
+                f"comes from or to {instance.names[r]!r} on none of {instance.where(r)}; add a link"
             )
         left[own] &= devices
         return True
 
     found = True
-    values = range(len(problem.values))
+    values = range(len(instance.values))
     while found:
         found = False
         for v in values:
-            m = problem.maker[v]
-            for r in problem.readers[v]:
-                sources = 1 << problem.home[v] if m < 0 else left[leader[m]]
+            m = instance.maker[v]
+            for r in instance.readers[v]:
+                sources = 1 << instance.home[v] if m < 0 else left[leader[m]]
                 found |= keep(v, r, reached(sources))
         for v in reversed(values):
-            m = problem.maker[v]
+            m = instance.maker[v]
             for target in (
-                *(left[leader[r]] for r in problem.readers[v]),
-                *(1 << d for d in problem.deliver[v]),
+                *(left[leader[r]] for r in instance.readers[v]),
+                *(1 << d for d in instance.deliver[v]),
             ):
                 found |= m >= 0 and keep(v, m, reaching(target))
     known: dict[int, tuple[int, ...]] = {}
