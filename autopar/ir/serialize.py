@@ -17,6 +17,9 @@ from .graph import Argument, Const, Ref
 
 T = TypeVar("T")
 
+_KEYS = {"cluster": "run", "clusters": "runs"}
+"""Fields that files call otherwise."""
+
 LARGEST = 10**36
 """Largest whole number of a noun, so that it can be reckoned with: more than any sum of a graph file's."""
 
@@ -29,7 +32,7 @@ def encode(value: Any) -> Any:
         return {"const": value.text}
     if dataclasses.is_dataclass(value):
         return {
-            field.name: encode(getattr(value, field.name))
+            _KEYS.get(field.name, field.name): encode(getattr(value, field.name))
             for field in dataclasses.fields(value)
             if field.init and getattr(value, field.name) != field.default
         }
@@ -62,7 +65,8 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         unknown = sorted(set(data) - set(hints))
         if unknown:
             raise PlanError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(hints))}")
-        values = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()}
+        names = {_KEYS.get(field.name, field.name): field.name for field in dataclasses.fields(cast(Any, kind))}
+        values = {names[key]: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
         try:
             return cast(Any, kind)(**values)
         except TypeError as error:
@@ -133,4 +137,5 @@ def _argument(data: Any, where: str) -> Argument:
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     made = {field.name for field in dataclasses.fields(kind) if field.init}
-    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in made}
+    hints = typing.get_type_hints(kind)
+    return {_KEYS.get(name, name): hint for name, hint in hints.items() if name in made}
