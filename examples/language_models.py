@@ -47,7 +47,7 @@ def lengths(devices: list[str], hidden: int, layers: int) -> dict[str, float]:
     chosen = random.Random(0).sample(range(10, 60), 30)
     batches = [torch.randint(5, 900, (4, length)) for length in chosen]
 
-    def epoch(cluster: Callable[..., Any]) -> None:
+    def epoch(run: Callable[..., Any]) -> None:
         for tokens in batches:
             run(input_ids=tokens)
 

@@ -76,7 +76,9 @@ def sizes(devices: autopar.Machine | list[str]) -> None:
         with torch.no_grad():
             plan = autopar.plan(model, devices, example_inputs=(x,))
         device, single = plan.best_single or ("none", float("nan"))
-        used = sorted({placed.device for placed in plan.placed if plan.costed.cluster[placed.cluster].seconds})
+        used = sorted(
+            {placed.device for placed in plan.placed if plan.costed.cluster[placed.cluster].seconds}
+        )
         split = plan.costed.graph.split
         why = (
             f"{split} on {', '.join(used)}"

@@ -58,7 +58,7 @@ class _Check:
         """Check runs and transfers."""
         machine, values = self.costed.machine, self.costed.graph.value
         lanes = {device.name: device.compute_lanes for device in machine.devices}
-        self._each([step.cluster for step in placed], self.names, "placed", "run")
+        self._each([step.cluster for step in placed], self.names, "placed", "cluster")
         for step in placed:
             self._known([step.device], self.devices, f"the place of {step.cluster!r}", "device")
             self._known(
@@ -83,7 +83,7 @@ class _Check:
 
     def weighed(self, reasons: Sequence[Any]) -> None:
         """Check the reasons of placements."""
-        self._known([reason.cluster for reason in reasons], self.names, "reasons", "run")
+        self._known([reason.cluster for reason in reasons], self.names, "reasons", "cluster")
         weighed = [choice.device for reason in reasons for choice in reason.choices]
         self._known(weighed, self.devices, "the choices of reasons", "device")
 
@@ -102,7 +102,7 @@ class _Check:
     def _costs(self) -> None:
         costed, graph, count = self.costed, self.costed.graph, len(self.costed.machine.devices)
         tasks = [task for cluster in costed.clusters for task in cluster.tasks]
-        self._each([cluster.name for cluster in costed.clusters], self.names, "runs", "run")
+        self._each([cluster.name for cluster in costed.clusters], self.names, "clusters", "cluster")
         self._each(tasks, graph.task, "the tasks of its runs", "task")
         self._known([cost.task for cost in costed.costs], graph.task, "costs", "task")
         for what, own in (
@@ -125,7 +125,7 @@ class _Check:
             lacking = next((value for value in cluster.reads if value not in there), None)
             if lacking is not None:
                 self.wrong(f"{what} reads {lacking!r}, which no cluster makes")
-            self._known(cluster.after, self.names, what, "run")
+            self._known(cluster.after, self.names, what, "cluster")
             self._known([d for d, _, _ in cluster.modes], range(count), what, "position of a device")
             self._numbers(
                 what, [cluster.dispatch_s, cluster.workspace_bytes, *(s for _, _, s in cluster.modes)]

@@ -65,7 +65,9 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         unknown = sorted(set(data) - set(hints))
         if unknown:
             raise PlanError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(hints))}")
-        names = {_KEYS.get(field.name, field.name): field.name for field in dataclasses.fields(cast(Any, kind))}
+        names = {
+            _KEYS.get(field.name, field.name): field.name for field in dataclasses.fields(cast(Any, kind))
+        }
         values = {names[key]: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
         try:
             return cast(Any, kind)(**values)

@@ -85,7 +85,7 @@ def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[Event]:
 
 
 def _slice(span: Span, pid: int, tid: int, start: int, end: int) -> Event:
-    known = ("run", "module", "source", "src", "dst", "bytes")
+    known = ("cluster", "module", "source", "src", "dst", "bytes")
     args = {name: getattr(span, name) for name in known if getattr(span, name)}
     if span.called and span.called != span.name:
         args["name"] = span.name

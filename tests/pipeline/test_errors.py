@@ -130,7 +130,9 @@ def test_pins():
 
 def test_keywords_of_the_wrong_kind():
     refused(PlanError, "policy='hefty'", "round_robin", policy="hefty")
-    refused(PlanError, "policy= returned None", "{name of a task or run: device}", policy=lambda costed: None)
+    refused(
+        PlanError, "policy= returned None", "{name of a task or cluster: device}", policy=lambda costed: None
+    )
     refused(PlanError, "'nonsense', which is no run or task", policy=lambda costed: {"nonsense": "cpu"})
     for split in ("many", 2.5, True):
         refused(PlanError, f"split={split!r} is not known", "a number of parts", split=split)

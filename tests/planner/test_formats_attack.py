@@ -253,7 +253,7 @@ def test_saved_nouns_are_read_as_strictly(kind, tmp_path):
         ({"makespan": {"float": "many"}}, "expected a number"),
         ({"policy": HALF}, "expected text"),
         ({"singles": [["tpu", 1.0]]}, "singles names 'tpu', which is no device"),
-        ({"placed": []}, "placed lacks run"),
+        ({"placed": []}, "placed lacks cluster"),
     ],
 )
 def test_an_edit_that_makes_it_no_plan_is_named(change, says, tmp_path):

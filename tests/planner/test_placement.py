@@ -226,7 +226,7 @@ def test_an_edited_plan_gets_new_times():
 
 
 @pytest.mark.parametrize(
-    "run, device, lane, error, text",
+    "cluster, device, lane, error, text",
     [
         ("b1", "cuda:7", "cuda:7/0", DeviceError, "no device 'cuda:7' in this machine; it has cpu"),
         ("b1", "cpu", "cpu/9", PlanError, "lane 'cpu/9' of cpu; its compute lanes are cpu/0"),

@@ -57,15 +57,15 @@ static void *take(char *block, size_t *taken, size_t bytes)
 
 static size_t lay_out(Search *search, const Network *net, char *block)
 {
-    size_t taken = 0, runs = net->runs, devices = net->devices, values = net->values;
-    size_t most_copies = net->most_copies, all = runs + 1 + most_copies;
+    size_t taken = 0, clusters = net->clusters, devices = net->devices, values = net->values;
+    size_t most_copies = net->most_copies, all = clusters + 1 + most_copies;
     size_t lanes = net->lane_at[devices], wires = net->wires + 1;
 #define ROOM(pointer, count) pointer = take(block, &taken, (count) * sizeof *(pointer))
     for (int i = 0; i < 2; i++) {
         Timed *timed = search->timed + i;
         ROOM(timed->device, all), ROOM(timed->lane, all), ROOM(timed->ended, all), ROOM(timed->keys, all);
         ROOM(timed->ready, all), ROOM(timed->start, all), ROOM(timed->end, all), ROOM(timed->tail, all);
-        ROOM(timed->of, most_copies), ROOM(timed->copied, runs + 1), ROOM(timed->copy_at, runs * devices);
+        ROOM(timed->of, most_copies), ROOM(timed->copied, clusters + 1), ROOM(timed->copy_at, clusters * devices);
         ROOM(timed->wanted, all), ROOM(timed->there, values * devices), ROOM(timed->shared, values);
         ROOM(timed->sent, values * devices);
     }
@@ -76,10 +76,10 @@ static size_t lay_out(Search *search, const Network *net, char *block)
     ROOM(bench->onward, values * devices), ROOM(bench->touched, 2 * devices);
     ROOM(bench->events, 2 * all + 2), ROOM(bench->pool, all);
     Beside *beside = &search->beside;
-    ROOM(beside->keys, all), ROOM(beside->order, all), ROOM(beside->critical, runs);
-    ROOM(beside->reached, 2 * runs * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, all);
+    ROOM(beside->keys, all), ROOM(beside->order, all), ROOM(beside->critical, clusters);
+    ROOM(beside->reached, 2 * clusters * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, all);
     ROOM(beside->queue_keys, all), ROOM(beside->queue_ends, all), ROOM(beside->queue_tails, all);
-    ROOM(beside->mark, runs), ROOM(beside->edge, runs), ROOM(beside->found, runs);
+    ROOM(beside->mark, clusters), ROOM(beside->edge, clusters), ROOM(beside->found, clusters);
     ROOM(search->after, all), ROOM(search->order, all);
 #undef ROOM
     return taken;
@@ -88,11 +88,11 @@ static size_t lay_out(Search *search, const Network *net, char *block)
 /* The clusters and copies in the order of their keys, from an order close to it. */
 static void sort(const Search *search, const int *from, const double *keys, int had, int copies)
 {
-    int *order = search->order, runs = search->net->runs, count = 0;
-    for (int i = 0; i < runs + had + copies; i++) {
+    int *order = search->order, clusters = search->net->clusters, count = 0;
+    for (int i = 0; i < clusters + had + copies; i++) {
         /* Copies come last, for those there were may have other numbers now. */
-        int old = i < runs + had, r = old ? (from ? from[i] : i) : i + 1 - had, at = count;
-        if (old && r >= runs)
+        int old = i < clusters + had, r = old ? (from ? from[i] : i) : i + 1 - had, at = count;
+        if (old && r >= clusters)
             continue;
         count++;
         for (; at && (keys[r] < keys[order[at - 1]] || (keys[r] == keys[order[at - 1]] && r < order[at - 1])); at--)
@@ -143,18 +143,18 @@ static void timing(Search *search, double limit, int eager)
 static int few(Search *search, double limit, double heat)
 {
     Beside *beside = &search->beside;
-    int tried = 1 + search->net->runs / TRIED;
+    int tried = 1 + search->net->clusters / TRIED;
     double lowest = INFINITY;
     Change change, chosen = {.count = 0};
     search->chain->spent += ESTIMATE * tried;
     while (tried--) {
-        int way = below(beside->draw, FEW), run = a_run(beside), found;
+        int way = below(beside->draw, FEW), cluster = a_run(beside), found;
         if (way < MOVES)
-            found = moved(beside, run, limit, &change);
+            found = moved(beside, cluster, limit, &change);
         else if (way < MOVES + SHIFTS)
-            found = shifted(beside, run, limit, &change);
+            found = shifted(beside, cluster, limit, &change);
         else
-            found = exchanged(beside, run, limit, &change);
+            found = exchanged(beside, cluster, limit, &change);
         if (found) {
             double length = change.length - heat * drawn(beside->draw);
             if (length < lowest) {
@@ -164,8 +164,8 @@ static int few(Search *search, double limit, double heat)
         }
     }
     for (int i = 0; i < chosen.count; i++) {
-        search->next->device[chosen.run[i]] = chosen.device[i];
-        search->next->keys[chosen.run[i]] = chosen.key[i];
+        search->next->device[chosen.cluster[i]] = chosen.device[i];
+        search->next->keys[chosen.cluster[i]] = chosen.key[i];
     }
     if (chosen.count)
         timing(search, limit, 0);
@@ -196,7 +196,7 @@ static void copy(size_t all, int *device, double *keys, const int *from_device, 
 /* Let what is next be what is at hand, to be changed. */
 static void begin(const Network *net, Timed *next, const Timed *now, const double *keys)
 {
-    copy(net->runs + 1 + now->copies, next->device, next->keys, now->device, keys);
+    copy(net->clusters + 1 + now->copies, next->device, next->keys, now->device, keys);
     if (next->copies || now->copies) {
         memcpy(next->of, now->of, now->copies * sizeof *next->of);
         next->copies = now->copies;
@@ -229,8 +229,8 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         } else {
             chain->spent += ESTIMATE;
             if (kind < FEW + GROUPS) {
-                int closely = drawn(draw) < 0.5, run = a_run(beside);
-                found = closely ? gathered(beside, run, next->device) : stretched(beside, run, next->device);
+                int closely = drawn(draw) < 0.5, cluster = a_run(beside);
+                found = closely ? gathered(beside, cluster, next->device) : stretched(beside, cluster, next->device);
             } else {
                 found = recopied(beside, next);
             }
@@ -245,16 +245,16 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         room = now;
         search->next = beside->now;
         stand(beside, next, &search->bench, search->order);
-        chain->spent += net->runs / 2.0;
+        chain->spent += net->clusters / 2.0;
         if (next->makespan < chain->best[0].makespan)
-            keep(chain, next, net->runs + 1 + next->copies);
+            keep(chain, next, net->clusters + 1 + next->copies);
     }
 }
 
 /* Room for a search from a list, which is timed; NULL where there is no memory for it. */
 static char *begun(Search *search, const Network *net, const List *list, double limit)
 {
-    size_t bytes = lay_out(search, net, NULL), all = net->runs + 1 + list->copies;
+    size_t bytes = lay_out(search, net, NULL), all = net->clusters + 1 + list->copies;
     char *block = calloc(1, bytes);
     if (!block)
         return NULL;
@@ -266,7 +266,7 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     memcpy(now->of, list->of, now->copies * sizeof *now->of);
     look_up(net, now);
     /* What reads from a cluster need not wait for it where there are copies of it. */
-    for (int r = 0; !now->copies && r < net->runs; r++)
+    for (int r = 0; !now->copies && r < net->clusters; r++)
         search->after[r] = net->to_go[r * net->devices + now->device[r]];
     sort(search, NULL, now->keys, 0, now->copies);
     play(net, now, &search->bench, search->order, limit, search->after);
@@ -279,7 +279,7 @@ PUBLIC int autopar_time(
     const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
 {
     Search search = {.net = net};
-    size_t all = net->runs + 1 + list->copies;
+    size_t all = net->clusters + 1 + list->copies;
     char *block = begun(&search, net, list, limit);
     if (!block)
         return -1;
@@ -309,7 +309,7 @@ PUBLIC int autopar_cool(const Network *net, Chain *chain, double steps, double h
     go_on(&search, steps, hot, cold, end);
     const Timed *now = search.beside.now;
     List *own = &chain->now;
-    copy(net->runs + 1 + now->copies, own->device, own->keys, now->device, now->keys);
+    copy(net->clusters + 1 + now->copies, own->device, own->keys, now->device, now->keys);
     memcpy(own->of, now->of, now->copies * sizeof *own->of);
     own->copies = now->copies;
     own->eager = now->eager;

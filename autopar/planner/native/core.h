@@ -36,7 +36,7 @@ static inline double least(double a, double b)
    beside one. `to_go` are the seconds from the end of a cluster on a device to the end of the graph, at best. `members` are
    runs that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most. */
 typedef struct {
-    int runs, devices, wires, values, groups, most_copies;
+    int clusters, devices, wires, values, groups, most_copies;
     const int *lane_at;             /* [D + 1] */
     const double *seconds, *to_go;  /* [R][D] */
     const double *bytes;            /* [V] */
@@ -63,7 +63,7 @@ static inline double travel(const Network *net, int value, int source, int targe
 
 /* A transfer of a value that a cluster makes (R: none), its seconds, when it is there, and what follows that. */
 typedef struct {
-    int run, value, source, stop, wire, queue;
+    int cluster, value, source, stop, wire, queue;
     double takes, came, tail;
 } Sent;
 
@@ -94,19 +94,19 @@ typedef struct {
 
 static inline int run_of(const Network *net, const Timed *timed, int number)
 {
-    return number < net->runs ? number : timed->of[number - net->runs - 1];
+    return number < net->clusters ? number : timed->of[number - net->clusters - 1];
 }
 
 /* The number of the copy of a cluster on a device, 0 for none. */
-static inline int copy_on(const Network *net, const Timed *timed, int run, int device)
+static inline int copy_on(const Network *net, const Timed *timed, int cluster, int device)
 {
-    return timed->copied[run] ? timed->copy_at[run * net->devices + device] : 0;
+    return timed->copied[cluster] ? timed->copy_at[cluster * net->devices + device] : 0;
 }
 
 /* A cluster, and then its copies. */
-#define EACH_OF(number, net, timed, run) \
-    for (int number##_d = -1, number = (run); number##_d < ((timed)->copied[run] ? (net)->devices : 0); \
-         number = ++number##_d < (net)->devices ? (timed)->copy_at[(run) * (net)->devices + number##_d] : 0) \
+#define EACH_OF(number, net, timed, cluster) \
+    for (int number##_d = -1, number = (cluster); number##_d < ((timed)->copied[cluster] ? (net)->devices : 0); \
+         number = ++number##_d < (net)->devices ? (timed)->copy_at[(cluster) * (net)->devices + number##_d] : 0) \
         if (number##_d < 0 || number)
 
 /* Room for one list to be timed in, and to follow it back. */
@@ -140,7 +140,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
 void tails(const Network *net, Timed *timed, Bench *bench);
 /* When all that a cluster reads could be on a device, and the seconds that would still be wanted after its end there, with
    all else as it is and wires that nobody else takes; after `tails`. */
-void reach(const Network *net, const Timed *now, int run, int device, double *ready, double *after);
+void reach(const Network *net, const Timed *now, int cluster, int device, double *ready, double *after);
 
 /* The schedule at hand and its neighbours. `keys` are the places of clusters and copies in the order of their starts; the
    queues have those of each device so, with their ends and, below 0, the seconds from their starts to the end of all. */
@@ -159,7 +159,7 @@ typedef struct {
 } Beside;
 
 typedef struct {
-    int count, run[2], device[2];
+    int count, cluster[2], device[2];
     double key[2], length;
 } Change;
 
@@ -171,15 +171,15 @@ int a_run(Beside *beside);
 double inside(Beside *beside, double low, double high);
 /* These three estimate a change of one or two clusters from when the rest begins and how long it takes after them; 0 where
    the estimate is above `limit` or nothing changes. `moved`: to another device, where it delays the end least. */
-int moved(Beside *beside, int run, double limit, Change *change);
+int moved(Beside *beside, int cluster, double limit, Change *change);
 /* Elsewhere in the order of its device, 0 too where nothing is gained: too many orders are as good as that at hand. */
-int shifted(Beside *beside, int run, double limit, Change *change);
+int shifted(Beside *beside, int cluster, double limit, Change *change);
 /* A cluster and one of another device in each other's place. */
-int exchanged(Beside *beside, int run, double limit, Change *change);
+int exchanged(Beside *beside, int cluster, double limit, Change *change);
 /* These change many devices at once, 0 if none; `gathered`: a cluster and some that are joined to it there, together. */
-int gathered(Beside *beside, int run, int *device);
+int gathered(Beside *beside, int cluster, int *device);
 /* All of a stretch of the order that is on the device of a cluster, or all of it, and perhaps that one's the other way. */
-int stretched(Beside *beside, int run, int *device);
+int stretched(Beside *beside, int cluster, int *device);
 /* Seconds that follow each cluster of a changed list: as long as now behind all that is changed, at best elsewhere. */
 void still(const Beside *beside, const Timed *next, double *after);
 

@@ -13,11 +13,11 @@
 
 void look_up(const Network *net, Timed *timed)
 {
-    memset(timed->copied, 0, net->runs + 1);
+    memset(timed->copied, 0, net->clusters + 1);
     for (int i = 0; i < timed->copies; i++) {
-        int run = timed->of[i], copy = net->runs + 1 + i, *own = timed->copy_at + run * net->devices;
-        if (!timed->copied[run]) {
-            timed->copied[run] = 1;
+        int cluster = timed->of[i], copy = net->clusters + 1 + i, *own = timed->copy_at + cluster * net->devices;
+        if (!timed->copied[cluster]) {
+            timed->copied[cluster] = 1;
             memset(own, 0, net->devices * sizeof *own);
         }
         own[timed->device[copy]] = copy;
@@ -26,16 +26,16 @@ void look_up(const Network *net, Timed *timed)
 
 static void leave_out(const Network *net, Timed *timed, int i)
 {
-    int copy = net->runs + 1 + i, left = --timed->copies - i;
+    int copy = net->clusters + 1 + i, left = --timed->copies - i;
     memmove(timed->of + i, timed->of + i + 1, left * sizeof *timed->of);
     memmove(timed->device + copy, timed->device + copy + 1, left * sizeof *timed->device);
     memmove(timed->keys + copy, timed->keys + copy + 1, left * sizeof *timed->keys);
     look_up(net, timed);
 }
 
-static int is_read(const Network *net, const Timed *timed, int run, int device)
+static int is_read(const Network *net, const Timed *timed, int cluster, int device)
 {
-    EACH(v, net->makes, run) {
+    EACH(v, net->makes, cluster) {
         EACH(d, net->deliver, *v)
             if (*d == device)
                 return 1;
@@ -51,8 +51,8 @@ void tidy(const Network *net, Timed *timed)
 {
     look_up(net, timed);
     for (int i = timed->copies - 1; i >= 0; i--) {
-        int run = timed->of[i], device = timed->device[net->runs + 1 + i];
-        if (timed->device[run] == device || !is_read(net, timed, run, device)) {
+        int cluster = timed->of[i], device = timed->device[net->clusters + 1 + i];
+        if (timed->device[cluster] == device || !is_read(net, timed, cluster, device)) {
             leave_out(net, timed, i);
             i = timed->copies;
         }
@@ -66,13 +66,13 @@ static int could_be(const Network *net, const Timed *timed, int maker, int devic
 }
 
 /* What makes a value that a cluster on a device reads and could be computed there too, -1 for none. */
-static int awaited(Beside *beside, const Timed *timed, int run, int device)
+static int awaited(Beside *beside, const Timed *timed, int cluster, int device)
 {
     const Network *net = beside->net;
     int count = 0;
-    EACH(v, net->reads, run) count += could_be(net, timed, net->maker[*v], device);
+    EACH(v, net->reads, cluster) count += could_be(net, timed, net->maker[*v], device);
     int at = count ? below(beside->draw, count) : -1;
-    EACH(v, net->reads, run)
+    EACH(v, net->reads, cluster)
         if (could_be(net, timed, net->maker[*v], device) && !at--)
             return net->maker[*v];
     return -1;
@@ -80,10 +80,10 @@ static int awaited(Beside *beside, const Timed *timed, int run, int device)
 
 static void change_places(const Network *net, Timed *timed, int i)
 {
-    int run = timed->of[i], copy = net->runs + 1 + i, device = timed->device[run];
-    double key = timed->keys[run];
-    timed->device[run] = timed->device[copy];
-    timed->keys[run] = timed->keys[copy];
+    int cluster = timed->of[i], copy = net->clusters + 1 + i, device = timed->device[cluster];
+    double key = timed->keys[cluster];
+    timed->device[cluster] = timed->device[copy];
+    timed->keys[cluster] = timed->keys[copy];
     timed->device[copy] = device;
     timed->keys[copy] = key;
 }
@@ -100,15 +100,15 @@ int recopied(Beside *beside, Timed *next)
             change_places(net, next, i);
         return 1;
     }
-    int run = a_run(beside), device = next->device[run], first = next->copies, moved = 0;
-    double high = beside->keys[run];
+    int cluster = a_run(beside), device = next->device[cluster], first = next->copies, moved = 0;
+    double high = beside->keys[cluster];
     if (drawn(beside->draw) < ELSEWHERE) {
-        int d = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
+        int d = net->allowed.of[net->allowed.at[cluster] + below(beside->draw, COUNT(net->allowed, cluster))];
         moved = d != device;
-        next->device[run] = device = d;
+        next->device[cluster] = device = d;
     }
     while (next->copies < net->most_copies) {
-        int maker = awaited(beside, next, run, device);
+        int maker = awaited(beside, next, cluster, device);
         if (maker < 0)
             break;
         double low = -1.0;
@@ -116,7 +116,7 @@ int recopied(Beside *beside, Timed *next)
             int copy = copy_on(net, next, *r, device);
             low = most(low, next->keys[copy ? copy : *r]);
         }
-        int copy = net->runs + 1 + next->copies;
+        int copy = net->clusters + 1 + next->copies;
         next->of[next->copies++] = maker;
         next->device[copy] = device;
         if (low > high)
@@ -124,7 +124,7 @@ int recopied(Beside *beside, Timed *next)
         next->keys[copy] = inside(beside, low, high);
         look_up(net, next);
         if (drawn(beside->draw) < ONWARD) {
-            run = maker;
+            cluster = maker;
             high = next->keys[copy];
         }
         if (drawn(beside->draw) < ENOUGH)

@@ -47,7 +47,7 @@ static inline void arrive(Timed *timed, Bench *bench, int number, double came, i
         bench->able[(*ables)++] = number;
 }
 
-static void carry(const Network *net, Timed *timed, Bench *bench, int run, int value, int source, int target)
+static void carry(const Network *net, Timed *timed, Bench *bench, int cluster, int value, int source, int target)
 {
     int none = net->wires, way = source * net->devices + target;
     double *there = timed->there + value * net->devices, *busy = bench->busy;
@@ -66,7 +66,7 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int run, int v
                 busy[queue] = came;
             there[stop] = came;
             timed->sent[timed->sendings++] = (Sent){
-                .run = run, .value = value, .source = source, .stop = stop, .wire = wire, .queue = queue,
+                .cluster = cluster, .value = value, .source = source, .stop = stop, .wire = wire, .queue = queue,
                 .takes = takes, .came = came, .tail = 0.0,
             };
         }
@@ -76,28 +76,28 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int run, int v
 
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after)
 {
-    int runs = net->runs, devices = net->devices, none = net->wires, eager = timed->eager;
-    int copies = timed->copies, all = runs + 1 + copies;
+    int clusters = net->clusters, devices = net->devices, none = net->wires, eager = timed->eager;
+    int copies = timed->copies, all = clusters + 1 + copies;
     const int *device = timed->device, *lane_at = net->lane_at;
     double *ready = timed->ready, *start = timed->start, *end = timed->end;
     int *missing = bench->missing, *able = bench->able, *queue = bench->queue, *queue_at = bench->queue_at;
-    int events = 0, ables = 0, run = runs;
+    int events = 0, ables = 0, cluster = clusters;
     double last = 0.0, now = 0.0;
 
     timed->makespan = INFINITY;
     timed->endings = timed->sendings = 0;
-    memcpy(missing, net->waits, runs * sizeof *missing);
+    memcpy(missing, net->waits, clusters * sizeof *missing);
     memset(timed->shared, 0, net->values);
     memset(bench->busy, 0, (none + 1) * sizeof *bench->busy);
     memset(bench->lane_free, 0, lane_at[devices] * sizeof *bench->lane_free);
     memset(queue_at, 0, (devices + 2) * sizeof *queue_at);
-    for (int r = 0; r < runs; r++) {
+    for (int r = 0; r < clusters; r++) {
         ready[r] = 0.0;
         queue_at[device[r] + 2]++;
         if (!missing[r])
             able[ables++] = r;
     }
-    for (int copy = runs + 1; copy < all; copy++) {
+    for (int copy = clusters + 1; copy < all; copy++) {
         ready[copy] = 0.0;
         missing[copy] = net->waits[run_of(net, timed, copy)];
         queue_at[device[copy] + 2]++;
@@ -116,22 +116,22 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
     }
     /* From here on those of d are queue[queue_at[d + 1]] to queue[queue_at[d + 2] - 1]. */
     if (!eager) {
-        for (int i = 0; i < runs + copies; i++)
+        for (int i = 0; i < clusters + copies; i++)
             queue[bench->at[device[order[i]]]++] = order[i];
         for (int d = 0; d < devices; d++)
             bench->at[d] = queue_at[d + 1];
     }
     for (;;) {
-        if (run > runs && run < all) {
-            int d = device[run];
-            EACH(value, net->makes, run_of(net, timed, run))
+        if (cluster > clusters && cluster < all) {
+            int d = device[cluster];
+            EACH(value, net->makes, run_of(net, timed, cluster))
                 EACH(r, net->readers, *value)
                     EACH_OF(reader, net, timed, *r)
                         if (device[reader] == d)
                             arrive(timed, bench, reader, now, &ables);
-        } else if (run <= runs) {
-            EACH(value, net->makes, run) {
-                int v = *value, source = run < runs ? device[run] : net->home[v];
+        } else if (cluster <= clusters) {
+            EACH(value, net->makes, cluster) {
+                int v = *value, source = cluster < clusters ? device[cluster] : net->home[v];
                 double *there = timed->there + v * devices;
                 if (none) {
                     for (int d = 0; d < devices; d++)
@@ -145,16 +145,16 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                             EACH_OF(reader, net, timed, *r) wanted[device[reader]] = 1;
                         EACH(d, net->deliver, v) wanted[*d] = 1;
                         for (int d = 0; d < devices; d++)
-                            if (wanted[d] && there[d] < 0 && !copy_on(net, timed, run, d))
-                                carry(net, timed, bench, run, v, source, d);
+                            if (wanted[d] && there[d] < 0 && !copy_on(net, timed, cluster, d))
+                                carry(net, timed, bench, cluster, v, source, d);
                     } else if (COUNT(net->readers, v)) {
                         int target = device[net->readers.of[net->readers.at[v]]];
                         if (target != source)
-                            carry(net, timed, bench, run, v, source, target);
+                            carry(net, timed, bench, cluster, v, source, target);
                     }
                 }
                 EACH(d, net->deliver, v)
-                    if (!copy_on(net, timed, run, *d))
+                    if (!copy_on(net, timed, cluster, *d))
                         last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
                 if (!copies)
                     EACH(r, net->readers, v)
@@ -164,11 +164,11 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                     EACH(r, net->readers, v)
                         EACH_OF(reader, net, timed, *r) {
                             int d = device[reader];
-                            if (!copy_on(net, timed, run, d))
+                            if (!copy_on(net, timed, cluster, d))
                                 arrive(timed, bench, reader, none ? there[d] : now + travel(net, v, source, d), &ables);
                         }
             }
-            EACH(r, net->later, run) arrive(timed, bench, *r, now, &ables);
+            EACH(r, net->later, cluster) arrive(timed, bench, *r, now, &ables);
         }
         if (eager) {
             for (int i = 0; i < ables; i++)
@@ -220,25 +220,25 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
         ables = 0;
         Event event = pop(bench->events, &events);
         now = event.at;
-        run = event.id;
-        if (run < all) {
-            int d = device[run];
-            end[run] = now;
-            timed->ended[timed->endings++] = run;
+        cluster = event.id;
+        if (cluster < all) {
+            int d = device[cluster];
+            end[cluster] = now;
+            timed->ended[timed->endings++] = cluster;
             if (eager) {
-                bench->idle[lane_at[d] + bench->idles[d]++] = timed->lane[run];
+                bench->idle[lane_at[d] + bench->idles[d]++] = timed->lane[cluster];
                 bench->touched[d] = 1;
             }
         } else {
-            int r = run - all, d = device[r];
+            int r = cluster - all, d = device[r];
             push(bench->pool + queue_at[d + 1], &bench->pools[d], (Event){timed->keys[r], r});
             bench->touched[d] = 1;
         }
     }
-    if (timed->endings == runs + copies) {
-        for (int r = 0; r < runs; r++)
+    if (timed->endings == clusters + copies) {
+        for (int r = 0; r < clusters; r++)
             last = most(last, end[r]);
-        for (int copy = runs + 1; copy < all; copy++)
+        for (int copy = clusters + 1; copy < all; copy++)
             last = most(last, end[copy]);
         timed->makespan = last;
     }
@@ -253,12 +253,12 @@ void tails(const Network *net, Timed *timed, Bench *bench)
     memset(waiting, 0, (none + 1) * sizeof *waiting);
     memset(onward, 0, (size_t)net->values * devices * sizeof *onward);
     for (int i = timed->endings - 1; i >= 0; i--) {
-        int run = timed->ended[i], d = device[run], base = run_of(net, timed, run);
+        int cluster = timed->ended[i], d = device[cluster], base = run_of(net, timed, cluster);
         double longest = 0.0;
-        for (; number && timed->sent[number - 1].run == run; number--) {
+        for (; number && timed->sent[number - 1].cluster == cluster; number--) {
             Sent *sent = timed->sent + number - 1;
             double after = onward[sent->value * devices + sent->stop];
-            if (!copy_on(net, timed, run, sent->stop))
+            if (!copy_on(net, timed, cluster, sent->stop))
                 EACH(r, net->readers, sent->value)
                     EACH_OF(reader, net, timed, *r)
                         if (device[reader] == sent->stop)
@@ -279,37 +279,37 @@ void tails(const Network *net, Timed *timed, Bench *bench)
             EACH(r, net->readers, *v)
                 EACH_OF(reader, net, timed, *r) {
                     int stop = device[reader];
-                    if (stop == d || (!none && run == base && !copy_on(net, timed, run, stop)))
+                    if (stop == d || (!none && cluster == base && !copy_on(net, timed, cluster, stop)))
                         longest = most(longest, net->seconds[*r * devices + stop] + timed->tail[reader] +
                                                     travel(net, *v, d, stop));
                 }
-            if (!none && run == base)
+            if (!none && cluster == base)
                 EACH(stop, net->deliver, *v)
-                    if (!copy_on(net, timed, run, *stop))
+                    if (!copy_on(net, timed, cluster, *stop))
                         longest = most(longest, travel(net, *v, d, *stop));
         }
         /* Nothing waits for a copy but what reads from it. */
-        if (run == base)
-            EACH(r, net->later, run)
+        if (cluster == base)
+            EACH(r, net->later, cluster)
                 longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
-        timed->wanted[run] = longest;
-        double *lane = behind + net->lane_at[d] + timed->lane[run];
-        timed->tail[run] = most(longest, *lane);
-        *lane = timed->tail[run] + net->seconds[base * devices + d];
+        timed->wanted[cluster] = longest;
+        double *lane = behind + net->lane_at[d] + timed->lane[cluster];
+        timed->tail[cluster] = most(longest, *lane);
+        *lane = timed->tail[cluster] + net->seconds[base * devices + d];
     }
 }
 
-void reach(const Network *net, const Timed *now, int run, int device, double *ready, double *after)
+void reach(const Network *net, const Timed *now, int cluster, int device, double *ready, double *after)
 {
     int devices = net->devices;
     const int *where = now->device;
-    if (device == where[run]) {
-        *ready = now->ready[run];
-        *after = now->wanted[run];
+    if (device == where[cluster]) {
+        *ready = now->ready[cluster];
+        *after = now->wanted[cluster];
         return;
     }
     *ready = *after = 0.0;
-    EACH(v, net->reads, run) {
+    EACH(v, net->reads, cluster) {
         double came = now->shared[*v] ? now->there[*v * devices + device] : NOT_THERE;
         if (came < 0) {
             int maker = net->maker[*v], source = maker >= 0 ? where[maker] : net->home[*v];
@@ -318,18 +318,18 @@ void reach(const Network *net, const Timed *now, int run, int device, double *re
         }
         *ready = most(*ready, came);
     }
-    EACH(r, net->sooner, run) *ready = most(*ready, now->end[*r]);
-    EACH(v, net->makes, run) {
+    EACH(r, net->sooner, cluster) *ready = most(*ready, now->end[*r]);
+    EACH(v, net->makes, cluster) {
         EACH(r, net->readers, *v)
             EACH_OF(reader, net, now, *r) {
                 int d = where[reader];
-                if (!copy_on(net, now, run, d))
+                if (!copy_on(net, now, cluster, d))
                     *after = most(
                         *after, net->seconds[*r * devices + d] + now->tail[reader] + travel(net, *v, device, d));
             }
         EACH(d, net->deliver, *v)
-            if (!copy_on(net, now, run, *d))
+            if (!copy_on(net, now, cluster, *d))
                 *after = most(*after, travel(net, *v, device, *d));
     }
-    EACH(r, net->later, run) *after = most(*after, net->seconds[*r * devices + where[*r]] + now->tail[*r]);
+    EACH(r, net->later, cluster) *after = most(*after, net->seconds[*r * devices + where[*r]] + now->tail[*r]);
 }

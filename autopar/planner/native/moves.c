@@ -14,11 +14,11 @@ enum {
 };
 
 /* Seconds, where not known as yet. */
-static const double *reached(Beside *beside, int run, int device)
+static const double *reached(Beside *beside, int cluster, int device)
 {
-    double *found = beside->reached + 2 * (run * beside->net->devices + device);
+    double *found = beside->reached + 2 * (cluster * beside->net->devices + device);
     if (found[0] < 0)
-        reach(beside->net, beside->now, run, device, found, found + 1);
+        reach(beside->net, beside->now, cluster, device, found, found + 1);
     return found;
 }
 
@@ -48,9 +48,9 @@ static int right_of(const double *sorted, int count, double at)
     return low;
 }
 
-static int is_allowed(const Network *net, int run, int device)
+static int is_allowed(const Network *net, int cluster, int device)
 {
-    EACH(d, net->allowed, run)
+    EACH(d, net->allowed, cluster)
         if (*d == device)
             return 1;
     return 0;
@@ -62,20 +62,20 @@ static int lanes_of(const Network *net, int device)
 }
 
 /* Between those that a cluster waits for on a device and those that wait for it. */
-static void between(const Beside *beside, int run, int device, double *low, double *high)
+static void between(const Beside *beside, int cluster, int device, double *low, double *high)
 {
     const Network *net = beside->net;
     const Timed *now = beside->now;
     *low = -1.0;
-    *high = net->runs + now->copies;
-    EACH(r, net->before, run)
+    *high = net->clusters + now->copies;
+    EACH(r, net->before, cluster)
     {
         int copy = copy_on(net, now, *r, device);
         *low = most(*low, beside->keys[copy ? copy : *r]);
     }
-    EACH(r, net->after, run)
+    EACH(r, net->after, cluster)
         EACH_OF(later, net, now, *r)
-            if (!copy_on(net, now, run, now->device[later]))
+            if (!copy_on(net, now, cluster, now->device[later]))
                 *high = least(*high, beside->keys[later]);
 }
 
@@ -87,12 +87,12 @@ double inside(Beside *beside, double low, double high)
 void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
 {
     const Network *net = beside->net;
-    int runs = net->runs, devices = net->devices;
+    int clusters = net->clusters, devices = net->devices;
     double limit = now->makespan * (1 - NEAR);
     tails(net, now, bench);
     beside->now = now;
     /* The order is close to that of the keys, so that each cluster goes but a few places. */
-    int count = runs + now->copies;
+    int count = clusters + now->copies;
     for (int i = 0; i < count; i++) {
         int r = order[i], at = i;
         for (; at; at--) {
@@ -108,9 +108,9 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     int *queue_at = beside->queue_at;
     for (int d = 0; d < devices + 2; d++)
         queue_at[d] = 0;
-    for (int r = 0; r < runs; r++)
+    for (int r = 0; r < clusters; r++)
         queue_at[now->device[r] + 2]++;
-    for (int copy = runs + 1; copy <= count; copy++)
+    for (int copy = clusters + 1; copy <= count; copy++)
         queue_at[now->device[copy] + 2]++;
     for (int d = 0; d < devices; d++)
         queue_at[d + 2] += queue_at[d + 1];
@@ -123,15 +123,15 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
         beside->queue_ends[at] = now->end[r];
         beside->queue_tails[at] = -(net->seconds[run_of(net, now, r) * devices + d] + now->tail[r]);
     }
-    for (int i = 0; i < 2 * runs * devices; i++)
+    for (int i = 0; i < 2 * clusters * devices; i++)
         beside->reached[i] = -1.0;
     beside->criticals = 0;
-    for (int r = 0; r < runs; r++)
+    for (int r = 0; r < clusters; r++)
         if (now->end[r] + now->tail[r] >= limit) {
             beside->mark[r] = 1;
             beside->critical[beside->criticals++] = r;
         }
-    for (int copy = runs + 1; copy <= count; copy++) {
+    for (int copy = clusters + 1; copy <= count; copy++) {
         int r = run_of(net, now, copy);
         if (now->end[copy] + now->tail[copy] >= limit && !beside->mark[r]) {
             beside->mark[r] = 1;
@@ -142,11 +142,11 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
         const Sent *sent = now->sent + i;
         if (sent->came + sent->tail < limit)
             continue;
-        if (sent->run < runs && !beside->mark[sent->run]) {
-            beside->mark[sent->run] = 1;
-            beside->critical[beside->criticals++] = sent->run;
+        if (sent->cluster < clusters && !beside->mark[sent->cluster]) {
+            beside->mark[sent->cluster] = 1;
+            beside->critical[beside->criticals++] = sent->cluster;
         }
-        if (copy_on(net, now, sent->run, sent->stop))
+        if (copy_on(net, now, sent->cluster, sent->stop))
             continue;
         EACH(r, net->readers, sent->value)
             EACH_OF(reader, net, now, *r)
@@ -158,7 +158,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     for (int i = 0; i < beside->criticals; i++)
         beside->mark[beside->critical[i]] = 0;
     if (!beside->criticals)
-        for (int r = 0; r < runs; r++)
+        for (int r = 0; r < clusters; r++)
             beside->critical[beside->criticals++] = r;
 }
 
@@ -166,25 +166,25 @@ int a_run(Beside *beside)
 {
     if (drawn(beside->draw) < CRITICAL)
         return beside->critical[below(beside->draw, beside->criticals)];
-    return below(beside->draw, beside->net->runs);
+    return below(beside->draw, beside->net->clusters);
 }
 
-int moved(Beside *beside, int run, double limit, Change *change)
+int moved(Beside *beside, int cluster, double limit, Change *change)
 {
     const Network *net = beside->net;
     const int *device = beside->now->device;
-    int near = COUNT(net->near, run);
-    int d = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
+    int near = COUNT(net->near, cluster);
+    int d = net->allowed.of[net->allowed.at[cluster] + below(beside->draw, COUNT(net->allowed, cluster))];
     if (near && drawn(beside->draw) < BESIDE)
-        d = device[net->near.of[net->near.at[run] + below(beside->draw, near)]];
-    if (d == device[run] || !is_allowed(net, run, d))
+        d = device[net->near.of[net->near.at[cluster] + below(beside->draw, near)]];
+    if (d == device[cluster] || !is_allowed(net, cluster, d))
         return 0;
-    double own = net->seconds[run * net->devices + d], low, high;
-    const double *found = reached(beside, run, d);
+    double own = net->seconds[cluster * net->devices + d], low, high;
+    const double *found = reached(beside, cluster, d);
     double ready = found[0], after = found[1];
     if (ready + own + after > limit)
         return 0;
-    between(beside, run, d, &low, &high);
+    between(beside, cluster, d, &low, &high);
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
     const double *keys = beside->queue_keys + from, *ends = beside->queue_ends + from;
     const double *tails_of = beside->queue_tails + from;
@@ -210,25 +210,25 @@ int moved(Beside *beside, int run, double limit, Change *change)
     if (ready + own + after > limit)
         return 0;
     *change = (Change){
-        .count = 1, .run = {run}, .device = {d}, .key = {inside(beside, low, high)}, .length = ready + own + after};
+        .count = 1, .cluster = {cluster}, .device = {d}, .key = {inside(beside, low, high)}, .length = ready + own + after};
     return 1;
 }
 
-int shifted(Beside *beside, int run, double limit, Change *change)
+int shifted(Beside *beside, int cluster, double limit, Change *change)
 {
     const Network *net = beside->net;
-    int runs = net->runs, d = beside->now->device[run];
-    double was = beside->keys[run], low, high;
-    between(beside, run, d, &low, &high);
-    double far = drawn(beside->draw) < 0.7 ? 0.15 * runs + 2 : runs;
+    int clusters = net->clusters, d = beside->now->device[cluster];
+    double was = beside->keys[cluster], low, high;
+    between(beside, cluster, d, &low, &high);
+    double far = drawn(beside->draw) < 0.7 ? 0.15 * clusters + 2 : clusters;
     double key = inside(beside, most(low, was - far), least(high, was + far));
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
     const int *queue = beside->queue + from;
     int at = left_of(beside->queue_keys + from, count, key);
-    if ((at && queue[at - 1] == run) || (at < count && queue[at] == run))
+    if ((at && queue[at - 1] == cluster) || (at < count && queue[at] == cluster))
         return 0;
-    double own = net->seconds[run * net->devices + d];
-    const double *found = reached(beside, run, d);
+    double own = net->seconds[cluster * net->devices + d];
+    const double *found = reached(beside, cluster, d);
     double ready = found[0], after = found[1];
     if (lanes_of(net, d) == 1) {
         if (at)
@@ -239,13 +239,13 @@ int shifted(Beside *beside, int run, double limit, Change *change)
     double length = ready + own + after;
     if (!(length < least(limit, beside->now->makespan * (1 - NEAR))))
         return 0;
-    *change = (Change){.count = 1, .run = {run}, .device = {d}, .key = {key}, .length = length};
+    *change = (Change){.count = 1, .cluster = {cluster}, .device = {d}, .key = {key}, .length = length};
     return 1;
 }
 
-static double instead(Beside *beside, int run, int other, int d)
+static double instead(Beside *beside, int cluster, int other, int d)
 {
-    const double *found = reached(beside, run, d);
+    const double *found = reached(beside, cluster, d);
     double ready = found[0], after = found[1];
     if (lanes_of(beside->net, d) == 1) {
         int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
@@ -255,46 +255,46 @@ static double instead(Beside *beside, int run, int other, int d)
         if (at + 1 < count)
             after = most(after, -beside->queue_tails[from + at + 1]);
     }
-    return ready + beside->net->seconds[run * beside->net->devices + d] + after;
+    return ready + beside->net->seconds[cluster * beside->net->devices + d] + after;
 }
 
-int exchanged(Beside *beside, int run, double limit, Change *change)
+int exchanged(Beside *beside, int cluster, double limit, Change *change)
 {
     const Network *net = beside->net;
-    int d = beside->now->device[run];
-    int e = net->allowed.of[net->allowed.at[run] + below(beside->draw, COUNT(net->allowed, run))];
+    int d = beside->now->device[cluster];
+    int e = net->allowed.of[net->allowed.at[cluster] + below(beside->draw, COUNT(net->allowed, cluster))];
     int from = beside->queue_at[e], count = beside->queue_at[e + 1] - from;
     if (d == e || !count)
         return 0;
-    int at = right_of(beside->queue_ends + from, count, reached(beside, run, e)[0]);
+    int at = right_of(beside->queue_ends + from, count, reached(beside, cluster, e)[0]);
     at += below(beside->draw, 2 * CLOSE + 1) - CLOSE;
     at = at < 0 ? 0 : at < count ? at : count - 1;
     int other = beside->queue[from + at];
-    if (other >= net->runs)
+    if (other >= net->clusters)
         return 0;
-    double own = beside->keys[run], its = beside->keys[other], low, high, floor, roof;
-    between(beside, run, e, &low, &high);
+    double own = beside->keys[cluster], its = beside->keys[other], low, high, floor, roof;
+    between(beside, cluster, e, &low, &high);
     between(beside, other, d, &floor, &roof);
     if (!is_allowed(net, other, d) || !(low < its && its < high && floor < own && own < roof))
         return 0;
-    double longest = most(instead(beside, run, other, e), instead(beside, other, run, d));
+    double longest = most(instead(beside, cluster, other, e), instead(beside, other, cluster, d));
     if (longest > limit)
         return 0;
     *change = (Change){
-        .count = 2, .run = {run, other}, .device = {e, d}, .key = {its, own}, .length = longest};
+        .count = 2, .cluster = {cluster, other}, .device = {e, d}, .key = {its, own}, .length = longest};
     return 1;
 }
 
-int gathered(Beside *beside, int run, int *device)
+int gathered(Beside *beside, int cluster, int *device)
 {
     const Network *net = beside->net;
-    int source = beside->now->device[run], target = below(beside->draw, net->devices);
-    int most_of = GATHERED < net->runs / 3 ? GATHERED : net->runs / 3;
+    int source = beside->now->device[cluster], target = below(beside->draw, net->devices);
+    int most_of = GATHERED < net->clusters / 3 ? GATHERED : net->clusters / 3;
     int size = 2 + below(beside->draw, (most_of > 2 ? most_of : 2) - 1), count = 1, edges = 1;
     int *edge = beside->edge, *found = beside->found;
     char *mark = beside->mark;
-    edge[0] = found[0] = run;
-    mark[run] = 1;
+    edge[0] = found[0] = cluster;
+    mark[cluster] = 1;
     while (edges) {
         int at = below(beside->draw, edges), r = edge[at];
         for (edges--; at < edges; at++)
@@ -313,13 +313,13 @@ int gathered(Beside *beside, int run, int *device)
     return target != source;
 }
 
-int stretched(Beside *beside, int run, int *device)
+int stretched(Beside *beside, int cluster, int *device)
 {
     const Network *net = beside->net;
-    int source = beside->now->device[run], target = below(beside->draw, net->devices);
-    double length = 2 * pow(net->runs / 2.0, drawn(beside->draw));
-    double first = beside->keys[run] - length * drawn(beside->draw), how = drawn(beside->draw);
-    for (int r = 0; r < net->runs; r++)
+    int source = beside->now->device[cluster], target = below(beside->draw, net->devices);
+    double length = 2 * pow(net->clusters / 2.0, drawn(beside->draw));
+    double first = beside->keys[cluster] - length * drawn(beside->draw), how = drawn(beside->draw);
+    for (int r = 0; r < net->clusters; r++)
         if (first <= beside->keys[r] && beside->keys[r] <= first + length) {
             if ((device[r] == source || how < 0.2) && is_allowed(net, r, target))
                 device[r] = target;
@@ -336,7 +336,7 @@ void still(const Beside *beside, const Timed *next, double *after)
     const double *keys = next->keys;
     const Timed *now = beside->now;
     double last = -1.0;
-    for (int i = 0, copy = net->runs + 1; i < now->copies || i < next->copies; i++, copy++) {
+    for (int i = 0, copy = net->clusters + 1; i < now->copies || i < next->copies; i++, copy++) {
         if (i < now->copies && i < next->copies && now->of[i] == next->of[i] &&
             now->device[copy] == device[copy] && beside->keys[copy] == keys[copy])
             continue;
@@ -346,11 +346,11 @@ void still(const Beside *beside, const Timed *next, double *after)
             last = most(last, keys[copy]);
     }
     for (int i = 0; i < next->copies; i++)
-        after[net->runs + 1 + i] = 0.0;
-    for (int r = 0; r < net->runs; r++)
+        after[net->clusters + 1 + i] = 0.0;
+    for (int r = 0; r < net->clusters; r++)
         if (device[r] != now->device[r] || keys[r] != beside->keys[r])
             last = most(last, most(keys[r], beside->keys[r]));
-    for (int r = 0; r < net->runs; r++)
+    for (int r = 0; r < net->clusters; r++)
         /* What reads from a cluster need not wait for it where there are copies of it. */
         after[r] = beside->keys[r] > last ? now->tail[r]
             : next->copied[r]             ? 0.0

@@ -46,7 +46,7 @@ class Arrays(ctypes.Structure):
     """A problem: `Network` of `native/core.h`, which says what each is."""
 
     _fields_ = [
-        *((name, Int) for name in ("runs", "devices", "wires", "values", "groups", "most_copies")),
+        *((name, Int) for name in ("clusters", "devices", "wires", "values", "groups", "most_copies")),
         ("lane_at", Ints),
         *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
         *((name, Ints) for name in ("hop_at", "hop_wire", "hop_queue", "hop_stop")),
@@ -272,7 +272,7 @@ class Chain:
         )
         if failed:
             clusters, devices = self.instance.clusters, len(self.instance.devices)
-            log.warning("no memory to search for a plan of %d runs on %d devices", clusters, devices)
+            log.warning("no memory to search for a plan of %d clusters on %d devices", clusters, devices)
 
     @property
     def makespan(self) -> float:

@@ -40,7 +40,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
-_TEMPLATES.globals |= {"font": fonts.FAMILY, "longest_runs": longest_clusters}
+_TEMPLATES.globals |= {"font": fonts.FAMILY, "longest_clusters": longest_clusters}
 
 
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:

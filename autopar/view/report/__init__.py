@@ -262,7 +262,7 @@ def _reasons(plan: Plan, found: Critical) -> str:
     ]
     weighed = any(len(reason.choices) > 1 for _, reason in each)
     columns = tuple(f"on {device}" for device in devices) if weighed else ()
-    rows = [("run", "device", "takes", "slack", "waited for", *columns, "why")]
+    rows = [("cluster", "device", "takes", "slack", "waited for", *columns, "why")]
     for placed, reason in each:
         by = {choice.device: choice for choice in reason.choices}
         own = by[placed.device].end if placed.device in by else None

@@ -151,7 +151,7 @@ def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
         inside = [Label(at, y, text, 11.5, color, True, "middle") for at in places]
         svg.label(next((label for label in inside if axis.room.unlined(label.rect)), inside[0]))
         return 0.0
-    name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'runs'}"
+    name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'clusters'}"
     label = Label(bar.right + 7, y, fonts.fit_words(name, 170, 11.5), 11.5, halo=True)
     right = label.rect.x + label.rect.w
     if right >= RIGHT - 3 or not axis.room.first([[label]], pad=3):
