@@ -165,7 +165,7 @@ def _by_room(
     speeds = {
         name: 1 / time for name in machine.device if (time := singles.get(name) or _alone(costed, name))
     }
-    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
     for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
         names = [*group]
         made: dict[tuple[int, ...], CostedGraph | None] = {}
@@ -296,7 +296,7 @@ def candidates(
     lanes = sum(device.lanes for device in machine.devices)
     found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
     speeds = {name: 1 / time for name, time in singles.items() if time}
-    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
     for group in (speeds, accelerators):
         if len(group) > 1:
             found.append(shares(batch, tuple(group.values())))

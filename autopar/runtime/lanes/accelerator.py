@@ -37,20 +37,14 @@ def stream(lane: str, device: torch.device) -> torch.Stream:
 
 
 class AcceleratorLane(HostLane):
-    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane, and
-    no copies, needs no hand-off.
+    """A lane of an accelerator. A program with no other lane, and no copies, needs no hand-off: its lane is not
+    `streamed` and uses the caller's own stream.
     """
 
     def __init__(
-        self,
-        lane: Lane,
-        program: Program,
-        device: torch.device,
-        place: Callable[[str], torch.device],
-        direct: bool,
+        self, lane: Lane, program: Program, device: torch.device, place: Callable[[str], torch.device]
     ) -> None:
-        super().__init__(lane, program, device)
-        self.direct = direct
+        super().__init__(lane, program, device, place)
         copies = [step for step in lane.steps if isinstance(step, Copy)]
         results = frozenset(program.results)
         # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call
@@ -61,15 +55,15 @@ class AcceleratorLane(HostLane):
             place(step.src).type == "cpu" and root.kind == "given" for step, root in roots.items()
         )
         self._peers: tuple[torch.Stream, ...] = ()
-        self._stream = None if direct else stream(lane.name, device)
+        self.streamed = bool(copies) or sum(bool(other.steps) for other in program.lanes) > 1
+        self._stream = stream(lane.name, device) if self.streamed else None
         self.names.update(to_host=to_host, to_device=to_device, device=device)
-        if direct:
+        if self._stream is None:
             return
         # torch copies between accelerators on the source's current stream, with a barrier of both ends' before and
         # after. For the sake of speed alone it is not one that has something else to do.
         peers = {place(step.src) for step in copies if place(step.src).type != "cpu"} - {device}
         self._peers = tuple(stream(lane.name, peer) for peer in sorted(peers, key=str))
-        assert self._stream is not None
         self.names.update(
             stream=self._stream, wait_event=self._stream.wait_event, record_event=self._stream.record_event
         )
@@ -89,8 +83,8 @@ class AcceleratorLane(HostLane):
         self.names[f"e{gates.number[event]}"] = signals[event]
         return [f"record_event(e{gates.number[event]})", *gates.record(event)]
 
-    def copy(self, step: Copy, source: str, place: Callable[[str], torch.device]) -> str:
-        if place(step.dst).type == "cpu":
+    def copy(self, step: Copy, source: str) -> str:
+        if self.place(step.dst).type == "cpu":
             return f"to_host({source})"
         return f"to_device({source}, device)"
 
