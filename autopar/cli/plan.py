@@ -176,7 +176,7 @@ def _factory(text: str) -> Callable[[], Any]:
         raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
     sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found: Callable[[], Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
     if not callable(found):

@@ -68,7 +68,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
 
 
 def accelerators() -> tuple[str, ...]:
-    """Names of the real accelerators: `cuda:0`, `cuda:1`, …"""
+    """Names of the real accelerators: `cuda:0`, `cuda:1`, and so on."""
     if not torch.accelerator.is_available():
         return ()
     kind = torch.accelerator.current_accelerator()

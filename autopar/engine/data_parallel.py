@@ -50,6 +50,7 @@ class DataParallel(CompiledModule):
         _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
+        """An instance that is also one of the module's class; CaptureError for what is no module."""
         if not isinstance(module, nn.Module):
             raise CaptureError(
                 f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
@@ -93,6 +94,7 @@ class DataParallel(CompiledModule):
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the module, on the output device."""
         output = super().__call__(*args, **kwargs)
         placed = self._placement.backend.latest
         if placed is not None and placed[1].plan is not self._held:

@@ -170,7 +170,11 @@ def _by_room(
         names = [*group]
         made: dict[tuple[int, ...], CostedGraph | None] = {}
 
-        def peaks(rows: tuple[int, ...], names: list[str] = names, made: dict = made) -> list[int] | None:
+        def peaks(
+            rows: tuple[int, ...],
+            names: list[str] = names,
+            made: dict[tuple[int, ...], CostedGraph | None] = made,
+        ) -> list[int] | None:
             try:
                 cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
             except PlanError:

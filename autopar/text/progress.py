@@ -76,7 +76,7 @@ def _counted(title: str, over: threading.Event, out: TextIO) -> None:
         out.flush()
 
 
-def _logged(title: str, over: threading.Event, out: TextIO) -> None:
+def _logged(title: str, over: threading.Event, _: TextIO) -> None:
     start = time.monotonic()
     while not over.wait(EVERY_S):
         # A logger without handlers shows warnings and nothing below.

@@ -25,7 +25,7 @@ from autopar.view import explain, explain_runs
 
 
 def two(seconds, nbytes=10**6, **more):
-    """a → b on a CPU and a GPU, `seconds` of b on each; a runs on the CPU."""
+    """A → b on a CPU and a GPU, `seconds` of b on each; a runs on the CPU."""
     return {
         "tasks": [{"id": "a", "seconds": {"cpu": 1.0}}, {"id": "b", "seconds": seconds}],
         "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": nbytes}],

@@ -331,10 +331,10 @@ def serve(play: Play, duration: Sequence[float]) -> None:
                 arrived[queue_of[item]].append(item)
             advance(queue_of[item], now)
     if finished < count:
-        _stuck(play, missing, orders, position)
+        _stuck(play, orders, position)
 
 
-def _stuck(play: Play, missing: list[int], orders: Iterable[list[int] | None], position: list[int]) -> None:
+def _stuck(play: Play, orders: Iterable[list[int] | None], position: list[int]) -> None:
     heads = []
     for order, at in zip(orders, position):
         if order is not None and at < len(order):

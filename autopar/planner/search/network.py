@@ -23,10 +23,14 @@ Hops = list[tuple[int, int, int, float, float]]
 
 
 class Lists(ctypes.Structure):
+    """`Lists` of `native/core.h`."""
+
     _fields_ = [("at", Ints), ("of", Ints)]
 
 
 class Arrays(ctypes.Structure):
+    """`Network` of `native/core.h`."""
+
     _fields_ = [
         *((name, ctypes.c_int) for name in ("runs", "devices", "wires", "values", "groups", "most_copies")),
         ("lane_at", Ints),

@@ -28,7 +28,7 @@ PINNED_LIMIT = 256 << 20
 
 
 @functools.cache
-def stream(lane: str, device: torch.device) -> torch.Stream:
+def stream(lane: str, device: torch.device) -> torch.Stream:  # noqa: ARG001 - the key of the cache
     """The stream of a lane on a device, one for the whole process.
 
     Streams come from a pool of 32 and each has memory of its own, so all executors share them.
@@ -73,6 +73,7 @@ class AcceleratorLane(HostLane):
             self.last += ("stream.synchronize()",)
 
     def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
+        """Lines of a Wait: the thread waits for the gate, then the stream for the event."""
         lines = [gates.wait(event)]
         if event in signals:
             self.names[f"e{gates.number[event]}"] = signals[event]
@@ -80,15 +81,18 @@ class AcceleratorLane(HostLane):
         return lines
 
     def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
+        """Lines of a Record: the stream records the event, then the gate opens."""
         self.names[f"e{gates.number[event]}"] = signals[event]
         return [f"record_event(e{gates.number[event]})", *gates.record(event)]
 
     def copy(self, step: Copy, source: str) -> str:
+        """The expression that copies, by way of pinned memory where the host has an end."""
         if self.place(step.dst).type == "cpu":
             return f"to_host({source})"
         return f"to_device({source}, device)"
 
     def enter(self, stack: contextlib.ExitStack) -> None:
+        """Make the stream the current one of the thread, until `stack` closes."""
         if self._stream is None:
             return
         # Not `with stream`: the object remembers the stream before, and other threads use the same object.
@@ -99,9 +103,11 @@ class AcceleratorLane(HostLane):
             torch.accelerator.set_stream(queue)
 
     def drain(self) -> None:
+        """Block until the stream has done what it was given."""
         (self._stream or torch.accelerator.current_stream(self.device)).synchronize()
 
     def recorder(self, recording: Recording) -> LaneRecorder:
+        """Timing events of the stream for the steps of one call."""
         return StreamRecorder(
             self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
         )
@@ -119,11 +125,13 @@ class StreamRecorder(LaneRecorder):
         self._base_at = time.perf_counter()
 
     def now(self) -> Any:
+        """A timing event, recorded now."""
         mark = torch.Event(device=self._queue.device, enable_timing=True)
         self._queue.record_event(mark)
         return mark
 
     def seconds(self, mark: Any, origin: float) -> float:
+        """Seconds from `origin` on the host's clock to a mark."""
         mark.synchronize()
         return max(0.0, self._base_at - origin + self._base.elapsed_time(mark) / 1e3)
 

@@ -44,8 +44,8 @@ class HostLane:
             lines.append(f"e{gates.number[event]}.synchronize()")
         return lines
 
-    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Lines of a Record."""
+    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:  # noqa: ARG002
+        """Lines of a Record; only streams have `signals` to give."""
         return gates.record(event)
 
     def copy(self, step: Copy, source: str) -> str:
