@@ -26,6 +26,7 @@ log = logging.getLogger("autopar")
 
 Split: TypeAlias = str | int | Mapping[str, float] | None
 Price: TypeAlias = Callable[[Graph], CostedGraph]
+_Priced: TypeAlias = dict[tuple[int, ...], CostedGraph | None]
 
 LARGEST_SPLIT_GRAPH = 30_000
 """Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
@@ -168,12 +169,12 @@ def _by_room(
     accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
     for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
         names = [*group]
-        made: dict[tuple[int, ...], CostedGraph | None] = {}
+        made: _Priced = {}
 
         def peaks(
             rows: tuple[int, ...],
             names: list[str] = names,
-            made: dict[tuple[int, ...], CostedGraph | None] = made,
+            made: _Priced = made,
         ) -> list[int] | None:
             try:
                 cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
