@@ -34,6 +34,7 @@ def started(graph: dict[str, Any]):
     return race, race.enter(heft(race.problem))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_chains_make_a_plan_shorter_or_leave_it(seed):
@@ -50,6 +51,7 @@ def test_chains_make_a_plan_shorter_or_leave_it(seed):
     assert repeated.repeated(race, entry, bound, ENDLESS).makespan == found.makespan
 
 
+@pytest.mark.slow
 @needs_native
 def test_where_runs_are_and_what_is_copied_are_found_together(monkeypatch):
     """Copies in the plan that was found without any are worth less on most graphs where they are worth something."""
