@@ -1,5 +1,4 @@
-"""The machine in hand: what devices there are, how fast they and their links are, and what a device list
-means."""
+"""Detection of this machine: its devices and links with their rates, and the names of a list of devices."""
 
 from __future__ import annotations
 

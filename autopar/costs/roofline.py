@@ -91,8 +91,8 @@ def cost(
 
 
 def signature(graph: Graph, task: Task) -> str:
-    """What decides how long a task takes anywhere: its target, the shapes and dtypes it reads, and its
-    constants."""
+    """The key of a task's cost: its target, the shapes and dtypes it reads, and its constants. Tasks with one key take
+    the same time anywhere."""
 
     def text(argument: Argument) -> str:
         if isinstance(argument, Ref):

@@ -1,4 +1,4 @@
-"""Signs of life from stages that take long: on a terminal a bar over items, or a count of seconds where there are none;
+"""Progress of long stages: on a terminal a bar over items, or a count of seconds where there are none;
 elsewhere, in a notebook or a log, a line every few seconds."""
 
 from __future__ import annotations
