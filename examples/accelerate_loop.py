@@ -76,7 +76,7 @@ def compare(devices: list[str], precision: str, epochs: int = 3) -> dict[str, An
 
 
 def maps() -> dict[str, Any]:
-    """accelerate's device map of a GPT-2, the plan that obeys it on stand-ins, and that plan's own map."""
+    """Accelerate's device map of a GPT-2, the plan that obeys it on stand-ins, and that plan's own map."""
     import accelerate
     import transformers
 

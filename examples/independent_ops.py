@@ -146,7 +146,7 @@ def busy(pieces: int = 12, size: int = 512) -> dict[str, float | str]:
 
 
 def names(size: int = 64) -> tuple[list[str], list[str]]:
-    """autopar's names of a recorded call, and those of them that torch.profiler shows."""
+    """Autopar's names of a recorded call, and those of them that torch.profiler shows."""
     fast = autopar.compile(Eight(size).eval(), ["cpu", "emulated:0"], policy="round_robin", split=None)
     x = torch.randn(size, size)
     fast(x)

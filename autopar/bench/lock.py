@@ -1,4 +1,4 @@
-"""One lock round all lanes: what a figure of overlap must be held against, or it measures nothing."""
+"""The baseline of figures of overlap: all lanes serialized by one lock."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ class Chain(nn.Module):
     """400 elementwise operations, each reading the one before."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last of the chain."""
         for _ in range(OPS // 4):
             x = torch.tanh(torch.neg(torch.relu(torch.sigmoid(x))))
         return x

@@ -11,7 +11,7 @@ import torch
 from ..errors import LateError
 
 SLOWER = 4
-"""How much slower the declared clock runs when the first one was too fast for this machine."""
+"""Times that the declared clock is slowed down when the first one was too fast for this machine."""
 
 
 def wall(function: Callable[..., object], *inputs: Any) -> float:
@@ -24,7 +24,7 @@ def wall(function: Callable[..., object], *inputs: Any) -> float:
 
 
 def in_time(measure: Callable[..., dict[str, Any]], **options: Any) -> dict[str, Any]:
-    """What a script's `measure` finds; where the clock was too fast for it, what it finds with `slower=SLOWER`.
+    """The figures of a script's `measure`; where the clock was too fast for it, those with `slower=SLOWER`.
 
     Raises SystemExit with a sentence where that is too fast as well.
     """

@@ -66,7 +66,7 @@ class Assembly:
         """The graph for the arguments of one call, with the cuts of its tasks if it is to be `divisible`. Raises
         Untraceable where a size depends on values."""
         sizes = Sizes(self.region.fakes, given)
-        sizes.settle(self.traced.graph, self.open)
+        sizes.settle(self.open)
         captured = self._captured(given, sizes, divisible)
         return _finished(captured) if self.traced.tangents else captured
 

@@ -69,8 +69,8 @@ class Sizes:
         made = torch.empty(0, dtype=fake.dtype, device="meta")
         return made.set_(self.storages[memory], offset, shape, strides)
 
-    def settle(self, graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-        """Give each node of a graph the result that it has at these sizes, from those it was traced with."""
+    def settle(self, values: Mapping[fx.Node, Any]) -> None:
+        """Give each of these nodes the result that it has at these sizes, from those it was traced with."""
         for node, value in values.items():
             node.meta["val"] = self.at(value)
 

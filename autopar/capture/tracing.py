@@ -55,7 +55,7 @@ def trace(
     """
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES} if training else DRAWN
-    run = _Cluster(module, given, wanted, training)
+    run = _Run(module, given, wanted, training)
     with standing_in(rules, keys):
         made = (differentiated if training else flattened)(run, tuple(given), IN_PLACE)
     return _meant(made, given, names)
@@ -111,7 +111,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
     )
 
 
-class _Cluster(nn.Module):
+class _Run(nn.Module):
     """A captured graph run node by node, so that what is traced from it knows the module and line of each."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`python -m autopar doctor`: what this machine has, how fast it is, and what to type."""
+"""`python -m autopar doctor`: devices of this machine, their rates, and what to type."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..text.tables import percent, seconds
 
-CHIPS = ("cpu", "cuda", "xpu", "emulated")
-"""What a device of this machine begins with; other names are of declared chips."""
+_DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
+"""Names of devices of this machine; those of chips have a number."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -153,7 +154,7 @@ def _model(chosen: argparse.Namespace) -> int:
         )
     model, inputs = made
     names = chosen.machine.split(",")
-    real = all(name.split(":")[0].split("*")[0] in CHIPS for name in names)
+    real = all(map(_DEVICE.fullmatch, names))
     split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
     if split not in ("auto", None):
         try:
@@ -175,7 +176,7 @@ def _factory(text: str) -> Callable[[], Any]:
         raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
     sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found: Callable[[], Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
     if not callable(found):

@@ -1,4 +1,4 @@
-"""Fuse tasks too short to be worth placing into clusters.
+"""Task clustering: tasks too short to be worth placing alone are fused into clusters.
 
 Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only
 predecessor, so one pass over the tasks in order decides these fusions, in time linear in tasks and edges;

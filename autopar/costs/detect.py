@@ -1,5 +1,4 @@
-"""The machine in hand: what devices there are, how fast they and their links are, and what a device list
-means."""
+"""Detection of this machine: its devices and links with their rates, and the names of a list of devices."""
 
 from __future__ import annotations
 
@@ -7,15 +6,18 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 from ..errors import DeviceError
 from ..ir.device import HANDOFF_S, Device, Link
+from ..ir.device_kind import kind_of
 from ..ir.machine import Machine
 from ..system import cache
 from ..system.cores import cores
@@ -48,28 +50,24 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in given]
     Machine(tuple(wanted)).check()
     for device in wanted:
-        if device.kind == "cpu" and device.lanes > cores():
+        if device.traits.host and device.lanes > cores():
             log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
                         device.name, device.lanes, cores())  # fmt: skip
-    emulated = [device for device in wanted if device.kind == "emulated"]
-    measured = _Measurements([device.name for device in wanted if device.torch_type != "cpu"])
+    measured = Measurements([device.name for device in wanted if device.torch_type != "cpu"])
     found = []
     for asked, device in zip(given, wanted):
         if isinstance(asked, Device):
             found.append(device)
-        elif device.kind == "cpu":
-            found.append(_cpu(device, device.lanes, measured))
-        elif device.kind == "emulated":
-            found.append(replace(_cpu(device, len(emulated), measured), chip="a worker thread of the CPU"))
         else:
-            found.append(_accelerator(device, measured))
+            alike = sum(other.kind == device.kind for other in wanted)
+            found.append(resolve_name(device.traits.figures)(device, alike, measured))
     machine = Machine(tuple(found), _links(found, measured)).check()
     measured.keep()
     return machine
 
 
 def accelerators() -> tuple[str, ...]:
-    """Names of the real accelerators: `cuda:0`, `cuda:1`, …"""
+    """Names of the real accelerators: `cuda:0`, `cuda:1`, and so on."""
     if not torch.accelerator.is_available():
         return ()
     kind = torch.accelerator.current_accelerator()
@@ -93,7 +91,7 @@ def _parse(name: str) -> Device:
     kind, index = match[1], match[2]
     if index is None and kind in ("gpu", "accelerator"):
         raise DeviceError(f"{name!r} is no device name; those here are {_here()}")
-    if index is None and kind == "emulated":
+    if index is None and kind_of(kind).torch_type == "cpu":
         raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
     if index is None:
         index = current(kind)
@@ -119,7 +117,7 @@ def _present(device: Device) -> Device:
     )
 
 
-class _Measurements:
+class Measurements:
     """Figures of this machine by name, from the cache or measured when first asked for."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -128,7 +126,8 @@ class _Measurements:
         self.entries = cache.load(self.path)
         self.new = False
 
-    def get(self, name: str, measure: Any, *args: Any) -> dict[str, float]:
+    def get(self, name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+        """The figures called `name`, in seconds, bytes and FLOP/s, else those of `measure(*args)`."""
         kept = self.entries.get(name)
         if isinstance(kept, dict) and kept and all(_positive(value) for value in kept.values()):
             return kept
@@ -140,6 +139,7 @@ class _Measurements:
         return figures
 
     def keep(self) -> None:
+        """Write what is new to the cache."""
         if self.new:
             cache.store(self.path, self.entries)
 
@@ -153,9 +153,25 @@ def _rated(device: Device, figures: dict[str, float]) -> Device:
     return replace(device, flops=flops, bytes_per_s=figures["bytes_per_s"], launch_s=figures["launch_s"])
 
 
-def _cpu(device: Device, lanes: int, measured: _Measurements) -> Device:
-    """A CPU, or an emulated device that is one of `lanes` on its cores: no lane is given more than its share
-    of what all cores together do."""
+def host(device: Device, _: int, measured: Measurements) -> Device:
+    """The CPU of this machine, its cores shared out among its lanes."""
+    return replace(_on_cores(device, device.lanes, measured), memory_bytes=_host_memory())
+
+
+def stand_in(device: Device, alike: int, measured: Measurements) -> Device:
+    """A worker thread that is one of `alike` on the cores of this machine."""
+    found = _on_cores(device, alike, measured)
+    return replace(found, chip="a worker thread of the CPU", memory_bytes=EMULATED_BYTES)
+
+
+def accelerator(device: Device, _: int, measured: Measurements) -> Device:
+    """An accelerator of this machine."""
+    figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
+    return replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+
+
+def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
+    """One of `lanes` on the cores: none is given more than its share of what all cores together do."""
     total = torch.get_num_threads()
     count = max(1, total // lanes)
     figures = measured.get(f"cpu, {count} threads", probe.rates, "cpu", count)
@@ -163,13 +179,7 @@ def _cpu(device: Device, lanes: int, measured: _Measurements) -> Device:
         whole = measured.get(f"cpu, {total} threads", probe.rates, "cpu", total)
         shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
         figures = {**shared, "launch_s": figures["launch_s"]}
-    memory = _host_memory() if device.kind == "cpu" else EMULATED_BYTES
-    return replace(_rated(device, figures), threads=count, chip=cache.processor(), memory_bytes=memory)
-
-
-def _accelerator(device: Device, measured: _Measurements) -> Device:
-    figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
-    return replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+    return replace(_rated(device, figures), threads=count, chip=cache.processor())
 
 
 def _title(name: str) -> str:
@@ -205,21 +215,23 @@ def _host_memory() -> int | None:
         return fitted
 
 
-def _links(devices: Sequence[Device], measured: _Measurements) -> tuple[Link, ...]:
-    """A link each way between any two devices. Copies within host memory share one wire, the memory itself;
-    each accelerator's way in and way out are wires of their own."""
+def _links(devices: Sequence[Device], measured: Measurements) -> tuple[Link, ...]:
+    """A link each way between any two devices."""
     links = []
-    for src in devices:
-        for dst in devices:
-            if src.name == dst.name:
-                continue
-            real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
-            if not real:
-                figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
-            else:
-                ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
-                figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
-                wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
-            latency = figures["latency_s"] + 2 * HANDOFF_S
-            links.append(Link(src.name, dst.name, latency, figures["bytes_per_s"], wire))
+    for src, dst in permutations(devices, 2):
+        own = src.traits.link or dst.traits.link
+        links.append((resolve_name(own) if own else _link)(src, dst, measured))
     return tuple(links)
+
+
+def _link(src: Device, dst: Device, measured: Measurements) -> Link:
+    """A link as fast as torch copies. Copies within host memory share one wire, the memory itself; each accelerator's
+    way in and way out are wires of their own."""
+    real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
+    if not real:
+        figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
+    else:
+        ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
+        figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
+        wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
+    return Link(src.name, dst.name, figures["latency_s"] + 2 * HANDOFF_S, figures["bytes_per_s"], wire)

@@ -1,4 +1,4 @@
-"""How slow a declared clock must run, so that this machine can keep up with the chips it stands in for."""
+"""The slow-down of a declared clock: so slow that this machine keeps up with the chips that it stands in for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .roofline import main_dtype, touched
 SHORTEST_S = 5e-3
 """The median run should last this long: sleeping to the millisecond is then well within 1 %."""
 MARGIN = 2.0
-"""How much longer than estimated a real computation may take before it is late: this machine is seldom ours
-alone."""
+"""Safety factor: real computations may take so many times their estimate. This machine is seldom ours alone."""
 NOTICEABLE = 0.001
 """Clusters and copies below this share of the makespan decide nothing about the clock."""
 
@@ -72,8 +71,7 @@ def slowed(plan: Plan, slow_down: float) -> Plan:
 
 
 def _share(device: Device, real: Device, lanes: int) -> float:
-    """How many times longer than the whole real device a lane of `device` takes, while `lanes` compute at
-    once."""
+    """The time of a lane of `device` ÷ that of the whole real device, while `lanes` compute at once."""
     return max(lanes, real.threads * real.lanes / device.threads)
 
 

@@ -21,7 +21,7 @@ from .roofline import signature
 log = logging.getLogger("autopar")
 
 BUDGET_S = 0.05
-"""What timing one operation on one device may take, unless a single call takes longer."""
+"""Seconds that timing one operation on one device may take, unless a single call takes longer."""
 TOGETHER_S = 5e-4
 MOST_KEPT = 50_000
 

@@ -1,4 +1,4 @@
-"""Where the user wants things: pins of module paths and parameters, names and globs, and sizes as people write them."""
+"""The user's placement constraints: pins of module paths and parameters, names and globs, and sizes in words."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ def cost(
 
 
 def signature(graph: Graph, task: Task) -> str:
-    """What decides how long a task takes anywhere: its target, the shapes and dtypes it reads, and its
-    constants."""
+    """The key of a task's cost: its target, the shapes and dtypes it reads, and its constants. Tasks with one key take
+    the same time anywhere."""
 
     def text(argument: Argument) -> str:
         if isinstance(argument, Ref):
@@ -168,8 +168,9 @@ def _task_cost(
         rates[dtype] = [device.flops_per_s(dtype) for device in machine.devices]
     for device, rate in zip(machine.devices, rates[dtype]):
         known = measured.get((key, device.name)) if measured and key else None
-        # Nothing hides the dispatch of a worker thread, which an emulated device on the real clock is too.
-        here = device.kind == "cpu" or (device.kind == "emulated" and machine.clock == "real")
+        # On the declared clock a stand-in takes the time of a chip, whose queue hides the host's dispatch.
+        traits = device.traits
+        here = not (traits.hides_dispatch or (traits.stand_in and machine.clock == "declared"))
         if only is not None and device.name != only:
             seconds.append(None)
         elif task.free:

@@ -103,6 +103,7 @@ class Compiled:
         self._placement = placement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model, computed as planned for these arguments."""
         return self._placement.call(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:

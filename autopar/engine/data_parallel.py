@@ -13,6 +13,7 @@ from torch import nn
 from ..capture.torch_private import pytree
 from ..costs.detect import accelerators
 from ..errors import CaptureError, DeviceError, PlanError
+from ..ir.device_kind import kind_of
 from ..ir.graph import PART
 from ..ir.plan import Plan
 from .api import compile
@@ -49,6 +50,7 @@ class DataParallel(CompiledModule):
         _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
+        """An instance that is also one of the module's class; CaptureError for what is no module."""
         if not isinstance(module, nn.Module):
             raise CaptureError(
                 f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
@@ -68,7 +70,7 @@ class DataParallel(CompiledModule):
         ids = _all(device_ids)
         names = [_name(given) for given in ids]
         deliver = names[0] if output_device is None else _name(output_device)
-        if deliver not in names and deliver.startswith("emulated"):
+        if deliver not in names and kind_of(deliver).stand_in:
             raise DeviceError(
                 f"output_device={output_device!r} is not among device_ids, {', '.join(names)}: give one of them, or "
                 "-1 for the CPU"
@@ -85,13 +87,14 @@ class DataParallel(CompiledModule):
             "dim": dim,
             "output_device": ids[0] if output_device is None else output_device,
             "_asked": ((device_ids, output_device, dim), options),
-            "_deliver": torch.device("cpu" if deliver.startswith("emulated") else deliver),
+            "_deliver": torch.device("cpu" if kind_of(deliver).stand_in else deliver),
             "_held": None,
         }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the module, on the output device."""
         output = super().__call__(*args, **kwargs)
         placed = self._placement.backend.latest
         if placed is not None and placed[1].plan is not self._held:

@@ -90,6 +90,7 @@ class Served:
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
+        """The outputs of the graph for these arguments."""
         backend = self.backend
         backend.calls += 1
         short = self._short

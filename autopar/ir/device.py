@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .device_kind import DeviceKind, kind_of
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device with `lanes` in-order compute queues and, unless it is the CPU, one queue for copies each way.
 
-    `kind` is a torch device type or `emulated`. `threads` are the intra-op threads of each CPU lane.
+    `kind` is a torch device type, `emulated`, or another name of `device_kind.KINDS`. `threads` are the intra-op
+    threads of each CPU lane.
     `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
     `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
     `dispatch_s` of the host's Python.
@@ -32,9 +35,14 @@ class Device:
         return rates.get(dtype) or rates.get("float32") or 1e9
 
     @property
+    def traits(self) -> DeviceKind:
+        """What depends on its kind alone."""
+        return kind_of(self.kind)
+
+    @property
     def torch_type(self) -> str:
         """The torch device type of its tensors: those of stand-ins are the CPU's."""
-        return "cpu" if self.kind == "emulated" else self.kind
+        return self.traits.torch_type
 
     @property
     def torch_device(self) -> str:

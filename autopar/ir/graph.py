@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import networkx
@@ -311,63 +312,8 @@ class Graph:
 
     def check(self) -> Graph:
         """Return self, or raise PlanError naming the first thing that makes this no graph."""
-
-        def wrong(text: str) -> PlanError:
-            return PlanError(f"graph {self.name!r} is not well formed: {text}")
-
-        if len(self.value) != len(self.values):
-            raise wrong("two values share a name")
-        if len(self.task) != len(self.tasks):
-            raise wrong("two tasks share a name")
-        ready = {*self.inputs, *self.state}
-        done: set[str] = set()
-        for name in ready:
-            if name not in self.value:
-                raise wrong(f"input or state {name!r} is not among its values")
-        for task in self.tasks:
-            for name in (*task.inputs, *task.writes):
-                if name not in ready:
-                    raise wrong(f"{task.where} reads {name!r} before anything makes it")
-            for earlier in task.after:
-                if earlier not in done:
-                    raise wrong(f"{task.where} must follow {earlier!r}, which is not before it")
-            for cut in task.cuts:
-                if len(cut.inputs) != len(task.inputs) or len(cut.outputs) != len(task.outputs):
-                    raise wrong(f"{task.where} has a cut with the wrong number of axes")
-            for name in task.outputs:
-                if name not in self.value:
-                    raise wrong(f"{task.where} makes {name!r}, which is not among its values")
-                if name in ready:
-                    raise wrong(f"{task.where} makes {name!r} a second time")
-                ready.add(name)
-            done.add(task.name)
-        for name in (*self.outputs, *(made for made, _ in self.updates)):
-            if name not in ready:
-                raise wrong(f"nothing makes the output {name!r}")
-        for name in (*self.changing, *self.carried, *self.streamed):
-            if name not in self.state:
-                raise wrong(
-                    f"{name!r} is said to change from call to call, or to stay at home, but is no state"
-                )
-        for made, target in self.updates:
-            if target in self.carried and made not in self.producer:
-                raise wrong(
-                    f"{made!r}, the new value of the carried state {target!r}, is made by no task; copy it"
-                )
-        held = dict.fromkeys(self.flat, 0)
-        for made, target in self.updates:
-            if made in held:
-                if not self.value[target].bytes:
-                    raise wrong(f"{target!r}, which is empty, has no piece of {made!r}")
-                held[made] += room(self.value[target])
-        for name, count in held.items():
-            if self.value[name].shape != (count,):
-                raise wrong(f"{name!r} is not as long as the states whose new values it holds")
-        for value in self.values:
-            if value.storage not in self.value:
-                raise wrong(
-                    f"value {value.name!r} shares the storage of {value.storage!r}, which is not there"
-                )
+        for text in chain(_wrong_names(self), _wrong_tasks(self), _wrong_state(self)):
+            raise PlanError(f"graph {self.name!r} is not well formed: {text}")
         return self
 
     def __str__(self) -> str:
@@ -376,3 +322,58 @@ class Graph:
             made = ", ".join(f"{name}{list(self.value[name].shape)}" for name in task.outputs)
             rows.append((task.name, task.target, ", ".join(task.inputs), made, task.module))
         return f"graph {self.name}: {len(self.tasks)} tasks, {len(self.state)} state\n" + table(rows)
+
+
+def _wrong_names(graph: Graph) -> Iterator[str]:
+    if len(graph.value) != len(graph.values):
+        yield "two values share a name"
+    if len(graph.task) != len(graph.tasks):
+        yield "two tasks share a name"
+    for name in (*graph.inputs, *graph.state):
+        if name not in graph.value:
+            yield f"input or state {name!r} is not among its values"
+    for value in graph.values:
+        if value.storage not in graph.value:
+            yield f"value {value.name!r} shares the storage of {value.storage!r}, which is not there"
+
+
+def _wrong_tasks(graph: Graph) -> Iterator[str]:
+    ready = {*graph.inputs, *graph.state}
+    done: set[str] = set()
+    for task in graph.tasks:
+        for name in (*task.inputs, *task.writes):
+            if name not in ready:
+                yield f"{task.where} reads {name!r} before anything makes it"
+        for earlier in task.after:
+            if earlier not in done:
+                yield f"{task.where} must follow {earlier!r}, which is not before it"
+        for cut in task.cuts:
+            if len(cut.inputs) != len(task.inputs) or len(cut.outputs) != len(task.outputs):
+                yield f"{task.where} has a cut with the wrong number of axes"
+        for name in task.outputs:
+            if name not in graph.value:
+                yield f"{task.where} makes {name!r}, which is not among its values"
+            if name in ready:
+                yield f"{task.where} makes {name!r} a second time"
+            ready.add(name)
+        done.add(task.name)
+    for name in (*graph.outputs, *(made for made, _ in graph.updates)):
+        if name not in ready:
+            yield f"nothing makes the output {name!r}"
+
+
+def _wrong_state(graph: Graph) -> Iterator[str]:
+    for name in (*graph.changing, *graph.carried, *graph.streamed):
+        if name not in graph.state:
+            yield f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+    held = dict.fromkeys(graph.flat, 0)
+    for made, target in graph.updates:
+        if target in graph.carried and made not in graph.producer:
+            yield f"{made!r}, the new value of the carried state {target!r}, is made by no task; copy it"
+        if made in held:
+            if not graph.value[target].bytes:
+                yield f"{target!r}, which is empty, has no piece of {made!r}"
+            held[made] += room(graph.value[target])
+    for name, count in held.items():
+        if graph.value[name].shape != (count,):
+            yield f"{name!r} is not as long as the states whose new values it holds"

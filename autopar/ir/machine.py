@@ -23,7 +23,7 @@ FORMAT = "autopar machine 1"
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices and the links between them. The first device of kind `cpu` is the host.
+    """Devices and the links between them. The first device whose kind says so is the host.
 
     `clock` `real`: everything lasts as long as it lasts. `declared`: every device and link is made to last
     what the declared chip would take, times `slow_down`; 0 until it is chosen from the costs. Only a machine
@@ -52,12 +52,12 @@ class Machine:
     @cached_property
     def host(self) -> str:
         """Name of the device the caller's own tensors are taken to be on: the CPU, else the first device."""
-        return next((device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name)
+        return next((device.name for device in self.devices if device.traits.host), self.devices[0].name)
 
     @property
     def emulated(self) -> bool:
         """Whether any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
-        return any(device.kind == "emulated" for device in self.devices)
+        return any(device.traits.stand_in for device in self.devices)
 
     @property
     def draws_apart(self) -> bool:
@@ -80,7 +80,7 @@ class Machine:
         CPU; without queues what comes to `dst` from `src`."""
         if not self.queued:
             return f"{dst}/from {src.replace('/', ':')}"
-        return f"{src}/out" if self.device[dst].kind == "cpu" else f"{dst}/in"
+        return f"{src}/out" if self.device[dst].traits.host else f"{dst}/in"
 
     def queue(self, link: Link) -> str | None:
         """Name of what copies over a link wait in: a copy queue, without queues its wire; None: in nothing."""
@@ -102,7 +102,7 @@ class Machine:
                 names += [
                     self.copy_lane(link.src, link.dst) for link in self.links if link.dst == device.name
                 ]
-            elif device.kind != "cpu":
+            elif not device.traits.host:
                 names += [f"{device.name}/in", f"{device.name}/out"]
         return tuple(names)
 

@@ -57,31 +57,17 @@ def decode(kind: type[T], data: Any, where: str = "file") -> T:
 
 def _decode(kind: Any, data: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
-        if not isinstance(data, dict):
-            raise PlanError(
-                f"{where}: expected an object for {getattr(kind, '__name__', kind)}, found {short(data)}"
-            )
-        hints = _hints(cast(Any, kind))
-        unknown = sorted(set(data) - set(hints))
-        if unknown:
-            raise PlanError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(hints))}")
-        names = {
-            _KEYS.get(field.name, field.name): field.name for field in dataclasses.fields(cast(Any, kind))
-        }
-        values = {names[key]: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
-        try:
-            return cast(Any, kind)(**values)
-        except TypeError as error:
-            raise PlanError(f"{where}: {error}") from None
+        return _noun(kind, data, where)
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (tuple, Sequence):
         if not isinstance(data, list):
             raise PlanError(f"{where}: expected a list, found {short(data)}")
         if origin is Sequence or (len(options) == 2 and options[1] is Ellipsis):
-            return tuple(_decode(options[0], item, f"{where}[{index}]") for index, item in enumerate(data))
+            options = (options[0],) * len(data)
         if len(options) != len(data):
             raise PlanError(f"{where}: expected {len(options)} entries, found {len(data)}")
-        return tuple(_decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(options, data)))
+        pairs = zip(options, data, strict=True)
+        return tuple(_decode(option, item, f"{where}[{i}]") for i, (option, item) in enumerate(pairs))
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in options:
             return None
@@ -102,6 +88,21 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     elif isinstance(kind, type) and isinstance(data, kind):
         return data
     raise PlanError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {short(data)}")
+
+
+def _noun(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise PlanError(f"{where}: expected an object for {kind.__name__}, found {short(data)}")
+    hints = _hints(kind)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise PlanError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(hints))}")
+    names = {_KEYS.get(field.name, field.name): field.name for field in dataclasses.fields(kind)}
+    values = {names[key]: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise PlanError(f"{where}: {error}") from None
 
 
 def _number(data: Any, where: str) -> float:

@@ -21,6 +21,7 @@ class Tape:
         self.pending: dict[int, list[tuple[int, str]]] = {}
 
     def append(self, step: Step | tuple[int, int]) -> int:
+        """Add a step; its index."""
         self.steps.append(step)
         self.clocks.append(self.clock)
         return len(self.steps) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -92,7 +92,7 @@ def _operator(name: str) -> Callable[..., Any]:
         raise ProgramError(
             f"torch {torch.__version__} has no operator {name!r}; capture the model again with this version"
         ) from None
-    return found
+    return cast(Callable[..., Any], found)
 
 
 def constant(text: str, device: torch.device) -> Any:

@@ -26,6 +26,7 @@ log = logging.getLogger("autopar")
 
 Split: TypeAlias = str | int | Mapping[str, float] | None
 Price: TypeAlias = Callable[[Graph], CostedGraph]
+_Priced: TypeAlias = dict[tuple[int, ...], CostedGraph | None]
 
 LARGEST_SPLIT_GRAPH = 30_000
 """Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
@@ -165,12 +166,16 @@ def _by_room(
     speeds = {
         name: 1 / time for name in machine.device if (time := singles.get(name) or _alone(costed, name))
     }
-    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
     for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
         names = [*group]
-        made: dict[tuple[int, ...], CostedGraph | None] = {}
+        made: _Priced = {}
 
-        def peaks(rows: tuple[int, ...], names: list[str] = names, made: dict = made) -> list[int] | None:
+        def peaks(
+            rows: tuple[int, ...],
+            names: list[str] = names,
+            made: _Priced = made,
+        ) -> list[int] | None:
             try:
                 cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
             except PlanError:
@@ -296,7 +301,7 @@ def candidates(
     lanes = sum(device.lanes for device in machine.devices)
     found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
     speeds = {name: 1 / time for name, time in singles.items() if time}
-    accelerators = {name: speed for name, speed in speeds.items() if machine.device[name].kind != "cpu"}
+    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
     for group in (speeds, accelerators):
         if len(group) > 1:
             found.append(shares(batch, tuple(group.values())))

@@ -93,7 +93,7 @@ class Options:
 def _device(path: str, given: Any, machine: Machine) -> str:
     """The machine's name of a device as accelerate writes it: a name, a number, a torch.device."""
     if isinstance(given, int) and not isinstance(given, bool):
-        kinds = [device.kind for device in machine.devices if device.kind != "cpu"]
+        kinds = [device.kind for device in machine.devices if not device.traits.host]
         return f"{kinds[0] if kinds else 'cuda'}:{given}"
     if not isinstance(given, (str, torch.device)):
         raise DeviceError(f'the pin {path!r} is to {given!r}, which is no device; write "cuda:0", or 0')

@@ -212,11 +212,11 @@ def options(costed: CostedGraph) -> list[Option]:
     for d, device in enumerate(machine.devices):
         name = device.name
         found.append(Option(f"{name} twice as fast", "compute", name, _quicker(d)))
-        if device.lanes > 1 or device.kind == "cpu" or not machine.queued:
+        if device.lanes > 1 or device.traits.host or not machine.queued:
             found.append(
                 Option(f"one more lane of {name}", "lanes", name, _device(d, lanes=device.lanes + 1))
             )
-        if device.kind != "cpu" or not machine.queued:
+        if not device.traits.host or not machine.queued:
             found.append(Option(f"one more device like {name}", "device", name, _another(d)))
         if device.memory_bytes is not None:
             found.append(Option(f"no memory cap on {name}", "memory", name, _device(d, memory_bytes=None)))

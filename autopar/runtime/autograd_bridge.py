@@ -47,6 +47,7 @@ class Bridge(torch.autograd.Function):
     def forward(
         ctx: Any, halved: Halved, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
     ) -> tuple[Any, ...]:
+        """The outputs of the forward half; what its backward needs is saved."""
         ctx.set_materialize_grads(False)
         outputs, saved, watched = halved.ahead(inputs)
         ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
@@ -63,6 +64,7 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     @torch._dynamo.disable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        """The gradients of the leaves, None for arguments that have none."""
         if all(tangent is None for tangent in tangents):
             return (None, None, None, *(None for _ in ctx.leaves))
         saved = ctx.saved_tensors[: ctx.saved]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,6 @@ from .codegen import Code, Style, lane_code
 from .events import Gates
 from .fast_calls import fast
 from .lanes import accelerator
-from .lanes.accelerator import AcceleratorLane
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane
 from .slots import layout
@@ -48,18 +48,13 @@ class Assembly:
         self.types = tuple(dict.fromkeys(types))
         self.user_code = any(task.target in captured.calls for task in self.graph.tasks)
         self.declared = self.machine.clock == "declared"
-        busy = [lane for lane in program.lanes if lane.steps]
-        direct = len(busy) == 1 and not any(isinstance(step, Copy) for step in busy[0].steps)
         self.lanes: dict[str, HostLane] = {}
-        streams: dict[str, torch.device] = {}
-        for lane in busy:
-            device = self.torch_device(lane.device)
-            if device.type == "cpu":
-                self.lanes[lane.name] = HostLane(lane, program, device)
-            else:
-                streams[lane.name] = device
-                self.lanes[lane.name] = AcceleratorLane(lane, program, device, self.place, direct)
-        self.streamed = bool(streams) and not direct
+        for lane in program.lanes:
+            if lane.steps:
+                backend = resolve_name(self.machine.device[lane.device].traits.lane)
+                self.lanes[lane.name] = backend(lane, program, self.torch_device(lane.device), self.place)
+        streams = {name: lane.device for name, lane in self.lanes.items() if lane.streamed}
+        self.streamed = bool(streams)
         self._signals = accelerator.signals(program, streams)
         # Only to number events: every crew has gates of its own, numbered alike.
         self._gates = Gates(program)
@@ -84,7 +79,7 @@ class Assembly:
             style = Style(
                 wait=lambda event: backend.wait(event, gates, signals),
                 record=lambda event: backend.record(event, gates, signals),
-                copy=lambda step, source: backend.copy(step, source, self.place),
+                copy=lambda step, source: backend.copy(step, source),
                 recorded=recorded,
                 first=backend.first,
                 last=backend.last,
@@ -92,7 +87,13 @@ class Assembly:
             if self.declared:
                 style = self._on_clock(style, lane)
             self._codes[lane, recorded] = lane_code(
-                self.program, self.graph, backend.lane, self.layout, backend.device, style, self._callables()
+                self.program,
+                self.graph,
+                backend.lane,
+                self.layout,
+                backend.device,
+                style,
+                self._callables(backend),
             )
         return self._codes[lane, recorded]
 
@@ -125,7 +126,7 @@ class Assembly:
             first=[f"c = d.clock({lane!r})", *style.first],
         )
 
-    def _callables(self) -> Callable[[Task], Callable[..., Any]]:
+    def _callables(self, backend: HostLane) -> Callable[[Task], Callable[..., Any]]:
         calls, current = self.captured.calls, self.current
 
         @cache
@@ -133,6 +134,7 @@ class Assembly:
             return ambient.as_caller(calls[target], current)
 
         def call(task: Task) -> Callable[..., Any]:
-            return kept(task.target) if task.target in calls else fast(task, bind.target(task.target))
+            known = task.target in calls
+            return backend.call(kept(task.target) if known else fast(task, bind.target(task.target)))
 
         return call

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import RunError
+from ..ir.device_kind import kind_of
 from ..ir.program import Compute, Copy, Lane, Record, Wait
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Tasks that are named as those that an error may come from."""
-_BLOCKING = {"cuda": "CUDA_LAUNCH_BLOCKING=1", "npu": "ASCEND_LAUNCH_BLOCKING=1"}
-"""Settings that make launches wait, by type of device."""
 
 
 class Ended(Exception):
@@ -60,7 +59,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
         f"{str(error).partition(chr(10))[0]}. "
         f"Accelerators report errors late, so it may be of any task launched there before, in this call{launched} or "
         "an earlier one. To find it, run the model alone, or with launches that wait: "
-        + _BLOCKING.get(kind, f"the setting for that of the {kind} backend")
+        + (kind_of(kind).blocking or f"the setting for that of the {kind} backend")
     )
 
 

@@ -46,7 +46,7 @@ def fast(task: Task, operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binding(name: str) -> Callable[..., Any] | None:
-    """torch's C function or, for what only tensors have, the method of that name."""
+    """Torch's C function or, for what only tensors have, the method of that name."""
     for owner in (torch, getattr(torch._C, "_nn", None)):
         found = getattr(owner, name, None)
         if isinstance(found, types.BuiltinFunctionType):

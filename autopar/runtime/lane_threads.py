@@ -27,7 +27,7 @@ class Call:
         self.arrived: list[torch.Event] = []
         self.ended: list[torch.Event] = []
 
-    def clock(self, lane: str) -> LaneClock:
+    def clock(self, _: str) -> LaneClock:
         """The declared clock of a lane."""
         assert self._clock is not None
         return LaneClock(self._clock)

@@ -21,7 +21,7 @@ def title(step: Step, graph: Graph) -> str:
 
 @functools.cache
 def nvtx() -> Any:
-    """torch's NVTX ranges, None where torch was built without them or there is no CUDA device."""
+    """Torch's NVTX ranges, None where torch was built without them or there is no CUDA device."""
     return torch.cuda.nvtx if torch.cuda.is_available() else None
 
 

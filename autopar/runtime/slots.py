@@ -28,33 +28,15 @@ class Layout:
 
 def layout(program: Program, graph: Graph) -> Layout:
     """Lay out the buffers of a program of `graph`. Linear in its steps."""
-    maker: dict[str, str] = {}
-    freed: dict[str, tuple[str, int]] = {}
-    last: dict[str, tuple[str, int]] = {}
-    shared: set[str] = {*program.results}
-    for lane in program.lanes:
-        for index, step in enumerate(lane.steps):
-            if isinstance(step, Free):
-                freed[step.buffer] = (lane.name, index)
-            for name in makes(step):
-                maker[name] = lane.name
-                last[name] = (lane.name, index)
-    for lane in program.lanes:
-        for index, step in enumerate(lane.steps):
-            for name in reads(step):
-                if maker.get(name) != lane.name:
-                    shared.add(name)
-                else:
-                    last[name] = (lane.name, index)
-
+    maker, freed, last, shared = _uses(program)
+    results = frozenset(program.results)
     drops: dict[tuple[str, int], list[str]] = {}
     makers: dict[str, set[str]] = {}
-    kept = frozenset(program.results)
     for buffer in program.buffers:
         name = buffer.name
         if name in maker:
             makers.setdefault(buffer.storage, set()).add(maker[name])
-        if buffer.kind == "result" or name in kept:
+        if buffer.kind == "result" or name in results:
             shared.add(name)
         elif name in maker:
             # What nobody frees, a local outlives its last reader for nothing.
@@ -78,6 +60,31 @@ def layout(program: Program, graph: Graph) -> Layout:
             size += 1
     dropped = {where: tuple(names) for where, names in drops.items()}
     return Layout(slots, size, tuple(fed), dropped, makers)
+
+
+def _uses(
+    program: Program,
+) -> tuple[dict[str, str], dict[str, tuple[str, int]], dict[str, tuple[str, int]], set[str]]:
+    """The lane that makes each buffer, the step that frees it, the last that uses it there, and what lanes share."""
+    maker: dict[str, str] = {}
+    freed: dict[str, tuple[str, int]] = {}
+    last: dict[str, tuple[str, int]] = {}
+    shared: set[str] = {*program.results}
+    for lane in program.lanes:
+        for index, step in enumerate(lane.steps):
+            if isinstance(step, Free):
+                freed[step.buffer] = (lane.name, index)
+            for name in makes(step):
+                maker[name] = lane.name
+                last[name] = (lane.name, index)
+    for lane in program.lanes:
+        for index, step in enumerate(lane.steps):
+            for name in reads(step):
+                if maker.get(name) != lane.name:
+                    shared.add(name)
+                else:
+                    last[name] = (lane.name, index)
+    return maker, freed, last, shared
 
 
 def reads(step: Step) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept between processes as JSON in the user's cache folder."""
+"""A cache of measurements of this machine, as JSON files in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def file_for(kind: str, about: Sequence[Any]) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `store` wrote there; empty when there is no such file, or when it is not one that can be used."""
+    """The entries that `store` wrote there; empty when there is no such file, or none that can be used."""
     try:
         data = json.loads(path.read_text())
         if data["format"] == FORMAT and isinstance(data["entries"], dict):

@@ -1,4 +1,4 @@
-"""How many cores of the host this process may use."""
+"""The number of cores of the host that this process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work without looking for cyclic garbage."""
+"""Pauses of the cyclic garbage collector."""
 
 from __future__ import annotations
 

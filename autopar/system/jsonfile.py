@@ -1,4 +1,4 @@
-"""JSON files as they are read: what is no plain JSON is refused in one sentence that says where."""
+"""Reader of JSON files: what is no plain JSON is refused in one sentence that says where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of life from stages that take long: on a terminal a bar over items, or a count of seconds where there are none;
+"""Progress of long stages: on a terminal a bar over items, or a count of seconds where there are none;
 elsewhere, in a notebook or a log, a line every few seconds."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _counted(title: str, over: threading.Event, out: TextIO) -> None:
         out.flush()
 
 
-def _logged(title: str, over: threading.Event, out: TextIO) -> None:
+def _logged(title: str, over: threading.Event, _: TextIO) -> None:
     start = time.monotonic()
     while not over.wait(EVERY_S):
         # A logger without handlers shows warnings and nothing below.

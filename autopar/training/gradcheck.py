@@ -60,13 +60,13 @@ class Eager(Snapshot):
         once = {id(tensor): path for path, tensor in reversed(found)}
         self.leaves = {p: t for p, t in found if t.requires_grad and once[id(t)] == p}
         with self.restored():
-            outputs, self.gradients = self._cluster(model, args, kwargs, self.leaves)
+            outputs, self.gradients = self._run(model, args, kwargs, self.leaves)
             self.outputs = [apart(leaf) for leaf in outputs]
             self.strides = [strides_of(leaf) for leaf in outputs]
             live = self.live()
             self.updates = {target: live[target].detach().clone() for _, target in graph.updates}
 
-    def _cluster(
+    def _run(
         self, model: Callable[..., Any], args: Any, kwargs: Any, leaves: Mapping[str, torch.Tensor]
     ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
         # What the caller computed from a weight is no part of the call, nor is its gradient.
@@ -190,7 +190,7 @@ class Eager(Snapshot):
         try:
             args, kwargs = pytree.tree_map(told, self.arguments)
             leaves = {path: made[id(tensor)] for path, tensor in self.leaves.items()}
-            outputs, gradients = self._cluster(make(self.model), args, kwargs, leaves)
+            outputs, gradients = self._run(make(self.model), args, kwargs, leaves)
         except Exception as failure:
             log.info("no second opinion %s: %s", what, failure)
             return {}

@@ -47,6 +47,7 @@ class Signatures:
         self.require_known()
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> LossGraph:
+        """What serves the calls of a loss that Dynamo has captured."""
         graph = LossGraph(self, module, examples)
         self.graphs.append(graph)
         return graph
@@ -125,6 +126,7 @@ class LossGraph:
             self.refusal = CaptureError(text if name in text else f"{name}: {text}")
 
     def __call__(self, *args: Any) -> Any:
+        """Take a step with these arguments; CaptureError where the loss cannot be one."""
         if self.refusal is not None:
             raise self.refusal
         arguments = self.arguments

@@ -123,7 +123,7 @@ class TrainStep(Recorded):
         waits = any(parameter.grad is not None for parameter in self._parameters())
         whole = self._whole(signature) if signature.checked and not waits else None
         if whole is not None:
-            return signature.taken(args, self._cluster, whole, self.optimizer)
+            return signature.taken(args, self._run, whole, self.optimizer)
         with signature.undone(args):
             result = self._by_itself(signature, args, stale=not waits)
         self.optimizer.zero_grad(set_to_none=True)
@@ -184,7 +184,7 @@ class TrainStep(Recorded):
         self, signature: Signature, args: Sequence[Any], *, stale: bool
     ) -> tuple[Any, list[torch.Tensor]]:
         try:
-            return signature.differentiated(args, self._cluster, stale)
+            return signature.differentiated(args, self._run, stale)
         except DifferenceError:
             self._signatures.drop(signature)
             raise
@@ -196,7 +196,7 @@ class TrainStep(Recorded):
             with torch.no_grad():
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
 
-    def _cluster(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
+    def _run(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
         return self.executed(prepared, inputs)
 
     def _parameters(self) -> list[torch.Tensor]:

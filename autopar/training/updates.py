@@ -28,7 +28,7 @@ from .losses import own_path, own_paths, resident_tangent, trained
 
 log = logging.getLogger("autopar")
 
-Cluster = Callable[[Prepared, Sequence[Any]], list[Any]]
+Run = Callable[[Prepared, Sequence[Any]], list[Any]]
 """Executes a program with tensors, recorded or not."""
 
 
@@ -100,7 +100,7 @@ class Signature:
         return self._whole
 
     def taken(
-        self, args: Sequence[Any], run: Cluster, whole: Prepared, optimizer: torch.optim.Optimizer
+        self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
     ) -> list[Any]:
         """One whole step: the results of the graph."""
         found = run(whole, self._inputs(args))
@@ -128,7 +128,7 @@ class Signature:
         return list(self._trained.values())
 
     def differentiated(
-        self, args: Sequence[Any], run: Cluster, stale: bool = False
+        self, args: Sequence[Any], run: Run, stale: bool = False
     ) -> tuple[list[Any], list[torch.Tensor]]:
         """One forward and backward: the results of the graph, and the gradients, each in memory of its own. `stale`
         says that all weights have changed since the call before.

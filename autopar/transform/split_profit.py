@@ -47,6 +47,7 @@ class Stretches:
         self.drop_idle()
 
     def bytes(self, name: str) -> int:
+        """Bytes of a value."""
         return self.graph.value[name].bytes
 
     def wanted(self, name: str) -> bool:

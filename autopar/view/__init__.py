@@ -10,7 +10,7 @@ from .report.reasons import explain_clusters
 from .report.statistics import hidden
 from .save import draw, save_timeline
 
-__all__ = ["draw", "explain", "explain_runs", "hidden", "save_timeline"]
+__all__ = ["draw", "explain", "explain_clusters", "hidden", "save_timeline"]
 
 register("draw", Plan, draw)
 register(

@@ -12,7 +12,7 @@ from .drawing.palette import INK, QUIET, fill_of, shades
 def dot_text(plan: Plan) -> str:
     """The plan for graphviz: what depends on what, where it runs, what moves; the critical path in bold."""
     costed, machine = plan.costed, plan.costed.machine
-    look = shades((device.name, device.kind == "cpu") for device in machine.devices)
+    look = shades((device.name, device.traits.host) for device in machine.devices)
     found = plan.critical
     hot = {step.cluster for step in (found.steps[index] for index in found.path) if hasattr(step, "cluster")}
     moved = {(t.value, t.dst): t for t in plan.transfers}

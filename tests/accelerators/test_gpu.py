@@ -129,7 +129,7 @@ def test_pinned_input_may_be_overwritten_after_the_call(slow):
 
 @torch.no_grad()
 def test_conjugate_views_come_back_right(slow):
-    """torch conjugates on the host without waiting for the copy."""
+    """Torch conjugates on the host without waiting for the copy."""
 
     def function(x):
         return (x * 2).conj(), torch.imag((x * 3).conj())

@@ -129,7 +129,6 @@ class Viewed(nn.Module):
 @torch.no_grad()
 def test_a_pinned_input_that_the_cpu_views_may_be_overwritten_after_the_call() -> None:
     """A copy of a view that the call made, of memory that the caller has again once it returns."""
-
     model = Viewed().eval()
     pins = {"view": "cpu", "linear": f"{KIND}:0"}
     fast = autopar.compile(model, machine(), pins=pins, split=None, check="never", outputs="as_placed")

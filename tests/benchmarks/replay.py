@@ -57,7 +57,7 @@ class _Replay:
             self.length = [seconds * draw.uniform(1 - noise, 1 + noise) for seconds in self.length]
         self._waits(value)
         self.start, self.end = [0.0] * len(self.steps), [0.0] * len(self.steps)
-        self._cluster()
+        self._run()
 
     def _waits(self, value: Mapping[str, Data]) -> None:
         """What each step waits for: the step that first brings a value to where it is read."""
@@ -98,7 +98,7 @@ class _Replay:
                     self.waiting[source[key]].append(n)
                     self.missing[n] += 1
 
-    def _cluster(self) -> None:
+    def _run(self) -> None:
         orders: dict[tuple[str, int], deque[int]] = {}
         for n, lanes in enumerate(self.lanes):
             for lane in lanes:

@@ -45,13 +45,13 @@ def run(
     """
     found: tuple[list[Any], list[Any]] = [], []
     for turn in range(turns):
-        call = _Cluster(program, graph, calls or {}, given, seed + turn)
+        call = _Run(program, graph, calls or {}, given, seed + turn)
         found = call.run()
         given = call.left(given)
     return found
 
 
-class _Cluster:
+class _Run:
     def __init__(
         self,
         program: Program,
@@ -113,7 +113,7 @@ class _Cluster:
         return outputs, updates
 
     def left(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What is there for the next call."""
+        """The state that is there for the next call."""
         found = dict(given)
         for buffer in self.program.buffers:
             if buffer.kind == "given":
@@ -127,7 +127,7 @@ class _Cluster:
         return found
 
     def new(self, name: str, target: str) -> Any:
-        """What a buffer holds for an input or state: itself, or a piece of it."""
+        """The tensor that a buffer holds for an input or state: itself, or a piece of it."""
         whole = self.read(name)
         if self.program.buffer[name].value not in self.graph.flat:
             return whole

@@ -1,4 +1,4 @@
-"""Whether a plan can be carried out, judged from the definitions alone: nothing here knows how plans are
+"""Feasibility of a plan, judged from the definitions alone: nothing here knows how plans are
 made."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _clusters(plan: Plan) -> Iterable[str]:
 
 
 def _there(plan: Plan, value: str, device: str, at: float) -> bool:
-    """Whether a value is on a device at a moment."""
+    """True if a value is on a device at a moment."""
     costed = plan.costed
     if value in costed.resident and (value, device) in plan.resident:
         return True

@@ -118,12 +118,12 @@ def costed(
 def chain(
     n: int, on: Machine | None = None, seconds: float | Sequence[float | None] = MS, **more
 ) -> CostedGraph:
-    """x → t0 → t1 → … → t(n-1)."""
+    """X → t0 → t1 → … → t(n-1)."""
     return build({f"t{i}": ([f"t{i - 1}" if i else "x"], seconds) for i in range(n)}, on or machine(), **more)
 
 
 def diamond(on: Machine | None = None, seconds: float | Sequence[float | None] = MS, **more) -> CostedGraph:
-    """x → a → (b, c) → d."""
+    """X → a → (b, c) → d."""
     tasks = {"a": (["x"], seconds), "b": (["a"], seconds), "c": (["a"], seconds), "d": (["b", "c"], seconds)}
     return build(tasks, on or machine(), **more)
 
@@ -142,7 +142,7 @@ def two_towers(
 def fork_join(
     width: int, on: Machine | None = None, seconds: float | Sequence[float | None] = MS, **more
 ) -> CostedGraph:
-    """x → fork → w0 … w(width-1) → join."""
+    """X → fork → w0 … w(width-1) → join."""
     tasks: dict = {"fork": (["x"], seconds)}
     tasks |= {f"w{i}": (["fork"], seconds) for i in range(width)}
     tasks["join"] = ([f"w{i}" for i in range(width)], seconds)

@@ -21,7 +21,7 @@ LIMIT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def given_to(graph: Graph, captured: Captured) -> dict[str, Any]:
-    """What a graph of a model in float64 is given: the same random inputs every time, and the live state."""
+    """The inputs of a graph of a model in float64: the same random inputs every time, and the live state."""
     torch.manual_seed(1)
     inputs = {name: torch.randn(graph.value[name].shape, dtype=torch.float64) for name in graph.inputs}
     return {**inputs, **{name: owner[key].detach() for name, (owner, key) in captured.state.items()}}

@@ -49,7 +49,7 @@ def touched(step: Step) -> tuple[str, ...]:
 
 
 def shares(program: Program, buffer: str, step: Step) -> bool:
-    """Whether a step reads or makes a buffer over the same storage."""
+    """True if a step reads or makes a buffer over the same storage."""
     storage = program.buffer[buffer].storage
     return any(program.buffer[name].storage == storage for name in touched(step))
 

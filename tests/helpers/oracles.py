@@ -1,4 +1,4 @@
-"""What the native search is held to: the simulator, and `verify`, which knows neither."""
+"""Oracles of the native search: the simulator, and `verify`, which knows neither."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def shown(entry: Any) -> dict[str, Any]:
 
 
 def played(timed: Timed) -> Play:
-    """What the simulator makes of the orders of a timed list without copies."""
+    """The timing by the simulator of the orders of a timed list without copies."""
     return Play(timed.instance, timed.schedule("test"))
 
 
 def exact(timed: Timed) -> bool:
-    """Whether the simulator must find the times of a list: not where a way leads through a third device, whose second
+    """True if the simulator must find the times of a list: not where a way leads through a third device, whose second
     hops are served with the first here, nor where several links share a queue or, beside queues, a wire, nor where the
     orders of several lanes do not say which of two runs starts first."""
     instance = timed.instance

@@ -12,7 +12,7 @@ from autopar.ir.plan import Plan
 from autopar.ops import resolve as bind
 
 
-def R(*names: str) -> tuple[Ref, ...]:
+def R(*names: str) -> tuple[Ref, ...]:  # noqa: N802 - short, in a table
     return tuple(Ref(name) for name in names)
 
 

@@ -34,21 +34,9 @@ def tiny(seed: int, *, exact: bool = True) -> dict[str, Any]:
         if draw.random() < 0.1:
             task["workspace_bytes"] = draw.choice((16, 64))
         tasks.append(task)
-    values: list[dict[str, Any]] = []
-    for n, name in enumerate(names):
-        readers = [later for later in names[n + 1 :] if draw.random() < 0.5]
-        if readers or draw.random() < 0.2:
-            values.append({"id": f"v{n}", "producer": name, "consumers": readers})
-    for n in range(draw.choice((0, 1, 2, 2, 3))):
-        readers = draw.sample(names, min(len(names), draw.choice((1, 1, 2))))
-        home = draw.choice(("d0", "d1"))
-        values.append({"id": f"in{n}", "producer": None, "home": home, "consumers": readers})
-    for value in values:
-        value["bytes"] = draw.choice((0, 1, 8, 32, 64, 64, 256))
-        if draw.random() < 0.1:
-            value["deliver_to"] = draw.choice(("d0", "d1"))
+    values = _values(draw, names)
     wires = draw.choice(({}, {}, {"wire": "w"}, {"wire": "w"}, {"wire": "w"}, {"wire": None}))
-    links = []
+    links: list[dict[str, Any]] = []
     for src, dst in (("d0", "d1"), ("d1", "d0")):
         if draw.random() < 0.95:
             rate = draw.choice((32.0, 64.0, 512.0)) if exact else draw.choice((50.0, 100.0, 1000.0))
@@ -62,3 +50,20 @@ def tiny(seed: int, *, exact: bool = True) -> dict[str, Any]:
     if len(names) < 4 and draw.random() < 0.2:
         devices[0]["lanes"] = 2
     return {"tasks": tasks, "values": values, "devices": devices, "links": links}
+
+
+def _values(draw: random.Random, names: list[str]) -> list[dict[str, Any]]:
+    values: list[dict[str, Any]] = []
+    for n, name in enumerate(names):
+        readers = [later for later in names[n + 1 :] if draw.random() < 0.5]
+        if readers or draw.random() < 0.2:
+            values.append({"id": f"v{n}", "producer": name, "consumers": readers})
+    for n in range(draw.choice((0, 1, 2, 2, 3))):
+        readers = draw.sample(names, min(len(names), draw.choice((1, 1, 2))))
+        home = draw.choice(("d0", "d1"))
+        values.append({"id": f"in{n}", "producer": None, "home": home, "consumers": readers})
+    for value in values:
+        value["bytes"] = draw.choice((0, 1, 8, 32, 64, 64, 256))
+        if draw.random() < 0.1:
+            value["deliver_to"] = draw.choice(("d0", "d1"))
+    return values

@@ -148,4 +148,4 @@ class Twins:
 
 
 def nothing(*_: Any) -> None:
-    """What a test does between steps by default."""
+    """The default change between steps: none."""

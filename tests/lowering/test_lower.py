@@ -168,7 +168,7 @@ def test_one_lane_needs_no_events() -> None:
 
 
 def test_waits_that_follow_from_others_are_not_made() -> None:
-    """r reads a and b, both from cpu/0: one wait, for the later of them, is enough; then c through cpu/1
+    """R reads a and b, both from cpu/0: one wait, for the later of them, is enough; then c through cpu/1
     covers both.
 
     cpu/0: a  b

@@ -44,7 +44,8 @@ def held(graph):
     assert period.lower_bound <= period.period <= period.makespan * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("first", range(0, 240, 20))
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 120, 20))
 def test_no_plan_is_above_the_shortest_and_no_bound_either(first):
     for seed in range(first, first + 20):
         held(tiny(seed, exact=seed % 3 > 0))

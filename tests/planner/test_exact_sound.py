@@ -54,6 +54,7 @@ def solution(instance, best, play):
     return own.status_name(own.solve(model.cp))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 10), st.booleans())
 def test_every_schedule_that_fits_is_a_solution_of_the_model(seed, tasks, tight):

@@ -138,6 +138,7 @@ def test_data_that_no_file_could_hold():
             read(graph)
 
 
+@pytest.mark.slow
 def test_a_memory_far_below_a_byte_is_too_small(recwarn):
     refused = 0
     for seed in range(100):

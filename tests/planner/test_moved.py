@@ -22,6 +22,7 @@ def planned(model, x, training, devices=DECLARED, **options):
         return autopar.plan(model, devices, example_inputs=(x,), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     "options", [{}, {"pins": {"0": "cpu"}}, {"home": "cpu"}], ids=["plain", "pinned", "home"]
@@ -59,6 +60,7 @@ def test_weights_go_where_a_declared_machine_has_use_for_them() -> None:
     assert plan.costed.home[plan.costed.graph.state[0]] == "cuda:0"
 
 
+@pytest.mark.slow
 def test_where_the_weights_live_changes_nothing_of_it() -> None:
     model, x = layers(), torch.randn(256, 1024)
     singles = [planned(model, x, True, home=home).singles for home in ("auto", "cpu", "cuda:0")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from feasible import problems
 from graphs import KB, MS, build, machine, random_dag
 from hypothesis import given, settings
@@ -48,6 +49,7 @@ def test_every_run_comes_once_and_after_what_it_waits_for(seed, tasks, width):
     assert all(place_of[p] < place_of[r] for r in order for p in instance.before[r])
 
 
+@pytest.mark.slow
 def test_a_long_chain_needs_no_recursion():
     count = 20_000
     tasks: dict = {f"c{i}": ([f"c{i - 1}" if i else "x"], MS) for i in range(count)}

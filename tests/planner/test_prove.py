@@ -67,6 +67,7 @@ def test_the_bound_of_a_plan_allows_copies(monkeypatch):
             assert plan.bound_once <= plan.makespan * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_copies_do_not_wait_for_a_proof(monkeypatch):
     """A proof that has no time is said to be cut short, and the plan is the one that copies had made shorter."""
     graph = read(small(14))

@@ -24,7 +24,7 @@ from autopar.view import explain, explain_clusters
 
 
 def two(seconds, nbytes=10**6, **more):
-    """a → b on a CPU and a GPU, `seconds` of b on each; a runs on the CPU."""
+    """A → b on a CPU and a GPU, `seconds` of b on each; a runs on the CPU."""
     return {
         "tasks": [{"id": "a", "seconds": {"cpu": 1.0}}, {"id": "b", "seconds": seconds}],
         "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": nbytes}],
@@ -169,6 +169,7 @@ def test_a_run_put_where_it_is_said_to_fit_disturbs_nobody(seed):
             assert len(idle) >= min(wide)
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_large_plan_that_was_searched_for_names_changes():
     """Each is planned for as thoroughly as the plan itself was, or none would seem to help."""

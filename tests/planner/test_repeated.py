@@ -32,6 +32,7 @@ def started(graph: dict[str, Any]):
     return race, race.enter(heft(race.instance))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_chains_make_a_plan_shorter_or_leave_it(seed):
@@ -49,6 +50,7 @@ def test_chains_make_a_plan_shorter_or_leave_it(seed):
     assert repeated.repeated(race, entry).makespan == found.makespan
 
 
+@pytest.mark.slow
 @needs_native
 def test_copies_make_plans_shorter():
     """Of graphs where a result takes longer to move than to make."""

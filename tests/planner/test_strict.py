@@ -84,6 +84,7 @@ def test_a_strict_plan_can_be_carried_out_on_a_freer_machine(seed):
     assert infeasibilities(described(partitioning(raw)), json.loads(json.dumps(written(plan)))) == []
 
 
+@pytest.mark.slow
 def test_the_greedy_fill_and_one_call_for_all_are_never_better():
     for seed in range(6):
         found = graph(500 + seed, nodes=20)

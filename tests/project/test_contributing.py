@@ -12,6 +12,7 @@ import pytest
 
 import autopar
 from autopar.capture.split_rules.registry import RULES
+from autopar.ir.device_kind import KINDS
 from autopar.ir.hardware.chips import CHIPS
 from autopar.planner import POLICIES
 from autopar.view import save
@@ -37,7 +38,7 @@ def sections() -> dict[str, list[str]]:
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What an extension registers is gone again after the test."""
-    held = (CHIPS, RULES, POLICIES, *save._WRITERS.values())
+    held = (CHIPS, KINDS, RULES, POLICIES, *save._WRITERS.values())
     before = [dict(registry) for registry in held]
     yield
     for registry, entries in zip(held, before):
@@ -62,6 +63,13 @@ def test_the_code_shown_runs(
         importlib.import_module(module)
     finally:
         sys.modules.pop(module, None)
+
+
+def test_kinds_of_devices_are_told_apart_by_their_records() -> None:
+    compared = re.compile(r"""\.kind (==|!=|in|not in) \(?["'](cpu|cuda|xpu|emulated)["']""")
+    assert compared.search('device.kind == "cpu"')
+    files = PACKAGE.rglob("*.py")
+    assert not [path.name for path in files if compared.search(path.read_text(encoding="utf-8"))]
 
 
 def pages() -> dict[str, list[str]]:

@@ -68,7 +68,7 @@ def test_a_slow_device_is_measured_by_small_products(rate, monkeypatch):
 
 
 def test_a_dtype_that_a_device_has_not_is_left_out(monkeypatch):
-    """mps raises TypeError for float64."""
+    """Mps raises TypeError for float64."""
 
     def refuse(*args, **kwargs):
         raise TypeError("no such dtype")

@@ -41,7 +41,7 @@ def after(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def reading(where: str = FIRST, spy: list | None = None) -> tuple[Graph, list[str], dict]:
-    """y = w as it is read on a device."""
+    """Y = w as it is read on a device."""
     target = "look" if spy is not None else "aten.clone.default"
     calls = {"look": lambda w: (spy.append(w), w.clone())[1]} if spy is not None else {}
     values = [value("x", kind="input"), value("w", kind="state")]

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,6 +24,7 @@ def python(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_drains_and_leaves_no_thread():
     out = python(
         """

@@ -140,7 +140,7 @@ def test_a_program_of_copies_alone_has_streams_of_its_own(notes):
     steps = tuple(step for step in lane.steps if isinstance(step, Copy))
     assembly = Assembly(captured, plan, replace(program, lanes=(replace(lane, steps=steps),)))
     (lane,) = assembly.lanes.values()
-    assert not lane.direct and assembly.streamed
+    assert lane.streamed and assembly.streamed
     assert lane.last[-1] == "stream.synchronize()"
 
 

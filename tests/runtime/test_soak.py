@@ -1,4 +1,4 @@
-"""A thousand training steps by either door: memory stays flat, losses stay the plain loop's."""
+"""Hundreds of training steps by either door: memory stays flat, losses stay the plain loop's."""
 
 import copy
 import gc
@@ -12,8 +12,8 @@ from training_models import machine, mlp
 
 import autopar
 
-STEPS = 1000
-WARM = 200
+STEPS = 400
+WARM = 100
 
 
 def alive():
@@ -43,8 +43,9 @@ def doors(model, optimizer):
     return {"drop-in": (own, fast), "step": (step, step)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["drop-in", "step"])
-def test_a_thousand_steps(door):
+def test_hundreds_of_steps(door):
     torch.manual_seed(0)
     model = mlp(torch.float64)
     plain = copy.deepcopy(model)
@@ -64,6 +65,6 @@ def test_a_thousand_steps(door):
     assert mine.item() == pytest.approx(loss.item(), rel=1e-9)
     first, last = marks[WARM], marks[STEPS - 1]
     assert last[0] <= first[0] + 2
-    assert last[1] <= first[1] + (8 << 20)
+    assert last[1] <= first[1] + (4 << 20)
     assert last[2] == first[2]
     owner.close()

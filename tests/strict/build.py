@@ -93,13 +93,13 @@ def _compile(compiler: list[str], path: Path) -> None:
             [*compiler, *FLAGS, "-c", str(source), "-o", made] for source, made in zip(sources, objects)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_cluster, commands))
+            list(pool.map(_run, commands))
         made = Path(own) / path.name
-        _cluster([*compiler, *objects, *LIBRARIES, "-o", str(made)])
+        _run([*compiler, *objects, *LIBRARIES, "-o", str(made)])
         os.replace(made, path)
 
 
-def _cluster(command: list[str]) -> None:
+def _run(command: list[str]) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except subprocess.CalledProcessError as error:

@@ -81,7 +81,7 @@ def _index(which: Any = None) -> int:
     return torch.accelerator.current_device_index() if index is None else index
 
 
-class device:
+class device:  # noqa: N801 - as torch.cuda.device
     """A context in which a device is the current one."""
 
     def __init__(self, which: Any) -> None:

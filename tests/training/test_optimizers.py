@@ -46,6 +46,7 @@ dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.slow
 @quick
 @given(rates, st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.2]), decays, st.booleans(), st.booleans(), ways,
        clips, dtypes, sizes)  # fmt: skip

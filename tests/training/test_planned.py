@@ -24,6 +24,7 @@ def layers(count: int = 3, width: int = 256) -> nn.Module:
     return nn.Sequential(*(part for _ in range(count) for part in (nn.Linear(width, width), nn.ReLU())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meta", [False, True], ids=["here", "meta"])
 @pytest.mark.parametrize("criterion", [None, nn.MSELoss()], ids=["own loss", "criterion"])
 @pytest.mark.parametrize("name", MAKERS)

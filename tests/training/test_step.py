@@ -272,6 +272,7 @@ print([pair.step(x, y).item().hex() for x, y in batches(10)[6:]])
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
     pair = Pair(functools.partial(mlp, 0.3), functools.partial(Adam, lr=0.01))
     data = batches(10)

@@ -75,6 +75,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_backward", [False, True], ids=["ahead", "back"])
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize(
@@ -203,6 +204,7 @@ class Chaotic(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
     from autopar.training import gradcheck
 

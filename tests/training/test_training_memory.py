@@ -81,6 +81,7 @@ def test_measured_peaks_are_those_predicted(name, way, recompute):
     fast.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_caps_hold_what_both_halves_need(data):

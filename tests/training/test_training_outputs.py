@@ -38,7 +38,7 @@ def test_no_view_of_what_is_the_callers_is_a_way_to_overwrite_it(way):
 
 
 def test_without_gradients_a_view_of_a_weight_is_the_weights_as_in_eager():
-    """torch sees such a write, and so do the copies on other devices."""
+    """Torch sees such a write, and so do the copies on other devices."""
     model, x = Shows(), torch.randn(8, 6)
     fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin")
     with torch.no_grad():

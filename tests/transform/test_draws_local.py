@@ -47,6 +47,7 @@ def planned(model, x, training, devices=DECLARED, **options):
         return autopar.plan(model, devices, example_inputs=(x,), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("split", [None, 2])
 def test_no_layer_has_its_mask_brought_from_elsewhere(training: bool, split: int | None) -> None:

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def chain(terms: int, *, swap: bool = False, phase: Any = "forward") -> Graph:
-    """t = d₀ + d₁, t = t + d₂, …, each term made right before it is added."""
+    """T = d₀ + d₁, t = t + d₂, …, each term made right before it is added."""
     values = [Value("x", (3,), "float64", 24, "x", "input")]
     tasks: list[Task] = []
     total = ""

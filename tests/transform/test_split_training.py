@@ -258,6 +258,7 @@ def test_one_weight_used_twice_has_one_gradient() -> None:
     assert sum(task.target == SUM for task in parted.tasks) == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_any_differentiable_program_is_the_same_in_parts(data: st.DataObject) -> None:

@@ -157,6 +157,7 @@ CLASS_LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_losses_of_classes(name: str) -> None:
     model = Scored(CLASS_LOSSES[name]).double()
@@ -181,6 +182,7 @@ def test_losses_of_classes_in_other_types(name: str, dtype: torch.dtype) -> None
     same(Scored(CLASS_LOSSES[name]).to(dtype), (rows(dtype), classes((2,))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "weighted", "smooth", "sum"])
 def test_losses_of_classes_at_each_pixel(name: str) -> None:
     def model(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

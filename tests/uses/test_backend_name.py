@@ -29,8 +29,7 @@ def network() -> nn.Sequential:
 
 @pytest.fixture(autouse=True)
 def named() -> Iterator[None]:
-    """The name is registered, as installing the package does; what Dynamo has compiled of a class before, it has
-    not."""
+    """The name is registered, as installing the package does, and Dynamo has compiled nothing before."""
     torch._dynamo.reset()
     if "autopar" not in torch._dynamo.list_backends(exclude_tags=()):
         torch._dynamo.register_backend(entry.autopar, "autopar")

@@ -146,6 +146,7 @@ class Branching(nn.Module):
         return self.end(y)
 
 
+@pytest.mark.slow
 def test_branches_on_values_count_and_train():
     plain, fast = twins(Branching)
     x = torch.randn(4, 6).abs()

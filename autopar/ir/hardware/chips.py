@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...errors import DeviceError
 from ..device import Device
+from ..device_kind import kind_of
 from .buses import nearest
 
 COMPUTE_REACHED = 0.7
@@ -49,7 +50,7 @@ class Chip:
             chip=self.title,
             flops=tuple((dtype, rate * 1e12 * COMPUTE_REACHED) for dtype, rate in self.tflops),
             bytes_per_s=self.bytes_per_s * MEMORY_REACHED,
-            launch_s=CPU_LAUNCH_S if self.kind == "cpu" else LAUNCH_S,
+            launch_s=CPU_LAUNCH_S if kind_of(self.kind).host else LAUNCH_S,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...errors import DeviceError
 from ...system.cores import cores
 from ..device import HANDOFF_S, Device, Link
+from ..device_kind import kind_of
 from .buses import Bus, find_bus
 from .chips import Chip, find_chip
 
@@ -33,8 +34,8 @@ def declared(
     buses: dict[str, tuple[Bus, Bus | None]] = {}
     accelerators = 0
     for chip in found:
-        if chip.kind == "cpu":
-            if any(device.kind == "cpu" for device in devices):
+        if kind_of(chip.kind).host:
+            if any(device.traits.host for device in devices):
                 raise DeviceError(
                     "a machine has one CPU device; give a second socket as more cores of the one"
                 )

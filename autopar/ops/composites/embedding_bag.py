@@ -30,7 +30,7 @@ def _call(
         indices = indices.reshape(-1)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
-    return _aten.embedding_bag.padding_idx(
+    out: Tensor = _aten.embedding_bag.padding_idx(
         weight,
         indices,
         offsets,
@@ -41,6 +41,7 @@ def _call(
         include_last_offset,
         padding_idx,
     )[0]
+    return out
 
 
 def _like(weight: Tensor, indices: Tensor, offsets: Tensor | None, *rest: Any) -> Tensor:

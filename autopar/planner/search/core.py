@@ -39,6 +39,8 @@ log = logging.getLogger("autopar")
 
 
 class Lists(ctypes.Structure):
+    """`Lists` of `native/core.h`."""
+
     _fields_ = [("at", Ints), ("of", Ints)]
 
 

@@ -28,7 +28,7 @@ PINNED_LIMIT = 256 << 20
 
 
 @functools.cache
-def stream(lane: str, device: torch.device) -> torch.Stream:
+def stream(lane: str, device: torch.device) -> torch.Stream:  # noqa: ARG001 - the key of the cache
     """The stream of a lane on a device, one for the whole process.
 
     Streams come from a pool of 32 and each has memory of its own, so all executors share them.
@@ -37,20 +37,14 @@ def stream(lane: str, device: torch.device) -> torch.Stream:
 
 
 class AcceleratorLane(HostLane):
-    """A lane of an accelerator. `direct` lanes use the caller's own stream: a program with no other lane, and
-    no copies, needs no hand-off.
+    """A lane of an accelerator. A program with no other lane, and no copies, needs no hand-off: its lane is not
+    `streamed` and uses the caller's own stream.
     """
 
     def __init__(
-        self,
-        lane: Lane,
-        program: Program,
-        device: torch.device,
-        place: Callable[[str], torch.device],
-        direct: bool,
+        self, lane: Lane, program: Program, device: torch.device, place: Callable[[str], torch.device]
     ) -> None:
-        super().__init__(lane, program, device)
-        self.direct = direct
+        super().__init__(lane, program, device, place)
         copies = [step for step in lane.steps if isinstance(step, Copy)]
         results = frozenset(program.results)
         # The caller may read a result on the CPU, or write to an input it had pinned, as soon as the call
@@ -61,15 +55,15 @@ class AcceleratorLane(HostLane):
             place(step.src).type == "cpu" and root.kind == "given" for step, root in roots.items()
         )
         self._peers: tuple[torch.Stream, ...] = ()
-        self._stream = None if direct else stream(lane.name, device)
+        self.streamed = bool(copies) or sum(bool(other.steps) for other in program.lanes) > 1
+        self._stream = stream(lane.name, device) if self.streamed else None
         self.names.update(to_host=to_host, to_device=to_device, device=device)
-        if direct:
+        if self._stream is None:
             return
         # torch copies between accelerators on the source's current stream, with a barrier of both ends' before and
         # after. For the sake of speed alone it is not one that has something else to do.
         peers = {place(step.src) for step in copies if place(step.src).type != "cpu"} - {device}
         self._peers = tuple(stream(lane.name, peer) for peer in sorted(peers, key=str))
-        assert self._stream is not None
         self.names.update(
             stream=self._stream, wait_event=self._stream.wait_event, record_event=self._stream.record_event
         )
@@ -79,6 +73,7 @@ class AcceleratorLane(HostLane):
             self.last += ("stream.synchronize()",)
 
     def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
+        """Lines of a Wait: the thread waits for the gate, then the stream for the event."""
         lines = [gates.wait(event)]
         if event in signals:
             self.names[f"e{gates.number[event]}"] = signals[event]
@@ -86,15 +81,18 @@ class AcceleratorLane(HostLane):
         return lines
 
     def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
+        """Lines of a Record: the stream records the event, then the gate opens."""
         self.names[f"e{gates.number[event]}"] = signals[event]
         return [f"record_event(e{gates.number[event]})", *gates.record(event)]
 
-    def copy(self, step: Copy, source: str, place: Callable[[str], torch.device]) -> str:
-        if place(step.dst).type == "cpu":
+    def copy(self, step: Copy, source: str) -> str:
+        """The expression that copies, by way of pinned memory where the host has an end."""
+        if self.place(step.dst).type == "cpu":
             return f"to_host({source})"
         return f"to_device({source}, device)"
 
     def enter(self, stack: contextlib.ExitStack) -> None:
+        """Make the stream the current one of the thread, until `stack` closes."""
         if self._stream is None:
             return
         # Not `with stream`: the object remembers the stream before, and other threads use the same object.
@@ -105,9 +103,11 @@ class AcceleratorLane(HostLane):
             torch.accelerator.set_stream(queue)
 
     def drain(self) -> None:
+        """Block until the stream has done what it was given."""
         (self._stream or torch.accelerator.current_stream(self.device)).synchronize()
 
     def recorder(self, recording: Recording) -> LaneRecorder:
+        """Timing events of the stream for the steps of one call."""
         return StreamRecorder(
             self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
         )
@@ -125,11 +125,13 @@ class StreamRecorder(LaneRecorder):
         self._base_at = time.perf_counter()
 
     def now(self) -> Any:
+        """A timing event, recorded now."""
         mark = torch.Event(device=self._queue.device, enable_timing=True)
         self._queue.record_event(mark)
         return mark
 
     def seconds(self, mark: Any, origin: float) -> float:
+        """Seconds from `origin` on the host's clock to a mark."""
         mark.synchronize()
         return max(0.0, self._base_at - origin + self._base.elapsed_time(mark) / 1e3)
 

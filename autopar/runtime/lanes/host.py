@@ -18,11 +18,16 @@ from ..record import LaneRecorder, Recording
 
 class HostLane:
     """A lane of CPU tensors. `finished` has the object to synchronise with for each event that an accelerator
-    records.
+    records. `device` is where its tensors are, `place` gives the same of a buffer by its name. `streamed` lanes have
+    a stream of their own, other than the caller's.
     """
 
-    def __init__(self, lane: Lane, program: Program, device: torch.device) -> None:
-        self.lane, self.program, self.device = lane, program, device
+    streamed = False
+
+    def __init__(
+        self, lane: Lane, program: Program, device: torch.device, place: Callable[[str], torch.device]
+    ) -> None:
+        self.lane, self.program, self.device, self.place = lane, program, device, place
         self.names: dict[str, Any] = {"clone": clone, "move": move}
         self.first: tuple[str, ...] = ()
         self.last: tuple[str, ...] = ()
@@ -39,16 +44,21 @@ class HostLane:
             lines.append(f"e{gates.number[event]}.synchronize()")
         return lines
 
-    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Lines of a Record."""
+    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:  # noqa: ARG002
+        """Lines of a Record; only streams have `signals` to give."""
         return gates.record(event)
 
-    def copy(self, step: Copy, source: str, place: Callable[[str], torch.device]) -> str:
-        """The expression that copies; `place` gives the torch device of a buffer."""
-        if place(step.src) == place(step.dst):
+    def copy(self, step: Copy, source: str) -> str:
+        """The expression that copies."""
+        target = self.place(step.dst)
+        if self.place(step.src) == target:
             return f"clone({source})"
-        self.names[f"to_{place(step.dst).type}"] = place(step.dst)
-        return f"move({source}, to_{place(step.dst).type})"
+        self.names[f"to_{target.type}"] = target
+        return f"move({source}, to_{target.type})"
+
+    def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function by which the lane computes a task whose operator is `function`."""
+        return function
 
     def enter(self, stack: contextlib.ExitStack) -> None:
         """Make the current thread the lane's, until `stack` closes."""

@@ -14,7 +14,9 @@ from importlib.resources import files
 
 FAMILY = "Inter, 'DejaVu Sans', Verdana, sans-serif"
 
-_WIDTHS = json.loads((files(__package__) / "widths.json").read_text(encoding="utf-8"))
+_WIDTHS: dict[str, dict[str, int]] = json.loads(
+    (files(__package__) / "widths.json").read_text(encoding="utf-8")
+)
 _OTHER = 1000
 _PART = re.compile(r"(, part \d+| #\d+)$")
 _PHASE = re.compile(r" (forward|backward)$")

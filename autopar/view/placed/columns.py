@@ -34,7 +34,7 @@ def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: f
     """The columns of all devices from `left` on, in the order they are drawn, stretched towards `room`
     in all."""
     machine = plan.costed.machine
-    look = shades((device.name, device.kind == "cpu") for device in machine.devices)
+    look = shades((device.name, device.traits.host) for device in machine.devices)
     touched = {device for t in plan.transfers for device in (t.src, t.dst)} | {
         lane.rsplit("/", 1)[0] for lane in cards
     }
@@ -60,8 +60,8 @@ def _order(plan: Plan, touched: set[str]) -> list[str]:
     """Devices so that transfers skip as few columns as can be; then the CPU in the middle of the
     accelerators."""
     machine = plan.costed.machine
-    cpus = [device.name for device in machine.devices if device.kind == "cpu"]
-    others = [device.name for device in machine.devices if device.kind != "cpu"]
+    cpus = [device.name for device in machine.devices if device.traits.host]
+    others = [device.name for device in machine.devices if not device.traits.host]
     middle = (len(others) + 1) // 2
     usual = [*others[:middle], *cpus, *others[middle:]]
     busy, idle = [name for name in usual if name in touched], [name for name in usual if name not in touched]

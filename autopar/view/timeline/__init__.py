@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...ir.device_kind import kind_of
 from ...ir.timeline import Timeline
 from ...text.tables import percent, seconds
 from ..drawing import fonts
@@ -73,7 +74,7 @@ def _figures(timeline: Timeline) -> list[Figure]:
         if predicted.makespan:
             error = timeline.makespan / predicted.makespan - 1
             found.append(Figure(change(error), "measured over predicted"))
-    busy = [share for device, share in device_busy(timeline).items() if device.split(":")[0] != "cpu"]
+    busy = [share for device, share in device_busy(timeline).items() if not kind_of(device).host]
     if busy:
         found.append(Figure(percent(sum(busy) / len(busy)), "accelerators busy, mean"))
     top = [span for span in timeline.spans if not span.cluster and span.end > span.start]
@@ -118,7 +119,7 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
 
 def _shades(timeline: Timeline) -> dict[str, Shade]:
     devices = dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes)
-    return shades((device, device.split(":")[0] == "cpu") for device in devices)
+    return shades((device, kind_of(device).host) for device in devices)
 
 
 def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
