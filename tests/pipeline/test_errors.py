@@ -133,7 +133,7 @@ def test_keywords_of_the_wrong_kind():
     refused(
         PlanError, "policy= returned None", "{name of a task or cluster: device}", policy=lambda costed: None
     )
-    refused(PlanError, "'nonsense', which is no run or task", policy=lambda costed: {"nonsense": "cpu"})
+    refused(PlanError, "'nonsense', which is no cluster or task", policy=lambda costed: {"nonsense": "cpu"})
     for split in ("many", 2.5, True):
         refused(PlanError, f"split={split!r} is not known", "a number of parts", split=split)
     refused(PlanError, "split=0", "at least 1", split=0)
