@@ -40,6 +40,7 @@ def where(plan):
     return {task: plan.place[run].device for task, run in plan.costed.run_of.items()}
 
 
+@pytest.mark.slow
 def test_the_batch_arrives_on_the_cpu_and_goes_out_in_halves(figure):
     plan = figure[0].plan
     rows = [task.part for task in plan.costed.graph.tasks if task.part]
