@@ -12,6 +12,8 @@ from autopar.capture import autocast as casting
 from autopar.errors import DifferenceError
 from autopar.pipeline import compare as equal
 
+pytestmark = pytest.mark.slow
+
 KEPT_WHOLE = {
     "einsum": lambda x: torch.einsum("bij,bjk->bik", x, x),
     "tensordot": lambda x: torch.tensordot(x, x, ([2], [1])),

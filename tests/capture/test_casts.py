@@ -12,6 +12,8 @@ from training_models import machine, mlp
 import autopar
 from autopar.pipeline.compare import error
 
+pytestmark = pytest.mark.slow
+
 CASTS = [None, torch.bfloat16, torch.float16]
 
 

@@ -13,6 +13,8 @@ from zoo.entry import library
 
 from autopar.ir.graph import SUM
 
+pytestmark = pytest.mark.slow
+
 KERNELS = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from capture_models import Does
 from hypothesis import HealthCheck, assume, given, settings
@@ -70,6 +71,7 @@ def perform(m: Any, step: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     return copy
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.booleans())
 def test_gradients_are_eagers(chosen, returned, wanted):

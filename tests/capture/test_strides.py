@@ -21,6 +21,8 @@ from autopar.ir.graph import JOIN
 from autopar.ops import resolve as bind
 from autopar.pipeline import stages
 
+pytestmark = pytest.mark.slow
+
 SPREAD = ["cpu*2", "emulated:0", "emulated:1"]
 
 

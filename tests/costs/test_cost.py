@@ -183,6 +183,7 @@ def test_every_task_is_in_one_run(length):
     )
 
 
+@pytest.mark.slow
 def test_pricing_ten_thousand_tasks_takes_no_more_than_linear_time():
     def spent(length):
         graph = chain(length)

@@ -13,6 +13,8 @@ from autopar.ir.machine import Machine
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 
+pytestmark = pytest.mark.slow
+
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 
 

@@ -64,6 +64,7 @@ def test_a_forced_split_cuts_the_batch(model, x):
     torch.testing.assert_close(fast(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [2, {"emulated:0": 0.5, "emulated:1": 0.5}])
 def test_the_short_last_batch_of_a_loader_stays_whole(model, split):
     fast = autopar.compile(model, THREE, split=split)
@@ -104,6 +105,7 @@ def test_what_eager_returns_itself_is_returned_itself(model, x):
     assert y is x and scale is echo.scale and z is not x
 
 
+@pytest.mark.slow
 def test_training_mode_recaptures_and_updates_the_users_buffers(model, x):
     twin = copy.deepcopy(model)
     fast = autopar.compile(model, THREE, policy="round_robin")
@@ -135,6 +137,7 @@ def test_state_is_the_users_own(model, x):
     torch.testing.assert_close(fast(x), model(x))
 
 
+@pytest.mark.slow
 def test_a_call_that_needs_gradients_has_them(model, x):
     fast = autopar.compile(model, ["cpu"])
     assert not fast(x).requires_grad
@@ -149,6 +152,7 @@ def test_outputs_can_stay_where_they_were_made(model, x):
     torch.testing.assert_close(fast(x), model(x))
 
 
+@pytest.mark.slow
 def test_pins_and_memory_are_kept(model, x):
     fast = autopar.compile(
         model, THREE, pins={"tower_a": "emulated:1", "*_b": "emulated:0"}, split=None, example_inputs=(x,)
@@ -178,6 +182,7 @@ def test_tied_weights_pinned_apart_are_an_error(x):
     torch.testing.assert_close(autopar.compile(model, THREE, policy="round_robin")(x), model(x))
 
 
+@pytest.mark.slow
 def test_an_edited_plan_is_compiled_back(model, x, tmp_path):
     fast = autopar.compile(model, THREE, split=2, example_inputs=(x,))
     fast.plan.save(tmp_path / "plan.json")
@@ -203,6 +208,7 @@ def test_programs_and_plans_print(model, x):
     assert "EMULATED" in fast.explain() and "EMULATED" in str(fast.plan)
 
 
+@pytest.mark.slow
 def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch):
     monkeypatch.setattr("autopar.engine.served.SIZES", 4)
     fast = autopar.compile(model, ["cpu"], check="never")
@@ -237,6 +243,7 @@ def test_keywords_are_checked(model, x):
             autopar.compile(model, ["cpu"], example_inputs=(x,), **{keyword: value})
 
 
+@pytest.mark.slow
 def test_moving_pickling_and_copying(model, x):
     fast = autopar.compile(model, THREE)
     with pytest.raises(autopar.DeviceError, match="its plan says what is where"):
@@ -255,6 +262,7 @@ def test_nothing_is_planned_before_the_first_call(model):
         _ = autopar.compile(model, ["cpu"]).plan
 
 
+@pytest.mark.slow
 def test_measuring_races_the_plan_against_one_device_for_real(model, x, caplog):
     from autopar.pipeline import stages
 
@@ -295,6 +303,7 @@ def test_a_plan_for_a_machine_one_does_not_have(model, x):
     assert "declared" in str(plan)
 
 
+@pytest.mark.slow
 def test_torch_is_not_loaded_by_the_planner():
     names = (
         "autopar.Plan, autopar.Machine, autopar.Program, autopar.Graph, autopar.Timeline, autopar.PlanError"

@@ -10,6 +10,8 @@ from torch import nn
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", "emulated:0", "emulated:1"]
 MACHINE = autopar.Machine.declare("cpu", "t4", "t4")
 

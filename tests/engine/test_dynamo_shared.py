@@ -10,6 +10,8 @@ from torch import nn
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 
 class Block(nn.Module):
     def __init__(self) -> None:

@@ -9,6 +9,8 @@ from torch.utils import _pytree as pytree
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 TWO = ["cpu", "emulated:0", "emulated:1"]
 
 

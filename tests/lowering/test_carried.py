@@ -192,6 +192,7 @@ def test_heft_sees_what_carrying_costs(policy: str) -> None:
     assert problems(plan) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:

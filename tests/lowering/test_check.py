@@ -321,6 +321,7 @@ def test_footprint_is_exact_for_two_lanes_and_sound_for_more(data: st.DataObject
     assert bound == worst if count <= 2 else bound >= worst
 
 
+@pytest.mark.slow
 def test_many_steps_are_checked_in_linear_time() -> None:
     """Twice the chain, not much more than twice the time (of the processor)."""
 

@@ -58,6 +58,7 @@ def test_intact_programs_are_right_in_every_order(each: Plan) -> None:
     assert wrong(program, graph, range(30)) is None
 
 
+@pytest.mark.slow
 def test_every_deletion_is_flagged_and_the_adversary_finds_it() -> None:
     found = missed = 0
     misses = []

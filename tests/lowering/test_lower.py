@@ -34,6 +34,7 @@ def count(program: Program, kind: type) -> int:
     return sum(isinstance(step, kind) for lane in program.lanes for step in lane.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", PLANS.values(), ids=PLANS)
 def test_samples(each) -> None:
     """Every task in the plan's order, every transfer a copy, no event without a wait, no device mixed."""
@@ -83,6 +84,7 @@ def test_random_graphs_anywhere(seed: int) -> None:
         assert same(adversary.run(capped, made, None, tensors, seed), right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["auto", "heft", "round_robin"])
 def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
     """Plans of the real planner, with and without caps: what it takes to fit can be proved to fit."""
@@ -111,6 +113,7 @@ def chain(tasks: int) -> Graph:
     return graph("chain", values, made, (f"v{tasks - 1}",))
 
 
+@pytest.mark.slow
 def test_long_chain_is_neither_slow_nor_deep() -> None:
     """10,000 tasks that change device each time; time is that of the processor, so that other load does not
     count.

@@ -105,6 +105,7 @@ def test_random_attention_draws_as_eager(options):
     assert not any("scaled_dot_product" in name for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "batch_first": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -22,6 +22,8 @@ from autopar.ops.composites.vjp import Tape, vjp
 from autopar.pipeline.options import Options
 from autopar.pipeline.stages import plan_captured
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 HEADS = [r(2, 4, 6, 8).float() for _ in range(3)]
 LAYER = [r(24, 4), r(24, 6), r(24), r(24)]

@@ -14,6 +14,8 @@ import autopar
 from autopar.pipeline.batch_split import split_graph
 from autopar.runtime.interpreter import interpret
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {

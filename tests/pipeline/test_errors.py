@@ -108,6 +108,7 @@ def test_a_machine_that_is_only_declared():
     refused(DeviceError, "autopar.plan(", "Machine.emulate(", devices=autopar.Machine.declare("cpu", "t4"))
 
 
+@pytest.mark.slow
 def test_a_cap_too_small_says_what_would_fit_and_that_fits():
     caps = dict.fromkeys(DEVICES, "1KiB")
     text = refused(MemoryCapError, "would need", "capped at 1.02 kB", "tower_a.weight", memory=caps)
@@ -144,6 +145,7 @@ def test_keywords_of_the_wrong_kind():
     refused(CaptureError, "3 is no model", "nn.Module", model=3)
 
 
+@pytest.mark.slow
 def test_data_dependent_control_flow_runs_as_written_and_says_where(caplog):
     class Branch(nn.Module):
         def forward(self, x):
@@ -255,6 +257,7 @@ def test_a_factory_that_gives_no_model(tmp_path, monkeypatch, capsys):
         assert answer in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_passed_over_is_not_called_slower(monkeypatch):
     """The report on a plan of one device must not say that nothing shorter was tried when something was."""
     machine = autopar.Machine.declare("cpu-16", "t4", "t4")

@@ -11,6 +11,8 @@ from torch import nn
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 
 class Own(nn.Module):
     def __init__(self, call) -> None:

@@ -13,6 +13,8 @@ from autopar.planner.formats import described
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 
+pytestmark = pytest.mark.slow
+
 ABOVE = 1.01
 """Times the shortest that a plan may take."""
 PROMISED = 1.02
@@ -44,7 +46,6 @@ def held(graph):
     assert period.lower_bound <= period.period <= period.makespan * (1 + 1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 120, 20))
 def test_no_plan_is_above_the_shortest_and_no_bound_either(first):
     for seed in range(first, first + 20):

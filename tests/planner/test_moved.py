@@ -9,6 +9,8 @@ from torch import nn
 import autopar
 from autopar.ir.machine import Machine
 
+pytestmark = pytest.mark.slow
+
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 
 
@@ -22,7 +24,6 @@ def planned(model, x, training, devices=DECLARED, **options):
         return autopar.plan(model, devices, example_inputs=(x,), **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     "options", [{}, {"pins": {"0": "cpu"}}, {"home": "cpu"}], ids=["plain", "pinned", "home"]
@@ -60,7 +61,6 @@ def test_weights_go_where_a_declared_machine_has_use_for_them() -> None:
     assert plan.costed.home[plan.costed.graph.state[0]] == "cuda:0"
 
 
-@pytest.mark.slow
 def test_where_the_weights_live_changes_nothing_of_it() -> None:
     model, x = layers(), torch.randn(256, 1024)
     singles = [planned(model, x, True, home=home).singles for home in ("auto", "cpu", "cuda:0")]

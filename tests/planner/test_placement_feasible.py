@@ -15,6 +15,8 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.timing import simulate
 
+pytestmark = pytest.mark.slow
+
 SLACK = 1 + 1e-9
 
 graphs = st.builds(
@@ -27,7 +29,6 @@ graphs = st.builds(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graphs, st.sampled_from(("auto", "single", *POLICIES)))
 def test_every_plan_can_be_carried_out(costed, policy):
@@ -37,7 +38,6 @@ def test_every_plan_can_be_carried_out(costed, policy):
     assert plan.lower_bound <= min((c.makespan for c in plan.candidates if c.makespan), default=1) * SLACK
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(graphs)
 def test_auto_is_never_worse_than_anything_it_tried(costed):
@@ -53,7 +53,6 @@ def test_auto_is_never_worse_than_anything_it_tried(costed):
         )
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.2, 1.5))
 def test_caps_hold_or_the_error_says_what_would_fit(seed, share):

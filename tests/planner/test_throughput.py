@@ -19,6 +19,8 @@ from autopar.planner.throughput import Hop, Loads, Value, balance, bound
 from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
 from autopar.planner.throughput.objective import apart, busy, throughput
 
+pytestmark = pytest.mark.slow
+
 
 def told(plan, graph):
     """The largest load of a plan, from the graph file and the steps alone."""
@@ -44,7 +46,6 @@ def test_the_period_is_the_largest_load_of_what_the_plan_does(seed):
     assert plan.gap == (pytest.approx(plan.period / least - 1) if least else math.inf if plan.period else 0.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 def test_no_placement_is_below_the_bound_and_few_below_the_period(seed):
     draw = random.Random(50 + seed)
@@ -79,7 +80,6 @@ def test_a_pipeline_is_split_where_one_call_would_not_be():
     assert '"period_s"' in text(many)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 def test_caps_hold(seed):
     graph = randomly(random.Random(200 + seed), 14, tight=True)

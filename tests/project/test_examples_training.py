@@ -158,6 +158,7 @@ def test_fashion_mnist_from_its_files(images, monkeypatch, capsys):
         module.fashion(images / "nowhere")
 
 
+@pytest.mark.slow
 def test_digits_stand_in_for_fashion_mnist():
     pytest.importorskip("sklearn")
     training, held_out, _ = example("fashion_mnist").digits()

@@ -142,6 +142,7 @@ def test_a_torch_error_in_a_worker_is_named():
         case.executor()([torch.randn(3, 5)])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_updates_are_written_only_after_success():
     count = torch.zeros(4, 4)
@@ -243,6 +244,7 @@ def test_the_callers_thread_state_reaches_user_code(lane):
     assert torch.is_grad_enabled() and torch.get_num_threads() == THREADS
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("lanes", PLACES)
 def test_recorded_casts_are_not_cast_again(lanes):
@@ -307,6 +309,7 @@ def test_unpacked_outputs_constants_and_odd_arguments():
     assert torch.equal(u, torch.full((4, 4), 2.0)) and z.dtype == torch.int16
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_ten_thousand_steps():
     case, before = Case(), "x"

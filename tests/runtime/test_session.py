@@ -17,6 +17,8 @@ from autopar.pipeline.eager_check import Reference
 from autopar.runtime.lane_threads import Crew
 from autopar.runtime.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", "emulated:0"]
 
 
@@ -68,7 +70,6 @@ def test_a_call_does_not_come_between_a_check_and_its_run(monkeypatch):
     fast.close()
 
 
-@pytest.mark.slow
 def test_concurrent_callers_each_count_once():
     model = Counter()
     fast = autopar.compile(model, DEVICES, policy="round_robin", split=None)
@@ -95,7 +96,6 @@ def test_concurrent_callers_each_count_once():
     fast.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
     """Of the plain model, of the compiled one at known sizes, and of another compiled model."""
@@ -149,7 +149,6 @@ class Around(nn.Module):
         return self.inner(self.layer(x)) * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("opaque", [False, True])
 def test_threads_with_models_around_models_do_not_wait_for_each_other_for_ever(opaque):
     inner = autopar.compile(nn.Linear(8, 8), DEVICES, policy="round_robin", split=None)
@@ -222,7 +221,6 @@ def test_refresh_after_writes_that_leave_no_trace():
     fast.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "through"), [(False, "parameter"), (True, "parameter"), (False, "data")]
 )
@@ -311,7 +309,6 @@ def test_threads_that_give_other_layers_do_not_meet():
     fast.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["start", "submit", "abandon"])
 @torch.no_grad()
 def test_an_interrupt_leaves_no_thread_behind(monkeypatch, when):

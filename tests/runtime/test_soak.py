@@ -12,6 +12,8 @@ from training_models import machine, mlp
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 STEPS = 400
 WARM = 100
 
@@ -43,7 +45,6 @@ def doors(model, optimizer):
     return {"drop-in": (own, fast), "step": (step, step)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("door", ["drop-in", "step"])
 def test_hundreds_of_steps(door):
     torch.manual_seed(0)

@@ -11,6 +11,8 @@ from autopar.ir.machine import Machine
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 
+pytestmark = pytest.mark.slow
+
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 MAKERS = {
     "sgd": (lambda p: torch.optim.SGD(p, 0.1), 0),
@@ -24,7 +26,6 @@ def layers(count: int = 3, width: int = 256) -> nn.Module:
     return nn.Sequential(*(part for _ in range(count) for part in (nn.Linear(width, width), nn.ReLU())))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("meta", [False, True], ids=["here", "meta"])
 @pytest.mark.parametrize("criterion", [None, nn.MSELoss()], ids=["own loss", "criterion"])
 @pytest.mark.parametrize("name", MAKERS)

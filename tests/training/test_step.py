@@ -20,6 +20,8 @@ from torch.optim import SGD, Adam
 import autopar
 from autopar.lowering.check import check
 
+pytestmark = pytest.mark.slow
+
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 
 
@@ -272,7 +274,6 @@ print([pair.step(x, y).item().hex() for x, y in batches(10)[6:]])
 """
 
 
-@pytest.mark.slow
 def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
     pair = Pair(functools.partial(mlp, 0.3), functools.partial(Adam, lr=0.01))
     data = batches(10)

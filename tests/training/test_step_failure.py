@@ -14,6 +14,8 @@ from torch.optim import SGD, Adagrad, Adam
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 
 
@@ -75,7 +77,6 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("in_backward", [False, True], ids=["ahead", "back"])
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize(
@@ -204,7 +205,6 @@ class Chaotic(nn.Module):
         return x
 
 
-@pytest.mark.slow
 def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
     from autopar.training import gradcheck
 

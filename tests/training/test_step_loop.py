@@ -13,6 +13,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS = {
     "sgd": functools.partial(SGD, lr=0.2),
     "momentum": functools.partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -23,7 +25,6 @@ OPTIMIZERS = {
 MOMENTUM, ADAM = OPTIMIZERS["momentum"], OPTIMIZERS["adam"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [TWO_LANES, THREE], ids=["lanes", "devices"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_losses_are_the_plain_loops(name, devices):

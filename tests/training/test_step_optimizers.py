@@ -13,6 +13,8 @@ from plain_loop import Pair, batches, mlp
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+pytestmark = pytest.mark.slow
+
 IN_PROGRAM = "updates: part of the program"
 
 

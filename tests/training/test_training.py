@@ -13,6 +13,8 @@ import autopar
 from autopar.pipeline.compare import error
 from autopar.training.gradcheck import Eager
 
+pytestmark = pytest.mark.slow
+
 WAYS = {
     "cpu": lambda: (["cpu"], {}),
     "halves": lambda: (machine(), {"split": 2, "policy": "round_robin"}),

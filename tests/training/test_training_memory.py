@@ -22,6 +22,8 @@ from autopar.training.memory_caps import capped, plan_training, whole
 from autopar.transform.divide import LOSS
 from autopar.transform.gradient_buckets import FEW
 
+pytestmark = pytest.mark.slow
+
 ACCELERATORS = ("emulated:0", "emulated:1")
 
 
@@ -81,7 +83,6 @@ def test_measured_peaks_are_those_predicted(name, way, recompute):
     fast.close()
 
 
-@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_caps_hold_what_both_halves_need(data):

@@ -13,6 +13,8 @@ from training_models import Convolved, machine, mlp
 import autopar
 from autopar.pipeline.compare import error
 
+pytestmark = pytest.mark.slow
+
 HALVES = {"split": 2, "policy": "round_robin"}
 
 

@@ -23,6 +23,8 @@ from autopar.transform.gradient_buckets import FEW, bucketed
 from autopar.transform.row_sums import summed
 from autopar.transform.split import split
 
+pytestmark = pytest.mark.slow
+
 ROWS = 6
 
 

@@ -17,6 +17,8 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.runtime.interpreter import interpret
 
+pytestmark = pytest.mark.slow
+
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 
 
@@ -47,7 +49,6 @@ def planned(model, x, training, devices=DECLARED, **options):
         return autopar.plan(model, devices, example_inputs=(x,), **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("split", [None, 2])
 def test_no_layer_has_its_mask_brought_from_elsewhere(training: bool, split: int | None) -> None:

@@ -265,6 +265,7 @@ def test_a_large_parameter_goes_alone() -> None:
     assert alone <= moved and len(moved) == len(alone) + 1
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_after_half_of_its_updates_changes_nothing(monkeypatch) -> None:
     def halves(parameters: list[nn.Parameter]) -> Optimizer:
         return Adam([{"params": parameters[:6]}, {"params": parameters[6:], "lr": 0.1}])

@@ -93,6 +93,7 @@ def test_terms_are_added_as_they_come() -> None:
     assert most <= 1 + math.ceil(math.log2(64)) + 1
 
 
+@pytest.mark.slow
 def test_long_chains_are_quick_and_flat() -> None:
     after = reassociated(chain(20_000)).check()
     assert depth(after) == 15

@@ -68,6 +68,7 @@ def same(
     return whole, parted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3, 4), (1, 5, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_split_model_gives_what_the_model_gives(name: str, sizes: tuple[int, ...]) -> None:

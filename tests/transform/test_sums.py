@@ -18,6 +18,8 @@ from autopar.runtime.interpreter import interpret
 from autopar.transform.row_sums import summed
 from autopar.transform.split import split
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 ROWS, WIDTH = 7, 5
 
@@ -157,7 +159,6 @@ CLASS_LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_losses_of_classes(name: str) -> None:
     model = Scored(CLASS_LOSSES[name]).double()
@@ -182,7 +183,6 @@ def test_losses_of_classes_in_other_types(name: str, dtype: torch.dtype) -> None
     same(Scored(CLASS_LOSSES[name]).to(dtype), (rows(dtype), classes((2,))))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "weighted", "smooth", "sum"])
 def test_losses_of_classes_at_each_pixel(name: str) -> None:
     def model(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

@@ -229,6 +229,7 @@ def total(made: Any) -> torch.Tensor:
     return sum(((each * each).sum() for each in ones if each.requires_grad), torch.zeros(()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_as_eager(body: Body):

@@ -10,6 +10,8 @@ import torch
 from pairs import alike, gradients, twins
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 class Cell(nn.Module):
     """Keeps its state in a buffer; `cut` detaches it, `direct` returns the buffer itself."""

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 
 @dataclasses.dataclass
 class Answer:
@@ -146,7 +148,6 @@ class Branching(nn.Module):
         return self.end(y)
 
 
-@pytest.mark.slow
 def test_branches_on_values_count_and_train():
     plain, fast = twins(Branching)
     x = torch.randn(4, 6).abs()

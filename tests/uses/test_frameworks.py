@@ -12,6 +12,8 @@ from torch import nn
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 SHORT = [4, 4, 3]
 """Rows of the batches of an epoch, the last one short."""
 

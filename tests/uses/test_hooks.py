@@ -9,6 +9,8 @@ import torch
 from pairs import alike, compiled, gradients
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)

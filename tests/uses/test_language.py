@@ -16,6 +16,8 @@ from zoo.entry import library, noise, tokens
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 # All four take minutes; CI has one of each kind.
 NAMES = [
     "gpt2",
@@ -68,7 +70,6 @@ def keys_and_values(cache: Any) -> list[torch.Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_returns_the_cache_and_takes_it_again(transformers, name):
     model, given = decoder(transformers, name)
@@ -92,7 +93,6 @@ def test_a_call_returns_the_cache_and_takes_it_again(transformers, name):
     fast.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", NAMES)
 def test_generate_gives_the_tokens_of_eager_through_the_plan(transformers, name, cache):
@@ -108,7 +108,6 @@ def test_generate_gives_the_tokens_of_eager_through_the_plan(transformers, name,
     fast.close()
 
 
-@pytest.mark.slow
 def test_generate_with_samples_and_beams(transformers):
     model, given = decoder(transformers, "gpt2")
     fast = compiled(model)

@@ -14,6 +14,8 @@ import torch
 from pairs import alike, compiled, gradients
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 FACTOR = 2.0
 SHIFT = torch.tensor(0.5)
 TABLE = {"gain": 1.5}

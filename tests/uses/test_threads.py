@@ -10,6 +10,8 @@ import torch
 from pairs import alike, compiled, twins
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
@@ -37,7 +39,6 @@ def at_once(*works: Callable[[], None]) -> None:
         raise errors[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_four_threads_with_sizes_of_their_own(training):
     plain = network()
@@ -87,7 +88,6 @@ def test_the_plain_model_is_called_while_another_thread_captures(same):
     assert fast.plan.transfers and not fast._placement.backend.unplaced
 
 
-@pytest.mark.slow
 def test_two_compiled_models_captured_at_once():
     pairs = [twins(network) for _ in range(2)]
     x = torch.randn(4, 16)

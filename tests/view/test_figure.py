@@ -40,6 +40,7 @@ def where(plan):
     return {task: plan.place[cluster].device for task, cluster in plan.costed.cluster_of.items()}
 
 
+@pytest.mark.slow
 def test_the_batch_arrives_on_the_cpu_and_goes_out_in_halves(figure):
     plan = figure[0].plan
     rows = [task.part for task in plan.costed.graph.tasks if task.part]

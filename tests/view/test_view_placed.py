@@ -269,6 +269,7 @@ def test_transfers_skip_as_few_columns_as_can_be():
     assert sum(abs(at[t.src] - at[t.dst]) - 1 for t in plan.transfers) <= 1
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_bytes_under_any_hash_seed(tmp_path):
     code = (
         "import view_plans, sys; from autopar.view import draw; "
