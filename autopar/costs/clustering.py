@@ -27,8 +27,8 @@ def fuse(
     """Partition the tasks into runs of about `shortest_s` seconds on the fastest device, in topological
     order.
 
-    A run never joins tasks that may run on different devices, tasks of different colocate groups or parts of
-    the batch, or a JOIN, PART or SUM with anything. The lighter end of an edge follows the heavier one only where
+    A run never joins tasks that may run on different devices, tasks of different parts of the batch, or a JOIN,
+    PART or SUM with anything. The lighter end of an edge follows the heavier one only where
     what then has to move instead (its own reads or makes) is hardly more, and what a run delays by holding
     more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a run. Raises
     PlanError for a task without a cost or a device.
@@ -69,7 +69,7 @@ class _Pieces:
         self.slack = rate * shortest_s / 10
         number = {task.name: position for position, task in enumerate(graph.tasks)}
         resident = graph.resident
-        wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
+        wanted = {*graph.results}
         self.heaviest = [min(s for s in costs[task.name].seconds if s is not None) for task in graph.tasks]
         self.total = list(self.heaviest)
         self.kind = [_kind(task, costs[task.name]) for task in graph.tasks]
@@ -188,7 +188,7 @@ class _Pieces:
 def _kind(task: Task, cost: TaskCost) -> tuple[object, ...] | None:
     if task.target in (JOIN, PART, SUM):
         return None
-    return (tuple(seconds is None for seconds in cost.seconds), task.colocate, task.part)
+    return (tuple(seconds is None for seconds in cost.seconds), task.part)
 
 
 def _runs(
@@ -200,7 +200,7 @@ def _runs(
     for task in tasks:
         members.setdefault(run_of[task.name], []).append(task)
     name_of = {run: max(held, key=lambda task: _weight(task, costs)).name for run, held in members.items()}
-    wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
+    wanted = {*graph.results}
     before: dict[int, dict[int, None]] = {}
     found: dict[int, Run] = {}
     for run, held in members.items():
@@ -227,7 +227,6 @@ def _runs(
             reads=reads,
             makes=makes,
             after=tuple(name_of[other] for other in outside),
-            colocate=held[0].colocate,
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
     return tuple(found[run] for run in topological(before))

@@ -122,10 +122,8 @@ class CostedGraph:
 
 
 def repeatable(costed: CostedGraph, run: Run) -> bool:
-    """Whether a run may be computed twice: it draws nothing, changes nothing, waits for values alone, is bound to
-    no other run and is no copy itself."""
+    """Whether a run may be computed twice: it draws nothing, waits for values alone, is bound to no other run and is no
+    copy itself."""
     tasks = [costed.graph.task[name] for name in run.tasks]
     free = not run.after and run.colocate is None and run.name not in dict(costed.again)
-    return free and all(
-        not (task.writes or task.random or task.after or task.home or task.colocate) for task in tasks
-    )
+    return free and not any(task.random or task.after or task.home for task in tasks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,6 @@ from ..ir.graph import Task
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Program, Step
 from ..ops import resolve as bind
-from . import thread_state as ambient
 from .codegen import Code, Style, lane_code
 from .events import Gates
 from .fast_calls import fast
@@ -32,7 +30,7 @@ LaneFunction = Callable[[list[Any], Any], None]
 class Assembly:
     """The immutable compiled form of a program; events and threads are per call (`lane_threads`).
 
-    `lanes` are the backends of all lanes that have steps. `current[0]` is the caller of the current call.
+    `lanes` are the backends of all lanes that have steps.
     `streamed` says whether lanes have streams of their own, other than the caller's.
     """
 
@@ -40,13 +38,11 @@ class Assembly:
         self.captured, self.plan, self.program = captured, plan, program
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
         self.layout = layout(program, self.graph)
-        self.current = [ambient.read((), False)]
         self.devices = tuple(
             torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
         types = ("cpu", captured.home.type, *(device.type for device in self.devices))
         self.types = tuple(dict.fromkeys(types))
-        self.user_code = any(task.target in captured.calls for task in self.graph.tasks)
         self.declared = self.machine.clock == "declared"
         busy = [lane for lane in program.lanes if lane.steps]
         direct = len(busy) == 1 and not any(isinstance(step, Copy) for step in busy[0].steps)
@@ -92,7 +88,7 @@ class Assembly:
             if self.declared:
                 style = self._on_clock(style, lane)
             self._codes[lane, recorded] = lane_code(
-                self.program, self.graph, backend.lane, self.layout, backend.device, style, self._callables()
+                self.program, self.graph, backend.lane, self.layout, backend.device, style, self._callable
             )
         return self._codes[lane, recorded]
 
@@ -125,14 +121,5 @@ class Assembly:
             first=[f"c = d.clock({lane!r})", *style.first],
         )
 
-    def _callables(self) -> Callable[[Task], Callable[..., Any]]:
-        calls, current = self.captured.calls, self.current
-
-        @cache
-        def kept(target: str) -> Callable[..., Any]:
-            return ambient.as_caller(calls[target], current)
-
-        def call(task: Task) -> Callable[..., Any]:
-            return kept(task.target) if task.target in calls else fast(task, bind.target(task.target))
-
-        return call
+    def _callable(self, task: Task) -> Callable[..., Any]:
+        return self.captured.calls.get(task.target) or fast(task, bind.target(task.target))

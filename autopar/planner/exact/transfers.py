@@ -25,7 +25,6 @@ class Transfers:
         none: list[list[int]] = [[] for _ in problem.values]
         self.deliver = problem.deliver if model.whole else none
         self.carry = problem.carry if model.whole else none
-        self.changes = problem.changes if model.whole else {}
         first = problem.runs
         self.played = {(v, hop.dst): step for step, (v, hop) in enumerate(model.best.moves, first)}
         for v, maker in enumerate(problem.maker):
@@ -104,10 +103,6 @@ class Transfers:
                 self.enforce(model.start[r] >= start + size, when, model.on[r][target])
             if last or tail:
                 self.enforce(model.makespan >= start + size + tail, when)
-            for position, run in self.changes.get(v, ()):
-                early = [r for r in readers if problem.first_read[v, r] <= position]
-                none = [model.literals.no(model.on[r][target]) for r in early]
-                self.enforce(start >= model.end[run], when, *none)
 
     def _around(
         self, v: int, target: int, sources: Mapping[int, Literal], readers: list[int], last: bool

@@ -59,9 +59,6 @@ class Steps:
                 if hop.dst not in arrival:
                     step = arrival[hop.dst] = len(waiting)
                     made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
-                    if problem.changes and v in problem.changes:
-                        own = (r for r in problem.readers[v] if device[r] == hop.dst)
-                        made += problem.versions(v, own)
                     for p in made:
                         later = waiting[p]
                         if isinstance(later, tuple):

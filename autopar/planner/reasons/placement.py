@@ -113,8 +113,7 @@ class Reasons(Lazily):
         if self.alone and self.others:
             return f"Everything is on {own.device}: {self.others}."
         if problem.group[r] >= 0 and len(problem.members[problem.group[r]]) > 1:
-            tied = "the runs it changes values in place with" if problem.changes else "the rest of its group"
-            together = f" It shares {own.device} with {tied}."
+            together = f" It shares {own.device} with the rest of its group."
         else:
             together = ""
         rivals = [
