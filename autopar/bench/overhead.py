@@ -22,7 +22,7 @@ from ..ir.device import Device
 from ..ir.machine import Machine
 from ..lowering.lower import lower
 from ..planner import Schedule, place
-from ..runtime import Executor
+from ..runtime.executor import Executor
 from .timing import interleaved, report
 
 OPS = 400

@@ -12,8 +12,7 @@ from ..errors import CaptureError
 from .assembly import Assembly, assembled
 from .captured import Captured
 from .dynamo_private import TorchDynamoException, compiled
-from .graph_breaks import no_graph, valued
-from .refusals import Untraceable, explain
+from .refusals import Untraceable, explain, no_graph, valued
 from .region import positional
 
 Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
@@ -83,4 +82,4 @@ def _at(name: str, backend: _Ahead, given: Sequence[Any]) -> tuple[Captured, lis
         captured = backend.assembly.at(given)
     except Untraceable as error:
         raise valued(name, backend.assembly.region.module, error) from error
-    return captured, captured.flatten(tuple(given), {})
+    return captured, captured.flatten(given)

@@ -11,23 +11,21 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..ir.graph import Graph, Ref, Task
+from ..ir.graph import Graph, Task
 from ..transform.rename import renamed
 from ..transform.views import folded, own
 from .captured import Captured
-from .convert import Conversion, live
+from .convert import Conversion, Find, live
 from .refusals import Untraceable
 from .region import Region
 from .sizes import Sizes, is_open
-from .source_locations import Locations, Origins
+from .source_locations import located, origins
 from .strides import fitting, strides_of
 from .tracing import Traced, through, trace
 
-_aten = torch.ops.aten
-
 
 @dataclass(frozen=True)
-class Values:
+class _Values:
     """Results of a region: tensors of the graph, in turn, and plain numbers."""
 
     numbers: tuple[tuple[int, Any], ...]
@@ -55,7 +53,7 @@ class Assembly:
         self.held: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         nodes = (*traced.graph.nodes,)
         self.open = {node: node.meta["val"] for node in nodes if is_open(node.meta.get("val"))}
-        self.locations = Origins(traced.graph) if traced.tangents else Locations()
+        self.find: Find = origins(traced.graph).__getitem__ if traced.tangents else located
         ends = [*traced.outputs, *(node for _, node in traced.updates)]
         self.forward = live(traced.graph, ends)
         done = set(self.forward)
@@ -91,7 +89,7 @@ class Assembly:
 
     def _captured(self, given: Sequence[Any], sizes: Sizes, divisible: bool) -> Captured:
         region, traced = self.region, self.traced
-        conversion = _Conversion(region.name, self.locations, divisible)
+        conversion = Conversion(region.name, self.find, divisible, bool(traced.tangents))
         values, inputs, state = self._given(conversion, sizes)
         first = {result.index: at for at, result in reversed(list(enumerate(region.results)))}
         tangents: list[tuple[str, int]] = []
@@ -136,23 +134,21 @@ class Assembly:
             paths=region.paths,
         )
         strides = [strides_of(sizes.at(region.results[at].fake)) for at in tensors]
-        smooth = {index for _, index in tangents}
         numbers = [
             (at, sizes.at(result.number))
             for at, result in enumerate(region.results)
             if at not in set(tensors)
         ]
-        all_of = Values(tuple(numbers), tuple(tensors), len(region.results))
+        all_of = _Values(tuple(numbers), tuple(tensors), len(region.results))
         # A result that is returned in several places is one output, which has one gradient.
         places = {index: tensors.index(first[index]) for index in {i for _, i in tangents}}
         return Captured(
             graph.check(),
             kept,
             {},
-            lambda args, kwargs: [args[number] for number in inputs],
+            lambda args: [args[number] for number in inputs],
             all_of.rebuild,
             _home(given),
-            tuple(region.results[at].index in smooth for at in tensors),
             tuple(same),
             fitting(strides, [graph.value[name].shape for name in outputs]),
             tuple(strides_of(conversion.fakes.get(n)) == s for n, s in zip(outputs, strides)),
@@ -161,7 +157,7 @@ class Assembly:
         )
 
     def _given(
-        self, conversion: _Conversion, sizes: Sizes
+        self, conversion: Conversion, sizes: Sizes
     ) -> tuple[list[str], list[int], dict[str, tuple[Mapping[str, Any], str]]]:
         """The values of the placeholders, "" for sizes; which of these are inputs; and where the state is."""
         values: list[str] = []
@@ -220,35 +216,3 @@ def _finished(captured: Captured) -> Captured:
     count = len(captured.graph.outputs) - len(gradients)
     made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
     return dataclasses.replace(captured, graph=graph, gradients=made)
-
-
-class _Conversion(Conversion):
-    """A conversion of forward and backward."""
-
-    def add(self, node: fx.Node) -> None:
-        """Convert one call; `detach` is nothing where gradients are plain values."""
-        if node.target is _aten.detach.default and self._traced:
-            self.made[node] = self.made[node.args[0]]
-            return
-        if node.target is _aten.native_batch_norm_backward.default and node.args[7]:
-            # In training the running statistics are not read, and have other values by then.
-            node.args = (*node.args[:3], None, None, *node.args[5:])
-        super().add(node)
-
-    @property
-    def _traced(self) -> bool:
-        return isinstance(self.locations, Origins)
-
-    def apart(self, nodes: Sequence[fx.Node]) -> list[str]:
-        """The values of these results, no two the same: one that is there already has a view."""
-        found: dict[str, None] = {}
-        for node in nodes:
-            name = self.keep(node)
-            if name in found:
-                view = self.free(f"{name}.view")
-                self.values[view] = dataclasses.replace(self.values[name], name=view, kind="made", path="")
-                self.fakes[view] = self.fakes[name]
-                self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
-                name = view
-            found[name] = None
-        return list(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,9 @@ class Captured:
 
     The tensor of a state value is `owner[key]` with `state[value] = (owner, key)`: the module's own dict, so
     that an optimizer step or `load_state_dict` is seen at the next call. `calls` holds targets that are no
-    torch operator. `flatten(args, kwargs)` gives tensors in the order of `graph.inputs`; `rebuild(values)`
+    torch operator. `flatten(args)` gives tensors in the order of `graph.inputs`; `rebuild(values)`
     the user's structure from values in the order of `graph.outputs`.
-    `home` is the device the call comes from. `grads` says of each output whether eager
-    would have made it require grad. `same` pairs the index of an output with the input or state that eager
+    `home` is the device the call comes from. `same` pairs the index of an output with the input or state that eager
     returned in that place, the very object. `strides` are those that eager gives each output, as fake tensors have
     them (None: whatever comes out of the graph); a check that sees others puts them there. `alike` says of each output
     whether fake tensors have the same ones in the graph.
@@ -35,10 +34,9 @@ class Captured:
     graph: Graph
     state: dict[str, tuple[Mapping[str, Any], str]]
     calls: dict[str, Callable[..., Any]]
-    flatten: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]]
+    flatten: Callable[[Sequence[Any]], list[torch.Tensor]]
     rebuild: Callable[[list[Any]], Any]
     home: torch.device
-    grads: tuple[bool, ...] = ()
     same: tuple[tuple[int, str], ...] = ()
     strides: list[tuple[int, ...] | None] = field(default_factory=list)
     alike: tuple[bool, ...] = ()
@@ -54,4 +52,4 @@ class Captured:
     @cached_property
     def stateful(self) -> bool:
         """Whether a call leaves something behind that the next one reads: a buffer, a generator's state."""
-        return bool(self.graph.mutated) or any(task.random or task.writes for task in self.graph.tasks)
+        return bool(self.graph.mutated) or any(task.random for task in self.graph.tasks)

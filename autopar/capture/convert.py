@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Ref, Task, Value, refs
-from .effects import draws, shared, written
+from .effects import draws, shared
 from .flops import flops
 from .refusals import Untraceable
-from .source_locations import Locations
 from .split_rules import cuts
-from .torch_private import result
+from .torch_private import memory, result
 
 _aten = torch.ops.aten
+Find: TypeAlias = Callable[[Node], tuple[str, str, str]]
 _CHANGES = ("dtype", "layout", "memory_format")
 _STRIDELESS = {
     _aten.view.default: _aten.reshape.default,
@@ -36,11 +36,12 @@ _ASSERTS = frozenset({
 
 class Conversion:
     """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read
-    `graph`. Tasks have their cuts if the graph is to be `divisible`.
+    `graph`. Tasks have their cuts if the graph is to be `divisible`; in a `differentiated` one gradients are plain
+    values. `find` gives the module path, line and code of a node.
     """
 
-    def __init__(self, name: str, locations: Locations, divisible: bool = True) -> None:
-        self.name, self.locations, self.divisible = name, locations, divisible
+    def __init__(self, name: str, find: Find, divisible: bool, differentiated: bool) -> None:
+        self.name, self.find, self.divisible, self.differentiated = name, find, divisible, differentiated
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
         self.fakes: dict[str, Any] = {}
@@ -71,6 +72,12 @@ class Conversion:
         if isinstance(node.meta.get("val"), (int, float)):
             self.made[node] = node.meta["val"]
             return
+        if target is _aten.detach.default and self.differentiated:
+            self.made[node] = self.made[node.args[0]]  # type: ignore[index]
+            return
+        if target is _aten.native_batch_norm_backward.default and node.args[7]:
+            # In training the running statistics are not read, and have other values by then.
+            node.args = (*node.args[:3], None, None, *node.args[5:])
         if target is operator.getitem:
             self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
             return
@@ -85,25 +92,27 @@ class Conversion:
             return
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
-        alias, changed, output = shared(target), written(target), result(node)
+        if target._schema.is_mutable:
+            raise self.refusal(node, "it changes a tensor in place, which no graph holds")
+        alias, output = shared(target), result(node)
         if target is _aten.einsum.default and len(node.args[1]) == 1:  # type: ignore[arg-type]
             alias = 1  # of one operand it is a view where it can be
-        pure = not changed and torch.Tag.nondeterministic_seeded not in target.tags
+        pure = torch.Tag.nondeterministic_seeded not in target.tags
         unpack = isinstance(output, (tuple, list))
         key = (target, repr(args), repr(kwargs)) if pure and (unpack or alias is not None) else None
         if key in self.twins:
             self.made[node] = self.twins[key]
             return
         base = self.root(args, dict(kwargs), alias)
-        given = {} if changed else self.memories((*args, *(item for _, item in kwargs)))
+        given = self.memories((*args, *(item for _, item in kwargs)))
         outputs = []
         for index, item in enumerate(_items(output)):
             name = self.free(f"{node.name}.{index}" if unpack else node.name)
-            self.values[name] = self.value(node, name, item, base or given.get(_memory(item), name))
+            self.values[name] = self.value(node, name, item, base or given.get(memory(item), name))
             self.fakes[name] = item
             outputs.append(name)
         views = bool(outputs) and all(self.values[name].storage != name for name in outputs)
-        module, source, code = self.locations.find(node)
+        module, source, code = self.find(node)
         fake_args, fake_kwargs = self.stand_in(node.args), self.stand_in(node.kwargs)
         random = draws(target, fake_args, fake_kwargs)
         task = Task(
@@ -115,7 +124,7 @@ class Conversion:
             unpack=unpack,
             after=(self.random,) if random and self.random else (),
             random="default" if random else None,
-            free=(alias is not None or views) and not changed,
+            free=alias is not None or views,
             home=random,
             flops=flops(target, fake_args, fake_kwargs, output),
             module=module,
@@ -217,7 +226,7 @@ class Conversion:
         """Storage of each tensor of a call by the identity of its memory: some operators hand an argument on though
         no schema says so (`type_as` of the right dtype, `meshgrid`).
         """
-        named = {_memory(self.fakes[name]): self.values[name].storage for name in refs(arguments)}
+        named = {memory(self.fakes[name]): self.values[name].storage for name in refs(arguments)}
         return {memory: name for memory, name in named.items() if memory is not None}
 
     def keep(self, node: Any) -> str:
@@ -226,6 +235,20 @@ class Conversion:
         if not isinstance(found, Ref):
             raise self.refusal(node, "it returns something other than a tensor")
         return found.value
+
+    def apart(self, nodes: Sequence[Node]) -> list[str]:
+        """The values of these results, no two the same: one that is there already has a view."""
+        found: dict[str, None] = {}
+        for node in nodes:
+            name = self.keep(node)
+            if name in found:
+                view = self.free(f"{name}.view")
+                self.values[view] = dataclasses.replace(self.values[name], name=view, kind="made", path="")
+                self.fakes[view] = self.fakes[name]
+                self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
+                name = view
+            found[name] = None
+        return list(found)
 
     def fresh(self, name: str) -> str:
         """A made value of its own memory equal to this one: a copy when it is, or may share, an input or
@@ -242,7 +265,7 @@ class Conversion:
 
     def refusal(self, node: Node, why: str) -> Untraceable:
         """What to raise about a node: the call, its module, the user's line."""
-        module, source, code = self.locations.find(node)
+        module, source, code = self.find(node)
         place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
         return Untraceable(
             f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
@@ -268,33 +291,24 @@ def _order(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
-def _memory(item: Any) -> int | None:
-    """Identity of the memory of a fake tensor, None where there is none."""
-    if not isinstance(item, torch.Tensor) or item.layout is not torch.strided:
-        return None
-    return item.untyped_storage()._cdata
-
-
 def _items(output: Any) -> tuple[Any, ...]:
     return () if output is None else tuple(output) if isinstance(output, (tuple, list)) else (output,)
 
 
 def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
-    """Calls that a result needs, or that change something besides: a random draw moves the generator."""
+    """Calls that a result needs, or that draw random numbers, which moves the generator."""
     needed = {node for node in results if isinstance(node, Node)}
     kept = []
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and (node in needed or effect(node)):
+        if node.op == "call_function" and (node in needed or _draws(node)):
             needed.update(node.all_input_nodes)
             kept.append(node)
     return kept[::-1]
 
 
-def effect(node: Node) -> bool:
-    """Whether a call does more than make its outputs: writes in place, or draws random numbers."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(
-        written(node.target) or draws(node.target, _fakes(node.args), _fakes(node.kwargs))
-    )
+def _draws(node: Node) -> bool:
+    own = isinstance(node.target, torch._ops.OpOverload)
+    return own and draws(node.target, _fakes(node.args), _fakes(node.kwargs))
 
 
 def _fakes(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a call does besides making its outputs: what it shares memory with, writes to, and draws from."""
+"""What a call does besides making its outputs: what it shares memory with, and draws from."""
 
 from __future__ import annotations
 
@@ -27,19 +27,6 @@ def shared(target: Any) -> int | str | None:
         if argument.alias_info is not None and not argument.alias_info.is_write:
             return argument.name if argument.kwarg_only else position
     return None
-
-
-@functools.cache
-def written(target: Any) -> tuple[int | str, ...]:
-    """The arguments (position or keyword) that a call changes in place."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return ()
-    return tuple(
-        argument.name if argument.kwarg_only else position
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,10 +17,32 @@ from torch import fx, nn
 
 from .dynamo_private import source_of
 from .refusals import Untraceable
-from .source_locations import ROOT
-from .state_slots import Slot, slots
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a model: its state_dict path and the dict entry that holds it."""
+
+    path: str
+    owner: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The live tensor."""
+        return self.owner[self.key]
+
+
+def slots(module: nn.Module) -> Iterator[Slot]:
+    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`."""
+    for path, child in module.named_modules(remove_duplicate=False):
+        dot = f"{path}." if path else ""
+        for owner in (child._parameters, child._buffers):
+            for key, tensor in owner.items():
+                if tensor is not None:
+                    yield Slot(dot + key, owner, key)
 
 
 @dataclass(frozen=True)
@@ -38,7 +60,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Result:
+class _Result:
     """An output: the `index`-th of the tensors that are computed, the very object that placeholder `same` stands for,
     or a `number`, constant or symbolic."""
 
@@ -173,19 +195,19 @@ def _given(path: str, parameters: Sequence[str]) -> str:
     return path
 
 
-def _results(module: fx.GraphModule, places: Sequence[Place]) -> list[Result]:
+def _results(module: fx.GraphModule, places: Sequence[Place]) -> list[_Result]:
     end = next(iter(reversed(module.graph.nodes)))
     given = {id(place.fake): index for index, place in reversed(list(enumerate(places)))}
     index: dict[fx.Node, int] = {}
-    found: list[Result] = []
+    found: list[_Result] = []
     for item in end.args[0]:
         fake = item.meta.get("example_value") if isinstance(item, fx.Node) else item
         if not isinstance(fake, torch.Tensor):
-            found.append(Result(fake, number=fake))
+            found.append(_Result(fake, number=fake))
         elif id(fake) in given:
-            found.append(Result(fake, same=given[id(fake)]))
+            found.append(_Result(fake, same=given[id(fake)]))
         else:
-            found.append(Result(fake, index=index.setdefault(item, len(index))))
+            found.append(_Result(fake, index=index.setdefault(item, len(index))))
     return found
 
 
@@ -197,13 +219,9 @@ def _name_modules(module: fx.GraphModule, root: nn.Module | None) -> None:
             stack = node.meta.get("nn_module_stack")
             if stack:
                 node.meta["nn_module_stack"] = {
-                    key: (_rooted(paths.get(str(key).split("@")[0], path_of(str(path)))), *kind)
+                    key: (paths.get(str(key).split("@")[0], path_of(str(path))), *kind)
                     for key, (path, *kind) in stack.items()
                 }
-
-
-def _rooted(path: str) -> str:
-    return f"{ROOT}.{path}" if path else ROOT
 
 
 def positional(model: Callable[..., Any]) -> list[str]:

@@ -29,8 +29,8 @@ __all__ = [
     "FakeTensorMode",
     "conv_flop_count",
     "flop_registry",
+    "memory",
     "norm_of",
-    "origin",
     "packs_saved",
     "pytree",
     "raising",
@@ -39,6 +39,13 @@ __all__ = [
     "step_hooks",
     "transformed",
 ]
+
+
+def memory(item: Any) -> int | None:
+    """Equal for tensors that lie in the same memory; None for what is no tensor."""
+    if not isinstance(item, torch.Tensor):
+        return None
+    return int(item.untyped_storage()._cdata) if item.layout is torch.strided else id(item)
 
 
 def transformed() -> str:
@@ -77,14 +84,6 @@ def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimiz
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """The 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
-
-
-def origin(node: torch.fx.Node) -> str:
-    """Name of the node of the undecomposed graph that a decomposed node came from, "" when torch kept
-    none.
-    """
-    sources = node.meta.get("from_node") or ()
-    return str(sources[0].name) if sources else ""
 
 
 def result(node: torch.fx.Node) -> Any:

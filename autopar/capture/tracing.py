@@ -6,20 +6,17 @@ differentiates it, composites standing in for what a CPU would take apart (`ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from ..ops.composites.draws import IN_PLACE
 from ..ops.composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
-from . import autocast as casting
+from .autocast import Casts, Lowered
 from .dynamo_private import autograd_keys, differentiated, flattened
-from .lowered import Lowered
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
@@ -139,49 +136,6 @@ class _Nodes(fx.Interpreter):
         if getattr(target, "__name__", "") == "_exit_autocast":
             self.casts.forget()
         return made
-
-
-class Casts(TorchFunctionMode):
-    """Autocast's cache of cast weights until its outermost region ends, so that the gradients of all uses meet in
-    the low precision.
-
-    Autocast keeps nothing of a tensor that is no leaf, as the inputs of a module that is traced are not.
-    """
-
-    def __init__(self, weights: list[Any]) -> None:
-        self.weights = {id(tensor) for tensor in weights}
-        self.kept: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self.weights and getattr(function, "__name__", "") in _LOWERED:
-            args, kwargs = pytree.tree_map(self._cast, (tuple(args), dict(kwargs)))
-        return function(*args, **kwargs)
-
-    def forget(self) -> None:
-        """An autocast region has ended: after the outermost nothing is kept."""
-        if not torch.is_autocast_enabled("cpu") and not any(casting.enabled(key[3]) for key in self.kept):
-            self.kept.clear()
-
-    def _cast(self, item: Any) -> Any:
-        if id(item) not in self.weights or not casting.enabled(item.device.type):
-            return item
-        kind = item.device.type
-        dtype = torch.get_autocast_dtype(kind)
-        key = (id(item), dtype, torch.is_grad_enabled(), kind)
-        if key not in self.kept:
-            self.kept[key] = item.to(dtype)
-        return self.kept[key]
-
-
-_LOWERED = frozenset({
-    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmv", "addr", "addbmm", "baddbmm",
-    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "convolution", "prelu",
-})  # fmt: skip
-"""Functions whose weights autocast casts down once and keeps."""
 
 
 def _cast_once(item: Any) -> bool:

@@ -27,8 +27,8 @@ def fuse(
     """Partition the tasks into clusters of about `shortest_s` seconds on the fastest device, in topological
     order.
 
-    A cluster never joins tasks that may run on different devices, tasks of different colocate groups or parts of
-    the batch, or a JOIN, PART or SUM with anything. The lighter end of an edge follows the heavier one only where
+    A cluster never joins tasks that may run on different devices, tasks of different parts of the batch, or a JOIN,
+    PART or SUM with anything. The lighter end of an edge follows the heavier one only where
     what then has to move instead (its own reads or makes) is hardly more, and what a cluster delays by holding
     more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a cluster. Raises
     PlanError for a task without a cost or a device.
@@ -69,7 +69,7 @@ class _Pieces:
         self.slack = rate * shortest_s / 10
         number = {task.name: position for position, task in enumerate(graph.tasks)}
         resident = graph.resident
-        wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
+        wanted = {*graph.results}
         self.heaviest = [min(s for s in costs[task.name].seconds if s is not None) for task in graph.tasks]
         self.total = list(self.heaviest)
         self.kind = [_kind(task, costs[task.name]) for task in graph.tasks]
@@ -192,7 +192,7 @@ class _Pieces:
 def _kind(task: Task, cost: TaskCost) -> tuple[object, ...] | None:
     if task.target in (JOIN, PART, SUM):
         return None
-    return (tuple(seconds is None for seconds in cost.seconds), task.colocate, task.part)
+    return (tuple(seconds is None for seconds in cost.seconds), task.part)
 
 
 def _clusters(
@@ -206,7 +206,7 @@ def _clusters(
     name_of = {
         cluster: max(held, key=lambda task: _weight(task, costs)).name for cluster, held in members.items()
     }
-    wanted = {*graph.outputs, *(made for made, _ in graph.updates)}
+    wanted = {*graph.results}
     before: dict[int, dict[int, None]] = {}
     found: dict[int, Cluster] = {}
     for cluster, held in members.items():
@@ -233,7 +233,6 @@ def _clusters(
             reads=reads,
             makes=makes,
             after=tuple(name_of[other] for other in outside),
-            colocate=held[0].colocate,
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
     return tuple(found[cluster] for cluster in topological(before))

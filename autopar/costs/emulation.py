@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..ir.device import Device
 from ..ir.machine import Machine
 from ..ir.plan import Plan
+from .detect import detect
 from .roofline import main_dtype, touched
 
 SHORTEST_S = 5e-3
@@ -54,12 +55,12 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
     return max(factors)
 
 
-def with_slow_down(plan: Plan, stand_in: Machine) -> Plan:
+def with_slow_down(plan: Plan) -> Plan:
     """The plan with its machine's slow-down chosen, unless the user gave one or its clock is real."""
     machine = plan.costed.machine
     if machine.clock != "declared" or machine.slow_down > 0:
         return plan
-    return slowed(plan, slow_down_for(plan, stand_in))
+    return slowed(plan, slow_down_for(plan, detect(["cpu"])))
 
 
 def slowed(plan: Plan, slow_down: float) -> Plan:

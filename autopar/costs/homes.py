@@ -10,7 +10,6 @@ from typing import TypeAlias
 from ..errors import PlanError
 from ..ir.graph import Graph
 from ..ir.machine import Machine
-from .pins import require_paths
 
 Home: TypeAlias = str | Mapping[str, str]
 """`"auto"`, the device of all weights, or module path, parameter path or glob of one → device."""
@@ -33,12 +32,6 @@ def require_home(home: Home, machine: Machine) -> None:
         )
     for device in home.values():
         machine.require(device)
-
-
-def require_known(home: Home, paths: Collection[str]) -> None:
-    """Raise PlanError for a path that means none of these modules, parameters and buffers."""
-    if not isinstance(home, str):
-        require_paths(home, paths, "home")
 
 
 def lives(path: str, home: Home) -> str:

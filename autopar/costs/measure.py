@@ -37,7 +37,7 @@ def measure(
 
     Each operation runs alone on made-up inputs of its shapes and dtypes, with the threads a lane of the
     device has; what was timed before on the same chip comes from the cache. Left to the roofline: views,
-    tasks that write in place, draw random numbers, must follow others, are the user's own (`calls`) or make
+    tasks that draw random numbers, must follow others, are the user's own (`calls`) or make
     no tensor, operations that refuse made-up inputs, and devices on a declared clock or not here.
     """
     if machine.absent or machine.clock == "declared":
@@ -70,7 +70,7 @@ def measure(
 
 
 def _measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]) -> bool:
-    if task.free or task.writes or task.random or task.after or task.target in calls or not task.outputs:
+    if task.free or task.random or task.after or task.target in calls or not task.outputs:
         return False
     return all(graph.value[name].dtype != "object" for name in (*task.inputs, *task.outputs))
 

@@ -24,8 +24,7 @@ def resolve(
     gradients are summed (`resolve_sums`) and they are updated. Where several pins reach a task the one with the longest
     path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then the path of the task's
     module over that of what it reads, then a plain path over a glob. Raises PlanError for a path that names nothing,
-    for a parameter shared by modules that are pinned apart, and for tasks that must stay together but are pinned apart;
-    DeviceError for a device the machine lacks.
+    for a parameter shared by modules that are pinned apart; DeviceError for a device the machine lacks.
     """
     require_devices(pins, machine)
     modules = _modules(graph)
@@ -41,7 +40,6 @@ def resolve(
             if task not in strength or key > strength[task]:
                 strength[task], found[task] = key, device
     _check_tied(graph, found)
-    _check_together(graph, found)
     return {task.name: found[task.name] for task in graph.tasks if task.name in found}
 
 
@@ -173,18 +171,4 @@ def _check_tied(graph: Graph, found: dict[str, str]) -> None:
                 f"the weight {graph.value[name].path!r} is shared by {graph.task[task].where}, pinned to "
                 f"{device}, and {graph.task[rival].where}, pinned to {other}; tied weights stay together: "
                 "pin both to one device, or leave one unpinned"
-            )
-
-
-def _check_together(graph: Graph, found: dict[str, str]) -> None:
-    groups: dict[str, str] = {}
-    for task in graph.tasks:
-        if task.colocate is None or task.name not in found:
-            continue
-        first = groups.setdefault(task.colocate, task.name)
-        if found[first] != found[task.name]:
-            raise PlanError(
-                f"{graph.task[first].where} is pinned to {found[first]} and {task.where} to "
-                f"{found[task.name]}, but they change the same memory and run on one device; "
-                "pin both to the same"
             )

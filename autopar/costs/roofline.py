@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ..errors import PlanError
 from ..ir.costed import CostedGraph, TaskCost
 from ..ir.graph import UPDATES, Argument, Const, Graph, Ref, Task
 from ..ir.machine import Machine
@@ -73,8 +72,7 @@ def cost(
     device of the machine, is the host's. `deliver` says where outputs must come, by name, or as the whole
     list of pairs of `CostedGraph.deliver`; "" leaves an output where it is made. By default outputs come to
     the host and updates to the home of what they update. `pins` is the only device of some tasks. `measured`
-    has seconds by (`signature` of the task, device name) and goes before the roofline. Raises PlanError when
-    pins and what ties tasks together leave a task no device. Linear in tasks.
+    has seconds by (`signature` of the task, device name) and goes before the roofline. Linear in tasks.
     """
     home = {
         name: homes[name] if homes.get(name) in machine.device else machine.host
@@ -119,8 +117,7 @@ def touched(graph: Graph, task: Task) -> int:
     elif task.target.startswith(_BAGS) and len(read) > 1:
         table, indices = (graph.value[name] for name in task.inputs[:2])
         read[0] = min(read[0], table.bytes // max(1, table.shape[0]) * math.prod(indices.shape))
-    # A task that writes in place makes no new value, but what it changes goes back to memory.
-    return made + sum(read) + sum(graph.value[name].bytes for name in task.writes)
+    return made + sum(read)
 
 
 def main_dtype(graph: Graph, task: Task) -> str:
@@ -186,31 +183,11 @@ def _task_cost(
 
 
 def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, str]:
-    """The only device of each task that has but one: home tasks the caller's, pinned tasks their own, and
-    whatever shares a `colocate` group with one of them the same.
+    """The only device of each task that has but one: home tasks the caller's, pinned tasks their own.
 
     A home task stays home whatever a pin says: pins of a module do not move the random numbers drawn within
     it.
     """
-    only: dict[str, str] = {}
-    group: dict[str, tuple[str, Task, bool]] = {}
-    for task in graph.tasks:
-        device = caller if task.home else pins.get(task.name)
-        if device is None:
-            continue
-        only[task.name] = device
-        if task.colocate is None:
-            continue
-        before, first, was_home = group.setdefault(task.colocate, (device, task, task.home))
-        if before == device:
-            continue
-        if was_home == task.home:
-            raise PlanError(
-                f"{first.where} must run on {before} and {task.where} on {device}, but they change the same "
-                "memory and run on one device; pin both to the same"
-            )
-        group[task.colocate] = (caller, task, True)
-    for task in graph.tasks:
-        if task.colocate in group:
-            only[task.name] = group[task.colocate][0]
-    return only
+    return {
+        task.name: device for task in graph.tasks if (device := caller if task.home else pins.get(task.name))
+    }

@@ -23,7 +23,6 @@ from ..pipeline.batch_split import Split
 from ..pipeline.options import Options, Pins
 from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
-from ..text.tables import parse_bytes
 from ..training.losses import Loss
 from ..training.memory_caps import plan_training
 from ..training.step import TrainStep
@@ -349,4 +348,4 @@ def _machine(
         )
     if not isinstance(memory or {}, Mapping):
         raise DeviceError(f'memory={memory!r} names no device; write memory={{"cuda:0": {memory!r}}}')
-    return machine.with_memory({name: parse_bytes(amount) for name, amount in (memory or {}).items()})
+    return machine.limited(memory)

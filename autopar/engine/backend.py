@@ -14,7 +14,7 @@ from ..capture.dynamo_private import broken
 from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.plan import Plan
-from ..pipeline.reuse import Done
+from ..pipeline.plan_cache import Done
 from .served import Planned, Served
 from .session import Session
 

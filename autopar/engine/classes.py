@@ -36,7 +36,7 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
     written = inspect.getattr_static(kind, "forward")
     # That of a scripted module is none of Python's.
     if inspect.isfunction(written):
-        own["forward"] = Forward(form.forward, written)
+        own["forward"] = _Forward(form.forward, written)
     for name in _computing(kind):
         method = inspect.getattr_static(kind, name, None)
         if inspect.isfunction(method):
@@ -44,7 +44,7 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
     return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
 
 
-class Forward:
+class _Forward:
     """The attribute `forward` of a compiled module: to call it is to call the module.
 
     It shows the signature of the model's own, by which libraries choose the columns of a batch. A library may put a
@@ -138,4 +138,4 @@ def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(part: nn.Module) -> bool:
-    return isinstance(inspect.getattr_static(type(part), "forward", None), Forward)
+    return isinstance(inspect.getattr_static(type(part), "forward", None), _Forward)

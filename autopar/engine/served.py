@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..capture import Captured, Untraceable
 from ..capture.assembly import assembled
@@ -21,15 +21,14 @@ from ..capture.strides import settle
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.arguments import Arguments, Short
-from ..pipeline.eager_check import Reference, by_parts, drawn_elsewhere, unwanted
+from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.reuse import CHECKED, SIZES, Done, again
+from ..pipeline.plan_cache import CHECKED, Done, Kept, again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
 from ..training.dropin import Training
-from ..training.gradcheck import Eager
 from ..training.memory_caps import plan_training
 from .model_check import answer, asked
 from .session import Session
@@ -45,18 +44,18 @@ class Served:
     """The callable that Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, ""
     where it is placed.
 
-    Safe for concurrent callers. Programs of at most `SIZES` sets of sizes are kept, the latest used.
+    Safe for concurrent callers.
     """
 
     def __init__(self, backend: Session, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
-        self.written, self.calls, self.dropped = "", 0, 0
+        self.written, self.calls = "", 0
         self.right = 0
         """Programs that were held against eager and found right."""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = outermost() and not broken(module)[0] and not effects()
-        self.programs: OrderedDict[Hashable, Planned] = OrderedDict()
+        self.programs: Kept[Planned] = Kept(self.name)
         self.placed: Plan | None = None
         # Planned ahead; the first call is still to be checked.
         self._unchecked: set[Hashable] = set()
@@ -66,7 +65,7 @@ class Served:
         try:
             self.assembly = timed("capture", assembled, module, examples, backend.root, backend.parameters)
             self.region = self.assembly.region
-            self.name = self.region.name
+            self.name = self.programs.called = self.region.name
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here, unless its graph is broken: then what
             # is raised lets Dynamo run the frame as the user wrote it.
@@ -177,8 +176,8 @@ class Served:
         twin.region = self.region.of(args, backend.root)
         twin.assembly = self.assembly.of(twin.region)
         twin.arguments = Arguments(twin.assembly)
-        twin.programs, twin.placed, twin._unchecked, twin._disturbed = OrderedDict(), None, set(), set()
-        twin.calls, twin.dropped, twin.right, twin._short = 0, 0, 0, None
+        twin.programs, twin.placed, twin._unchecked, twin._disturbed = Kept(self.name), None, set(), set()
+        twin.calls, twin.right, twin._short = 0, 0, None
         twin._twins, twin._index = [], {}
         backend.served.append(twin)
         return twin
@@ -199,7 +198,8 @@ class Served:
             except Exception as error:
                 self.as_written(f"{type(error).__name__}: {error}; a fault of autopar, please report it")
                 return None
-            self.keep(key, prepared)
+            self._short = None
+            self.programs.add(key, prepared)
             return prepared, self._wants_check(prepared)
 
     def forget(self, key: Hashable) -> None:
@@ -221,20 +221,6 @@ class Served:
             return False
         return options.check == "always" or not unwanted(whole)
 
-    def keep(self, key: Hashable, prepared: Planned) -> None:
-        """Keep a program, and drop the one that was not used for longest where there are too many."""
-        self.programs[key] = prepared
-        self._short = None
-        while len(self.programs) > SIZES:
-            _, old = self.programs.popitem(last=False)
-            old.close()
-            self.dropped += 1
-            if self.dropped == 1:
-                log.warning(
-                    "%s is called with more than %d sets of sizes: programs are dropped and made again",
-                    self.name, SIZES,
-                )  # fmt: skip
-
     def _planned(self, args: Sequence[Any]) -> Planned:
         options = self.backend.options
         if self.placed is not None:
@@ -252,7 +238,7 @@ class Served:
         given = backend.given_for(self.name, training=bool(captured.tangents))
         if not captured.tangents:
             return prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
-        tensors = captured.flatten(tuple(args), {})
+        tensors = captured.flatten(args)
         joint, apart = plan_training(captured, backend.machine, options, tensors, given)
         return Training(joint, apart, backend.pool, backend.recorder)
 
@@ -296,14 +282,14 @@ class Served:
                 eager: list[Snapshot] = []
                 if call is not None and not call.expected:
                     # The model itself answers the user's call, which what comes of this one is held against.
-                    eager.append(Snapshot(prepared.captured, tuple(args), {}))
+                    eager.append(Snapshot(prepared.captured, args))
                     with self.backend.unrecorded(), unseen():
                         answer(call, eager[0])
                 reference = None
                 if isinstance(prepared, Training):
                     self._differentiated(prepared, args)
                 else:
-                    eager.append(reference := Reference(prepared.captured, self.module, tuple(args), {}))
+                    eager.append(reference := Eager(prepared.captured, self.module, args))
                 output = self.run(prepared, args)
                 if key not in self._disturbed and not all(each.comparable() for each in eager):
                     self._disturbed.add(key)
@@ -312,7 +298,7 @@ class Served:
                         call.expected.clear()
                 else:
                     if reference is not None:
-                        reference.judge(output)
+                        reference.judge(pytree.tree_leaves(output))
                     self.right += 1
                 return output if reference is None else reference.settled(output)
         except AutoparError:
@@ -323,7 +309,7 @@ class Served:
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
         """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
         with self.backend.unrecorded(), unseen():
-            eager = Eager(prepared.captured, self.module, tuple(args), {}, self.arguments.weights(args))
+            eager = Eager(prepared.captured, self.module, args, self.arguments.weights(args))
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
 

@@ -122,10 +122,8 @@ class CostedGraph:
 
 
 def repeatable(costed: CostedGraph, cluster: Cluster) -> bool:
-    """Whether a cluster may be computed twice: it draws nothing, changes nothing, waits for values alone, is bound to
-    no other cluster and is no copy itself."""
+    """Whether a cluster may be computed twice: it draws nothing, waits for values alone, is bound to no other cluster
+    and is no copy itself."""
     tasks = [costed.graph.task[name] for name in cluster.tasks]
     free = not cluster.after and cluster.colocate is None and cluster.name not in dict(costed.again)
-    return free and all(
-        not (task.writes or task.random or task.after or task.home or task.colocate) for task in tasks
-    )
+    return free and not any(task.random or task.after or task.home for task in tasks)

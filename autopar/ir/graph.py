@@ -7,8 +7,8 @@ which a tensor is a `Ref` to a value and anything that only torch can name is a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, TypeAlias
@@ -103,10 +103,9 @@ class Value:
 class Task:
     """One call: `target(*args, **kwargs)` makes `outputs` (unpacked from a sequence when `unpack`).
 
-    `after` names tasks that must have ended though no value says so (mutation, random order). `writes` are values
-    whose storage the call changes in place. `random` is the generator it draws from, `DEFAULT` or `LOCAL`. `free`
-    marks views, which move no data. Tasks of one `colocate` group run on one device; `home` ties a task to the device
-    the user's call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
+    `after` names tasks that must have ended though no value says so (random order). `random` is the generator it draws
+    from, `DEFAULT` or `LOCAL`. `free` marks views, which move no data. `home` ties a task to the device the user's
+    call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
     it. `phase` is the part of a training step it belongs to. `inputs` are the names of the values it reads, each once,
     in argument order.
     """
@@ -118,11 +117,9 @@ class Task:
     outputs: tuple[str, ...] = ()
     unpack: bool = False
     after: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
     random: str | None = None
     free: bool = False
     home: bool = False
-    colocate: str | None = None
     flops: int = 0
     cuts: tuple[Cut, ...] = ()
     module: str = ""
@@ -142,6 +139,16 @@ class Task:
             elif isinstance(argument, tuple):
                 seen.update(dict.fromkeys(refs(argument)))
         object.__setattr__(self, "inputs", tuple(seen))
+
+    def reading(self, names: Mapping[str, str]) -> Task:
+        """The same with other values in the place of those it reads; without cuts, which have an axis for each value,
+        where two of these are now one."""
+        if names.keys().isdisjoint(self.inputs):
+            return self
+        args = tuple(replace_refs(argument, names) for argument in self.args)
+        kwargs = tuple((key, replace_refs(argument, names)) for key, argument in self.kwargs)
+        made = replace(self, args=args, kwargs=kwargs)
+        return made if len(made.inputs) == len(self.inputs) else replace(made, cuts=())
 
     @property
     def where(self) -> str:
@@ -173,7 +180,7 @@ def refs(argument: Argument) -> Iterator[str]:
             yield from refs(item)
 
 
-def replace_refs(argument: Argument, names: dict[str, str]) -> Argument:
+def replace_refs(argument: Argument, names: Mapping[str, str]) -> Argument:
     """The argument with each value renamed by `names` (values it lacks stay)."""
     if isinstance(argument, Ref):
         return Ref(names.get(argument.value, argument.value))
@@ -287,13 +294,23 @@ class Graph:
     @cached_property
     def mutated(self) -> frozenset[str]:
         """Inputs and state that change during a call, so that no copy of them outlives it."""
-        storages = {self.value[name].storage for task in self.tasks for name in task.writes}
-        updated = {target for _, target in self.updates}
-        return frozenset(
-            name
-            for name in (*self.inputs, *self.state)
-            if name in updated or self.value[name].storage in storages
+        return frozenset(target for _, target in self.updates)
+
+    @cached_property
+    def results(self) -> frozenset[str]:
+        """Values that outlive a call: outputs, and what is written back."""
+        return frozenset(self.outputs) | {made for made, _ in self.updates}
+
+    def with_tasks(self, tasks: Sequence[Task], **changes: Any) -> Graph:
+        """The same with these tasks and other `changes`, without values that nothing makes; those that lay in the
+        memory of one have their own."""
+        made = replace(self, tasks=tuple(tasks), **changes)
+        there = {*made.inputs, *made.state, *(name for task in tasks for name in task.outputs)}
+        values = (value for value in made.values if value.name in there)
+        own = tuple(
+            value if value.storage in there else replace(value, storage=value.name) for value in values
         )
+        return replace(made, values=own).check()
 
     def networkx(self) -> networkx.DiGraph:
         """The dependency graph: an edge for each value read and each `after`, with the bytes that pass."""
@@ -341,7 +358,7 @@ def _wrong_tasks(graph: Graph) -> Iterator[str]:
     ready = {*graph.inputs, *graph.state}
     done: set[str] = set()
     for task in graph.tasks:
-        for name in (*task.inputs, *task.writes):
+        for name in task.inputs:
             if name not in ready:
                 yield f"{task.where} reads {name!r} before anything makes it"
         for earlier in task.after:

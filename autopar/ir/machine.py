@@ -87,11 +87,6 @@ class Machine:
         return self.copy_lane(link.src, link.dst) if self.queued else link.wire
 
     @cached_property
-    def torch_types(self) -> tuple[str, ...]:
-        """The torch device types of all tensors, each once."""
-        return tuple(dict.fromkeys(device.torch_type for device in self.devices))
-
-    @cached_property
     def lanes(self) -> tuple[str, ...]:
         """Names of all queues, device by device: compute queues, then copy in, copy out, or one for each link
         that ends there."""

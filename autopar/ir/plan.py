@@ -48,7 +48,7 @@ class Reason:
     choices: tuple[Choice, ...] = ()
 
 
-class Named(Mapping[str, Reason]):
+class _Named(Mapping[str, Reason]):
     """Reasons by run name; those that are worked out when asked for stay so."""
 
     def __init__(self, reasons: Sequence[Reason]) -> None:
@@ -136,7 +136,7 @@ class Plan:
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
         """Why, by run name."""
-        return Named(self.reasons)
+        return _Named(self.reasons)
 
     @cached_property
     def words(self) -> Words:

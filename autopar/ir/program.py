@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from ..errors import ProgramError
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT = "autopar program 1"
 

@@ -9,48 +9,25 @@ buffers are on its device; the results are made; the memory cap of each device h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from ..errors import ProgramError
 from ..ir.graph import Graph
-from ..ir.program import Compute, Copy, Free, Program, Record, Step, Wait
+from ..ir.program import Compute, Copy, Free, Program, Record, Wait
 from ..text.tables import size
 from .draw_turns import turns
 from .memory_bound import Peak, footprint
 from .requirements import At, Demand, demands, matches
-from .vector_clocks import History, Stuck, joined
+from .vector_clocks import History, Stuck
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was proved: `peaks` bounds the bytes of each device in every order the lanes may run in.
-
-    `redundant` names, by (lane, step number), each wait, record and copy whose single removal breaks nothing
-    that was asked for; without a graph nothing is known of `Task.after`, so waits that are there for it are
-    among them.
-    """
+    """What was proved: `peaks` bounds the bytes of each device in every order the lanes may run in."""
 
     program: Program = field(repr=False)
     peaks: tuple[Peak, ...]
     demands: tuple[Demand, ...] = field(repr=False)
     history: History = field(repr=False, compare=False)
-
-    @cached_property
-    def redundant(self) -> tuple[tuple[str, int], ...]:
-        """Steps that nothing needs, lane by lane."""
-        lanes = self.program.lanes
-        waited = {step.event for lane in lanes for step in lane.steps if isinstance(step, Wait)}
-        used = {name for lane in lanes for step in lane.steps for name in _reads(step)}
-        used.update(self.program.results)
-        search = _Search(self)
-        return tuple(
-            (lane.name, position)
-            for index, lane in enumerate(lanes)
-            for position, step in enumerate(lane.steps)
-            if (isinstance(step, Record) and step.event not in waited)
-            or (isinstance(step, Copy) and step.dst not in used)
-            or (isinstance(step, Wait) and search.spare(index, position))
-        )
 
 
 def check(program: Program, graph: Graph | None = None) -> Report:
@@ -58,8 +35,7 @@ def check(program: Program, graph: Graph | None = None) -> Report:
     missing.
 
     With `graph` also that it computes that graph: each task once, on its own inputs, and after what
-    `Task.after`, in-place writes and generators ask for. Linear in steps times lanes, but for `Report.redundant`, which
-    is found when asked for.
+    `Task.after` and generators ask for. Linear in steps times lanes.
     """
     _events(program)
     wanted = demands(program)
@@ -105,10 +81,6 @@ def _where(program: Program, at: tuple[str, int]) -> str:
         case Wait(event=event):
             what = f"wait {event}"
     return f"step {at[1]} of lane {at[0]} ({what})"
-
-
-def _reads(step: Step) -> tuple[str, ...]:
-    return step.reads if isinstance(step, Compute) else (step.src,) if isinstance(step, Copy) else ()
 
 
 def _events(program: Program) -> None:
@@ -165,77 +137,3 @@ def _race(program: Program, demand: Demand, history: History) -> str:
         f"{later} {demand.why}, but nothing makes it follow {earlier}; record an event in lane {source} "
         f"after that step and wait for it in lane {target} before this one"
     )
-
-
-class _Search:
-    """Finds waits whose deletion breaks nothing."""
-
-    NEAR = 64
-    """Steps of the wait's own lane in which a demand that needs it is looked for first."""
-
-    def __init__(self, report: Report):
-        self.program, self.history = report.program, report.history
-        self.capped = any(peak.cap is not None for peak in report.peaks)
-        self.caps = dict(self.program.caps)
-        self.wanted: dict[At, list[At]] = {}
-        for demand in report.demands:
-            if demand.earlier[0] != demand.later[0]:
-                self.wanted.setdefault(demand.later, []).append(demand.earlier)
-        self.recorded = {
-            step.event: (index, position)
-            for index, lane in enumerate(self.program.lanes)
-            for position, step in enumerate(lane.steps)
-            if isinstance(step, Record)
-        }
-        self.turn = {at: turn for turn, at in enumerate(self.history.order)}
-
-    def spare(self, lane: int, position: int) -> bool:
-        """Whether the program stays right without this wait."""
-        if self.missed_near(lane, position) or self.missed(lane, position):
-            return False
-        if not self.capped:
-            return True
-        peaks = footprint(self.program, History(self.program, skip=(lane, position)))
-        return all(peak.cap is None or peak.bytes <= peak.cap for peak in peaks)
-
-    def missed_near(self, lane: int, position: int) -> bool:
-        """Whether a step soon after it in its lane would miss it, were all other lanes to know what they do
-        now.
-        """
-        clocks, steps = self.history.clocks, self.program.lanes[lane].steps
-        clock = clocks[lane][position]
-        for later in range(position + 1, min(position + self.NEAR, len(steps))):
-            if any(clock[other] <= last for other, last in self.wanted.get((lane, later), ())):
-                return True
-            step = steps[later]
-            if isinstance(step, Wait):
-                other, last = self.recorded[step.event]
-                clock = joined(clock, clocks[other][last], other, last)
-        return False
-
-    def missed(self, lane: int, position: int) -> bool:
-        """Whether any step at all would miss it: clocks as they would be, wherever they differ."""
-        clocks, order = self.history.clocks, self.history.order
-        differs = {lane: clocks[lane][position]}
-        events: dict[str, tuple[int, ...]] = {}
-        for turn in range(self.turn[lane, position] + 1, len(order)):
-            here, at = order[turn]
-            clock = differs.get(here)
-            if clock is not None and any(
-                clock[other] <= last for other, last in self.wanted.get((here, at), ())
-            ):
-                return True
-            step = self.program.lanes[here].steps[at]
-            if isinstance(step, Record) and clock is not None:
-                events[step.event] = clock
-            elif isinstance(step, Wait) and (clock is not None or step.event in events):
-                other, last = self.recorded[step.event]
-                known = events.get(step.event, clocks[other][last])
-                after = joined(clock or clocks[here][at], known, other, last)
-                if at + 1 == len(clocks[here]) or after == clocks[here][at + 1]:
-                    differs.pop(here, None)
-                else:
-                    differs[here] = after
-            if not differs and not events:
-                return False
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import PlanError
@@ -14,33 +14,7 @@ Item: TypeAlias = Placed | Transfer
 _At: TypeAlias = tuple[int, int]
 
 
-def mutators(plan: Plan) -> Callable[[str, str], list[str]]:
-    """Function of (value, device): the tasks that change the value in place before its first reader on the
-    device.
-
-    A copy for that device must not be older than they are. Without a reader there, all that change it.
-    """
-    graph, costed = plan.costed.graph, plan.costed
-    changes: dict[str, list[int]] = {}
-    for index, task in enumerate(graph.tasks):
-        for storage in dict.fromkeys(graph.value[name].storage for name in task.writes):
-            changes.setdefault(storage, []).append(index)
-    rank = {task.name: index for index, task in enumerate(graph.tasks)} if changes else {}
-
-    def before(value: str, device: str) -> list[str]:
-        found = changes.get(graph.value[value].storage)
-        if not found:
-            return []
-        readers = (rank[t] for t in graph.readers[value] if plan.place[costed.cluster_of[t]].device == device)
-        first = min(readers, default=len(rank))
-        return [graph.tasks[index].name for index in found if index < first]
-
-    return before
-
-
-def sequence(
-    plan: Plan, there: Collection[str], results: Collection[str], before: Callable[[str, str], list[str]]
-) -> Iterator[tuple[int, Item]]:
+def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> Iterator[tuple[int, Item]]:
     """(index of the lane in `plan.orders`, run or transfer), each after what it reads and its lane's earlier
     ones.
 
@@ -59,7 +33,7 @@ def sequence(
             if isinstance(item, Transfer):
                 made = [f"{item.value}@{item.dst}"]
                 needs[here] = [f"{item.value}@{item.src}"]
-                after[here] = before(item.value, item.dst)
+                after[here] = []
             else:
                 clusters[item.cluster] = here
                 tasks = [graph.task[name] for name in costed.cluster[item.cluster].tasks]

@@ -21,7 +21,7 @@ from ..ir.steps import Transfer
 from ..text.tables import size
 from .cap_ledger import Ledger
 from .draw_turns import Turns
-from .linearize import mutators, sequence
+from .linearize import sequence
 from .memory_bound import footprint
 from .tape import Tape
 from .vector_clocks import Clock, joined, needed
@@ -74,7 +74,6 @@ class _Lowering:
         self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
         self.keeps = tuple(self.keeping(home))
         self.kept = frozenset((*self.results, *(buffer for buffer, _ in self.keeps)))
-        self.mutators = mutators(plan)
         self.inputs = {task.name: task.inputs for task in self.graph.tasks}
         # Where each made buffer and each task was written, and who is still to touch each buffer.
         self.writer: dict[str, tuple[int, int]] = {}
@@ -137,7 +136,7 @@ class _Lowering:
     def program(self) -> Program:
         there = frozenset(self.buffers)
         results = tuple(dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps))))
-        for lane, item in sequence(self.plan, there, results, self.mutators):
+        for lane, item in sequence(self.plan, there, results):
             tape = self.tapes[lane]
             if isinstance(item, Transfer):
                 self.copy(tape, item)
@@ -206,7 +205,7 @@ class _Lowering:
     def copy(self, tape: Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
         made = self.make(item.value, item.dst, dst)
-        wanted = self.before(tape, (src,), self.mutators(item.value, item.dst))
+        wanted = self.before(tape, (src,), ())
         self.writer[dst] = (tape.index, self.step(tape, wanted, Copy(src, dst), item.dst, made.bytes, 0))
         self.settle(tape, (src, dst))
 

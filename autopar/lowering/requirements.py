@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..errors import ProgramError
 from ..ir.graph import Graph, Task
-from ..ir.program import Buffer, Compute, Copy, Free, Program, Step
+from ..ir.program import Buffer, Compute, Copy, Free, Program
 
 At: TypeAlias = tuple[int, int]
 """A step: index of its lane in the program, position in the lane."""
@@ -250,7 +250,7 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
         assert isinstance(step, Compute)
         _task(program, graph, task, at[task.name], step)
         found += [Demand(at[name], at[task.name], f"must come after task {name!r}") for name in task.after]
-    return found + _mutations(program, graph, at)
+    return found
 
 
 def _buffer(buffer: Buffer, graph: Graph) -> None:
@@ -276,12 +276,6 @@ def _buffer(buffer: Buffer, graph: Graph) -> None:
 
 def _keeps(program: Program, graph: Graph) -> None:
     """Each copy of state that a call leaves out of date is replaced, by the new value of the same state."""
-    changed = {graph.value[name].storage for task in graph.tasks for name in task.writes}
-    for state in graph.carried:
-        if graph.value[state].storage in changed:
-            raise ProgramError(
-                f"{state!r} is carried from call to call, but a task changes it in place; make a new value of it"
-            )
     new = {target: made for made, target in graph.updates if target in graph.carried}
     kept = {(state, program.buffer[name].device) for name, state in program.keeps}
     wanted: set[tuple[str, str]] = set()
@@ -331,60 +325,3 @@ def _task(program: Program, graph: Graph, task: Task, at: At, step: Compute) -> 
             raise wrong(
                 program, at, f"buffer {name} is a view into {root}, but is said to have its own storage"
             )
-
-
-def _mutations(program: Program, graph: Graph, at: dict[str, At]) -> list[Demand]:
-    """Every use of a storage that is changed in place keeps the graph's order around each change."""
-    changed = {graph.value[name].storage for task in graph.tasks for name in task.writes}
-    if not changed:
-        return []
-    rank = {task.name: index for index, task in enumerate(graph.tasks)}
-    # For each storage as the device knows it: (rank, step, name of the buffer, whether it changes it).
-    uses: dict[str, list[tuple[int, At, str, bool]]] = {}
-    for index, lane in enumerate(program.lanes):
-        for position, step in enumerate(lane.steps):
-            for buffer in _touches(program, step):
-                if graph.value[buffer.value].storage in changed:
-                    if isinstance(step, Compute):
-                        task = graph.task[step.task]
-                        changes = any(
-                            graph.value[n].storage == graph.value[buffer.value].storage for n in task.writes
-                        )
-                        if task.free and not changes:
-                            continue
-                        turn = rank[step.task]
-                    else:
-                        assert isinstance(step, Copy)
-                        turn, changes = _first_reader(program, graph, step, at, rank), False
-                    uses.setdefault(buffer.storage, []).append(
-                        (turn, (index, position), buffer.name, changes)
-                    )
-    found: list[Demand] = []
-    for steps in uses.values():
-        last: tuple[At, str] | None = None
-        since: list[tuple[At, str]] = []
-        # A copy takes what its first reader must see, so of the same rank it comes before.
-        for _, here, name, changes in sorted(steps, key=lambda use: (use[0], use[3])):
-            if last and last[0] != here:
-                found.append(Demand(last[0], here, f"uses {name}, which is changed in place before"))
-            if changes:
-                found += [
-                    Demand(a, here, f"changes {name} in place, used before") for a, _ in since if a != here
-                ]
-                last, since = (here, name), []
-            else:
-                since.append((here, name))
-    return found
-
-
-def _touches(program: Program, step: Step) -> list[Buffer]:
-    if isinstance(step, Compute):
-        return [program.buffer[name] for name in dict.fromkeys((*step.reads, *step.writes))]
-    return [program.buffer[step.src]] if isinstance(step, Copy) else []
-
-
-def _first_reader(program: Program, graph: Graph, step: Copy, at: dict[str, At], rank: dict[str, int]) -> int:
-    """The rank of the first task that reads what a copy brings; after all tasks when none does."""
-    value, device = program.buffer[step.dst].value, program.buffer[step.dst].device
-    readers = (rank[task] for task in graph.readers[value] if program.lanes[at[task][0]].device == device)
-    return min(readers, default=len(rank))

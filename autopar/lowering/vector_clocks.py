@@ -52,11 +52,11 @@ class Stuck(Exception):
 class History:
     """Clocks of a program's steps, `clocks[lane][position]`, and one `order` in which they can run.
 
-    `skip` leaves one wait out, as if it had been deleted. A wait whose event nobody records is left to block.
+    A wait whose event nobody records is left to block.
     Raises Stuck when the lanes cannot all come to their end.
     """
 
-    def __init__(self, program: Program, skip: tuple[int, int] | None = None):
+    def __init__(self, program: Program):
         lanes = [lane.steps for lane in program.lanes]
         self.clocks: list[list[Clock]] = [[] for _ in lanes]
         self.order: list[tuple[int, int]] = []
@@ -69,7 +69,7 @@ class History:
             steps, clocks = lanes[lane], self.clocks[lane]
             for position in range(len(clocks), len(steps)):
                 step = steps[position]
-                if isinstance(step, Wait) and (lane, position) != skip:
+                if isinstance(step, Wait):
                     if step.event not in recorded:
                         blocked.setdefault(step.event, []).append(lane)
                         break

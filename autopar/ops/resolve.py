@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from ..errors import ProgramError
-from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref
+from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref, Task
 
 
 def _join(
@@ -79,11 +79,10 @@ def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> 
 @functools.cache
 def _operator(name: str) -> Callable[..., Any]:
     if name.startswith("autopar."):
-        from .composites import kernel  # only what was trained needs it
+        from .composites import KERNELS  # only what was trained needs it
 
-        own = kernel(name)
-        if own is not None:
-            return own
+        if name in KERNELS:
+            return KERNELS[name]
     found: Any = torch.ops
     try:
         for part in name.split("."):
@@ -93,6 +92,17 @@ def _operator(name: str) -> Callable[..., Any]:
             f"torch {torch.__version__} has no operator {name!r}; capture the model again with this version"
         ) from None
     return cast(Callable[..., Any], found)
+
+
+def called(
+    task: Task,
+    function: Callable[..., Any],
+    read: Callable[[str], Any],
+    device: torch.device,
+) -> Any:
+    """What a function makes of a task's arguments, the values of which are looked up by `read`."""
+    args = [argument(item, read, device) for item in task.args]
+    return function(*args, **{name: argument(item, read, device) for name, item in task.kwargs})
 
 
 def constant(text: str, device: torch.device) -> Any:

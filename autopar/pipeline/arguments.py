@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..capture.assembly import Assembly
-from ..capture.memory_identity import memory
 from ..capture.strides import settle
+from ..capture.torch_private import memory
 from .options import Options
 from .stages import Prepared
 

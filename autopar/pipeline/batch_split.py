@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -91,6 +90,34 @@ def best_plan(
         raise error
 
 
+class _Race:
+    """Plans of one graph, whole and with its batch cut in several ways; `refusal` is why the first of those that do not
+    fit does not."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.ran: list[Candidate] = []
+        self.refusal: MemoryCapError | None = None
+
+    def enter(self, costed: CostedGraph, policy: Policy, note: str = "") -> Plan | None:
+        """The plan of a graph, which takes part from now on; None where the memory caps do not hold."""
+        split = costed.graph.split
+        try:
+            plan = place(costed, policy)
+        except MemoryCapError as error:
+            self.refusal = self.refusal or error
+            return None
+        self.plans.append(plan)
+        self.ran += [Candidate(plan.policy, split, plan.makespan, note)] if split else plan.candidates
+        if split:
+            log.info("planned %s%s: %s", split, f", {note}" if note else "", seconds(plan.makespan))
+        return plan
+
+    def out(self, parts: int, why: str) -> None:
+        """Note a cut into so many parts that cannot take part."""
+        self.ran.append(Candidate("-", f"{parts} parts", None, why))
+
+
 def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_norm: str) -> Plan:
     """The best plan over all cuts of the batch."""
     if split is not None and not isinstance(split, str):
@@ -99,57 +126,46 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
             # The last, short batch of a loader must not stop the loop.
             log.info("%s: a batch of %d rows stays whole", graph.name, rows)
             split = None
-    whole: Plan | None = None
-    refusal: PlanError | None = None
-    try:
-        whole = place(price(graph), policy)
-    except MemoryCapError as error:
-        refusal = error
-    costed = whole.costed if whole else price(graph)
-    plans = [whole] if whole and split in (None, "auto", 1) else []
-    ran = list(whole.candidates) if whole else []
+    race, costed = _Race(), price(graph)
+    whole = race.enter(costed, policy)
+    if split not in (None, "auto", 1):
+        race.plans.clear()
+    singles = dict(whole.singles) if whole else {}
     # A policy of the user's own names tasks of the graph as it is.
-    wanted = None if callable(policy) and split == "auto" else split
-    for sizes in candidates(graph, costed.machine, wanted, dict(whole.singles) if whole else {}):
+    auto, wanted = split == "auto", None if callable(policy) and split == "auto" else split
+    for sizes in candidates(graph, costed.machine, wanted, singles):
         try:
-            cut = split_graph(graph, sizes, forced=split != "auto", batch_norm=batch_norm)
+            cut = split_graph(graph, sizes, forced=not auto, batch_norm=batch_norm)
         except PlanError as error:
-            if split != "auto":
+            if not auto:
                 raise
-            ran.append(Candidate("-", f"{len(sizes)} parts", None, str(error)))
+            race.out(len(sizes), str(error))
             continue
         if not cut.split:
-            ran.append(Candidate("-", f"{len(sizes)} parts", None, "the batch passes through no task"))
+            race.out(len(sizes), "the batch passes through no task")
             continue
-        try:
-            chosen = place(price(cut), _by_share(split, sum(sizes)) if isinstance(split, Mapping) else policy)
-        except MemoryCapError as error:
-            if split == "auto":
-                refusal = refusal or error
-            else:
-                refusal = MemoryCapError(
-                    f'{cut.split} as asked for (split="auto" finds shares by room): {error.wrong}', error.way
-                )
+        if auto:
+            race.enter(price(cut), policy)
             continue
-        plans.append(chosen)
-        ran.append(Candidate(chosen.policy, cut.split, chosen.makespan))
-        log.info("planned %s: %s", cut.split, seconds(chosen.makespan))
-    if refusal and wanted == "auto" and policy == "auto":
-        for chosen in _by_room(graph, price, batch_norm, costed, dict(whole.singles) if whole else {}):
-            plans.append(chosen)
-            ran.append(Candidate(chosen.policy, chosen.costed.graph.split, chosen.makespan, "shares by room"))
-            log.info("planned %s, shares by room: %s", chosen.costed.graph.split, seconds(chosen.makespan))
-    if not plans:
-        raise refusal or PlanError(f"no plan of {graph.name!r} is feasible")
-    best = min(plans, key=lambda plan: plan.makespan)
+        race.refusal = None
+        race.enter(price(cut), _by_share(split, sum(sizes)) if isinstance(split, Mapping) else policy)
+        if (refusal := race.refusal) is not None:
+            asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
+            race.refusal = MemoryCapError(asked, refusal.way)
+    if race.refusal and wanted == "auto" and policy == "auto":
+        for priced, parts in _by_room(graph, price, batch_norm, costed, singles):
+            for each in ("auto", parts):
+                race.enter(priced, each, "shares by room")
+    if not race.plans:
+        raise race.refusal or PlanError(f"no plan of {graph.name!r} is feasible")
+    best = min(race.plans, key=lambda plan: plan.makespan)
     if whole:
         # One device need not cut the batch: that is what a cut is held against.
         best = replace(best, singles=whole.singles)
+    ran = race.ran
     if policy == "auto" and split in (None, "auto") and whole and (why := _not_worth(best)):
-        beaten, best = (
-            Candidate(best.policy, best.costed.graph.split, best.makespan, why),
-            place(whole.costed, "single"),
-        )
+        beaten = Candidate(best.policy, best.costed.graph.split, best.makespan, why)
+        best = place(whole.costed, "single")
         if best.makespan > (beaten.makespan or 0.0):
             ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
             best = passed_over(best, beaten)
@@ -158,8 +174,9 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
 
 def _by_room(
     graph: Graph, price: Price, batch_norm: str, costed: CostedGraph, singles: Mapping[str, float | None]
-) -> Iterator[Plan]:
-    """Plans whose shares go by speed as far as the caps allow, over all devices and over the accelerators alone."""
+) -> Iterator[tuple[CostedGraph, Policy]]:
+    """The graph cut into shares that go by speed as far as the caps allow, over all devices and over the accelerators
+    alone, each with the policy that puts the parts there."""
     batch, machine = batch_of(graph), costed.machine
     if batch is None or batch < 2:
         return
@@ -168,33 +185,32 @@ def _by_room(
     }
     accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
     for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
-        names = [*group]
-        made: _Priced = {}
+        found = _fitting(graph, price, batch_norm, machine, group)
+        if found is not None:
+            yield found
 
-        def peaks(
-            rows: tuple[int, ...],
-            names: list[str] = names,
-            made: _Priced = made,
-        ) -> list[int] | None:
-            try:
-                cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
-            except PlanError:
-                made[rows] = None
-                return None
-            made[rows] = price(cut) if cut.split else None
-            if (priced := made[rows]) is None:
-                return None
-            lifted = replace(priced, machine=machine.uncapped)
-            peak = {memory.device: memory.peak for memory in place(lifted, _parts_on(names, rows)).memory}
-            return [peak[name] for name in names]
 
-        caps = [machine.device[name].memory_bytes for name in names]
-        rows = fitting(batch, tuple(group.values()), caps, peaks) if len(group) > 1 else None
-        if rows is None or (priced := made[rows]) is None:
-            continue
-        for policy in ("auto", _parts_on(names, rows)):
-            with suppress(MemoryCapError):
-                yield place(priced, policy)
+def _fitting(
+    graph: Graph, price: Price, batch_norm: str, machine: Machine, speeds: Mapping[str, float]
+) -> tuple[CostedGraph, Policy] | None:
+    """The graph in shares that fit on devices of these speeds, and the policy that puts the parts there."""
+    names, made = [*speeds], dict[tuple[int, ...], CostedGraph]()
+
+    def peaks(rows: tuple[int, ...]) -> list[int] | None:
+        try:
+            cut = split_graph(graph, tuple(count for count in rows if count), batch_norm=batch_norm)
+        except PlanError:
+            return None
+        if not cut.split:
+            return None
+        made[rows] = price(cut)
+        lifted = replace(made[rows], machine=machine.uncapped)
+        peak = {memory.device: memory.peak for memory in place(lifted, _parts_on(names, rows)).memory}
+        return [peak[name] for name in names]
+
+    caps = [machine.device[name].memory_bytes for name in names]
+    rows = fitting(batch_of(graph) or 0, tuple(speeds.values()), caps, peaks) if len(names) > 1 else None
+    return None if rows is None else (made[rows], _parts_on(names, rows))
 
 
 def _alone(costed: CostedGraph, device: str) -> float:

@@ -1,10 +1,11 @@
-"""Hold a run against eager: the same outputs, the same updates, or an error that names the task."""
+"""Hold a run against eager: the same outputs, updates and gradients, or an error that names the task."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,124 +13,233 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
-from ..capture import autocast as casting
-from ..capture.rng_state import restore
 from ..capture.strides import Strides, alike, laid, strides_of
 from ..errors import DifferenceError
-from ..ir.graph import LOCAL
+from ..ir.graph import LOCAL, Graph
 from ..ir.plan import Plan
 from ..runtime.interpreter import interpret
 from ..text.tables import seconds
-from .compare import difference, error, limit, no_worse, widen
-from .snapshot import Snapshot, apart
+from .compare import LIMIT, difference, error, limit, no_worse, widen
+from .snapshot import Snapshot, apart, generators, restore
 
 log = logging.getLogger("autopar")
 
 LONGEST_S = 10.0
 """Predicted seconds on one device above which the eager run of the first check is not worth its time."""
 
+FLOOR = 1e-3
+"""The error of a gradient, or of a buffer's new value in training, is judged against its own largest entry, or this
+share of the largest of all: one that is zero in exact arithmetic (the gradient of a bias in front of a BatchNorm, the
+mean of what comes from one) is nothing but rounding."""
 
-class Reference(Snapshot):
-    """What eager answers for one call, computed on snapshots: afterwards nothing of the caller's has changed."""
+SHAKEN = 64
+"""What is no farther from eager than this many times what a change in the last bits of the weights makes of it
+differs by rounding alone."""
 
-    def __init__(self, captured: Captured, model: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        super().__init__(captured, args, kwargs)
-        self.model, self.args, self.kwargs = model, args, kwargs
-        versions = {
-            name: tensor._version for name, tensor in self.live().items() if not tensor.is_inference()
-        }
+REMEDY = 'Pass check="never" to run anyway, or report the model with this message'
+
+
+class Eager(Snapshot):
+    """What eager answers for one call, and gives as gradients where the graph has a backward; computed on snapshots:
+    afterwards nothing of the caller's has changed.
+
+    The `model` has no state of its own: `weights`, by path, are among its arguments. `tangents` are random unless given
+    (by name of the graph's input), `gradients` by the path of the parameter, or of the argument, for all that require
+    grad: None where eager has none.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        model: Callable[..., Any],
+        args: Sequence[Any],
+        weights: Mapping[str, Any] | None = None,
+        tangents: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        super().__init__(captured, args)
+        self.model, self.args, self.given = model, tuple(args), tangents or {}
+        self.differentiated = bool(captured.tangents)
+        graph = captured.graph
+        given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
+        # A weight that is an argument too is one leaf, and has one gradient.
+        own = {graph.value[name].path for name, _ in captured.gradients}
+        found = sorted({**given, **(weights or {})}.items(), key=lambda leaf: leaf[0] not in own)
+        once = {id(tensor): path for path, tensor in reversed(found)}
+        wanted = found if self.differentiated else []
+        self.leaves = {p: t for p, t in wanted if t.requires_grad and once[id(t)] == p}
+        versions = {name: t._version for name, t in self.live().items() if not t.is_inference()}
         with self.restored():
-            with torch.no_grad():
-                try:
-                    flat = pytree.tree_leaves(model(*args, **kwargs))
-                except Exception as error:
-                    raise fails_alone(captured.graph.name, error) from error
-            self.outputs = [apart(leaf) for leaf in flat]
-            self.strides = [strides_of(leaf) for leaf in flat]
+            outputs, self.gradients = self._cluster(model, self.args, self.leaves)
+            self.outputs = [apart(leaf) for leaf in outputs]
+            self.strides = [strides_of(leaf) for leaf in outputs]
             live = self.live()
-            self.updates = {target: apart(live[target]) for _, target in captured.graph.updates}
+            self.updates = {target: apart(live[target]) for _, target in graph.updates}
             for name, version in versions.items():
-                if live[name]._version != version and name not in captured.graph.mutated:
-                    path = captured.graph.value[name].path
+                if live[name]._version != version and name not in graph.mutated:
                     raise DifferenceError(
-                        f"eager changes {path!r} in place, which the captured graph does not; "
+                        f"eager changes {graph.value[name].path!r} in place, which the captured graph does not; "
                         "use torch operations on the tensor itself (not .data or numpy), or keep this part out of it"
                     )
 
-    def judge(self, output: Any) -> None:
-        """Compare what a run gave (its output, and the updates it wrote) or raise DifferenceError."""
-        found = pytree.tree_leaves(output)
-        live = self.live()
-        pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(found, self.outputs))]
-        pairs += [(self.captured.graph.value[name].path, live[name], b) for name, b in self.updates.items()]
-        if len(found) != len(self.outputs):
-            raise DifferenceError(f"the run returned {len(found)} values, eager {len(self.outputs)}")
-        wrong = [(name, a, b) for name, a, b in pairs if not error(a, b) <= limit(b)]
+    def _cluster(
+        self, model: Callable[..., Any], args: Any, leaves: Mapping[str, torch.Tensor]
+    ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        # What the caller computed from a weight is no part of the call, nor is its gradient.
+        cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
+        args = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), args)
+        leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
+        with torch.set_grad_enabled(self.differentiated):
+            try:
+                flat = pytree.tree_leaves(model(*args))
+            except Exception as failure:
+                raise fails_alone(self.captured.graph.name, failure) from failure
+        if not self.differentiated:
+            return flat, {}
+        outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        roots = [outputs[index] for _, index in self.captured.tangents]
+        random = torch.Generator().manual_seed(0)
+        self.tangents = {}
+        for (name, _), root in zip(self.captured.tangents, roots):
+            if not root.requires_grad:
+                raise DifferenceError(
+                    f"an output of {self.captured.graph.name} requires grad in the captured graph, not in eager; "
+                    "report the model with this message"
+                )
+            drawn = torch.randn(root.shape, generator=random, dtype=torch.float64)
+            self.tangents[name] = self.given.get(name, drawn).to(root)
+        with _unhooked(leaves.values()):
+            found = torch.autograd.grad(
+                roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
+            )
+        return outputs, dict(zip(leaves, found))
+
+    def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None] = ()) -> None:
+        """Compare a run (its outputs, gradients in the order of `Captured.gradients`, and the updates it left in the
+        live tensors) or raise DifferenceError. In training the capture is told eager's strides."""
+        graph, live = self.captured.graph, self.live()
+        if len(outputs) != len(self.outputs):
+            raise DifferenceError(f"the run returned {len(outputs)} values, eager {len(self.outputs)}")
+        paths = [graph.value[name].path for name, _ in self.captured.gradients]
+        makers = dict(zip(paths, (graph.producer.get(name, "") for _, name in self.captured.gradients)))
+        found = dict(zip(paths, gradients))
+        floors = floor = 0.0
+        if self.differentiated:
+            _tell(self.captured, list(outputs), self.strides)
+            self._require_gradients(found, makers)
+            floor, floors = FLOOR * _largest(self.gradients.values()), FLOOR * _largest(self.updates.values())
+        pairs: list[tuple[str, Any, Any, float]] = [
+            (f"output {index}", a, b, 0.0) for index, (a, b) in enumerate(zip(outputs, self.outputs))
+        ]
+        pairs += [(graph.value[name].path, live[name], b, floors) for name, b in self.updates.items()]
+        pairs += [
+            (f"the gradient of {p}", found.get(p), b, floor)
+            for p, b in self.gradients.items()
+            if b is not None
+        ]
+        loose = _loosest(graph) if self.differentiated else 0.0
+        wrong = [pair for pair in pairs if not error(*pair[1:]) <= _allowed(pair[2], loose)]
         if not wrong:
             return
         wide = self.in_double()
-        for position, (name, a, b) in enumerate(pairs):
-            if not error(a, b) <= limit(b) and not no_worse(
-                a, b, wide[position] if position < len(wide) else None
-            ):
-                raise DifferenceError(
-                    f"{name} is not eager's: {difference(a, b, limit(b))}. {self.culprit()} "
-                    'Pass check="never" to run anyway, or report the model with this message'
-                )
+        rounded: dict[str, Any] | None = None
+        named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
+        for what, a, b, least in wrong:
+            if no_worse(a, b, wide.get(what), least):
+                continue
+            if self.differentiated:
+                rounded = self.shaken() if rounded is None else rounded
+                if what in rounded and error(a, b, least) <= SHAKEN * error(rounded[what], b, least):
+                    continue
+                maker = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
+                where = f"It is made by {graph.task[maker].where}. " if maker else ""
+            else:
+                where = f"{self.culprit()} "
+            raise DifferenceError(
+                f"{what} is not eager's: {difference(a, b, _allowed(b, loose))}. {where}{REMEDY}"
+            )
+
+    def _require_gradients(self, found: Mapping[str, Any], makers: Mapping[str, str]) -> None:
+        """DifferenceError where eager has a gradient that the run has not, or the other way round."""
+        for path, reference in self.gradients.items():
+            if (found.get(path) is None) == (reference is None):
+                continue
+            maker = makers.get(path, "")
+            by = f" (made by {self.captured.graph.task[maker].where})" if maker else ""
+            which = (
+                "gets no gradient from the captured graph"
+                if reference is not None
+                else "has no gradient in eager"
+            )
+            raise DifferenceError(
+                f"{path} {which}{by}: the model does something that capture does not see. {REMEDY}"
+            )
 
     def settled(self, output: Any) -> Any:
         """The output of a run with eager's strides, of which the capture is told what its fake tensors had not."""
         leaves, spec = pytree.tree_flatten(output)
-        told = tell(self.captured, leaves, self.strides)
+        told = _tell(self.captured, leaves, self.strides)
         return pytree.tree_unflatten(leaves, spec) if told else output
 
-    def in_double(self) -> list[Any]:
-        """The same call by a copy of the model in float64: outputs then updates, empty when there can be none.
+    def in_double(self) -> dict[str, Any]:
+        """The same outputs and gradients by a copy of the model in float64; empty when there can be none."""
+        if any(task.random for task in self.captured.graph.tasks):
+            return {}
+        return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), _widened)
 
-        The captured graph would not do: what is wrong with it would be wrong in float64 too.
-        """
-        graph, live = self.captured.graph, self.live()
-        if not isinstance(self.model, nn.Module) or any(task.random for task in graph.tasks):
-            return []
+    def shaken(self) -> dict[str, Any]:
+        """The same with weights that differ in their last bits: as far as this, rounding alone takes the model from
+        eager. Empty when there can be none."""
+        draw = torch.Generator().manual_seed(0)
+
+        def shaken(path: str, leaf: Any) -> Any:
+            made = apart(leaf)
+            if path and made.is_floating_point():
+                _shaken(made, draw)
+            return _alike(made, leaf)
+
+        return self._retold("of its rounding", shaken, lambda model: model)
+
+    def _retold(
+        self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        """The same by the model as `make` makes it, with other arguments: `leaf(path, argument)`, the path "" for what
+        has no gradient."""
+        graph, now = self.captured.graph, generators()
+        live = self.live()
         saved = {id(live[name]): tensor for name, tensor in self.before.items()}
+        paths = {id(tensor): path for path, tensor in self.leaves.items()}
         made: dict[int, Any] = {}
 
-        def wide(item: Any) -> Any:
+        def told(item: Any) -> Any:
             if id(item) not in made:
-                made[id(item)] = widen(apart(saved.get(id(item), item)))
+                made[id(item)] = leaf(paths.get(id(item), ""), saved.get(id(item), item))
             return made[id(item)]
 
+        restore(self.random)
         try:
-            twin = widened(self.model)
-            tensors = dict(twin.state_dict(keep_vars=True))
-            for name, before in self.before.items():
-                if graph.value[name].path in tensors:
-                    tensors[graph.value[name].path].data.copy_(before)
-            args, kwargs = pytree.tree_map(wide, (self.args, self.kwargs))
-            with torch.no_grad():
-                flat = pytree.tree_leaves(twin(*args, **kwargs))
-        except Exception as error:
-            log.info("no second opinion in float64: %s", error)
-            return []
-        return flat + [
-            made.get(id(live[target]), tensors.get(graph.value[target].path)) for _, target in graph.updates
-        ]
+            args = pytree.tree_map(told, self.args)
+            leaves = {path: made[id(tensor)] for path, tensor in self.leaves.items()}
+            outputs, gradients = self._cluster(make(self.model), args, leaves)
+        except Exception as failure:
+            log.info("no second opinion %s: %s", what, failure)
+            return {}
+        finally:
+            restore(now)
+        found = {f"output {index}": apart(result) for index, result in enumerate(outputs)}
+        updates = {graph.value[name].path: made[id(live[name])].detach() for name in self.updates}
+        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def culprit(self) -> str:
         """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""
         graph, captured = self.captured.graph, self.captured
         values: dict[str, Any] = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
         restore(self.random)
-        with torch.no_grad(), casting.off(("cpu", captured.home.type)):
-            for task in interpret(graph, captured.calls, values, captured.home):
-                for name in task.outputs:
-                    value = values[name]
-                    if (
-                        isinstance(value, torch.Tensor)
-                        and value.is_floating_point()
-                        and bool(value.isnan().any())
-                    ):
-                        return f"The first NaN is made by {task.where}."
+        for task in interpret(graph, captured.calls, values, captured.home):
+            for name in task.outputs:
+                value = values[name]
+                floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if floating and bool(value.isnan().any()):
+                    return f"The first NaN is made by {task.where}."
         flat = pytree.tree_leaves(captured.rebuild([values[name] for name in graph.outputs]))
         makers = [graph.producer.get(name) for name in graph.outputs]
         for value, reference, maker in zip(flat, self.outputs, makers):
@@ -139,7 +249,55 @@ class Reference(Snapshot):
         return "The captured graph is right task by task, so its placed execution is at fault."
 
 
-def widened(model: nn.Module) -> nn.Module:
+def _alike(made: Any, leaf: Any) -> Any:
+    """A copy that requires grad where its original does."""
+    return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
+
+
+def _shaken(weight: torch.Tensor, draw: torch.Generator) -> None:
+    """Change the last bits of a weight."""
+    noise = torch.rand(weight.shape, generator=draw).to(weight) * 2 - 1
+    with torch.no_grad():
+        weight.addcmul_(weight, noise, value=4 * torch.finfo(weight.dtype).eps)
+
+
+@contextmanager
+def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Without the user's hooks of leaves, which are for the gradients of his own calls, not for those of a check."""
+    held = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
+    try:
+        for hooks, _ in held:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, own in held:
+            hooks.update(own)
+
+
+def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest entry of all floating tensors."""
+    return max((_scale(t) for t in tensors if t is not None and t.is_floating_point()), default=0.0)
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    """The largest finite entry."""
+    entries = tensor.detach().abs()
+    return float(entries.nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
+
+
+def _loosest(graph: Graph) -> float:
+    """The error that the least precise dtype of a graph allows: autocast's gradients are float32, but no finer."""
+    dtypes = {getattr(torch, value.dtype, None) for value in graph.values}
+    return max((LIMIT[dtype] for dtype in dtypes if dtype in LIMIT), default=0.0)
+
+
+def _allowed(reference: Any, loose: float) -> float:
+    """The largest error allowed against `reference`, of a graph whose least precise dtype allows `loose`."""
+    allowed = limit(reference)
+    return max(allowed, loose) if allowed else 0.0
+
+
+def _widened(model: nn.Module) -> nn.Module:
     """A copy of a model in float64; of one that Dynamo captured the dtypes that it names are widened too."""
     twin = copy.deepcopy(model).double()
     for part in twin.modules():
@@ -156,7 +314,7 @@ def _wide(item: Any) -> Any:
     return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
 
 
-def tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
+def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
     """Let the outputs of a run, on the kind of device that eager ran on, have eager's strides, and those of later
     calls; whether any had others."""
     graph, told = captured.graph, False

@@ -67,12 +67,7 @@ def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[Made,
             else torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=device)
             for form in given
         ]
-
-        def read(name: str) -> Any:
-            return tensors[int(name)]
-
-        args = [bind.argument(item, read, device) for item in task.args]
-        made = function(*args, **{name: bind.argument(item, read, device) for name, item in task.kwargs})
+        made = bind.called(task, function, lambda name: tensors[int(name)], device)
         owner: dict[int, int] = {}
         for index, tensor in enumerate(tensors):
             if tensor is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..costs.detect import current
-from ..costs.homes import Home, lives, require_home, require_known
+from ..costs.homes import Home, lives, require_home
 from ..costs.pins import naming, require_devices, require_paths
 from ..errors import DeviceError, PlanError
 from ..ir.graph import Graph
@@ -71,7 +71,8 @@ class Options:
         if isinstance(model, nn.Module):
             paths = _paths(model)
             require_paths(pins, paths)
-            require_known(self.home, paths)
+            if not isinstance(self.home, str):
+                require_paths(self.home, paths, "home")
         return replace(self, pins=pins)
 
     def within(self, graph: Graph) -> Options:

@@ -1,55 +1,80 @@
-"""What serves the signatures of a model, of which the least recently used is dropped."""
+"""Programs for each set of sizes: an LRU cache of them, and how the next one follows the first."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Protocol, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
+
+from ..ir.costed import CostedGraph
+from ..ir.plan import Plan
+from ..planner.policies import Policy
+from .options import Options
+from .stages import rows_of
 
 log = logging.getLogger("autopar")
 
-MOST = 8
-"""Signatures that are kept."""
+SIZES = 64
+"""Sets of sizes of a region for which programs are kept."""
+
+CHECKED = 4
+"""Sets of sizes of a region whose first call is held against eager: the others have the same graph and placement."""
 
 
-class Closed(Protocol):
-    """What has threads to stop."""
-
-    def close(self) -> None:
-        """Stop them."""
+class Done(Exception):
+    """A graph is planned, and nothing has run: raised where planning was all that was asked for."""
 
 
-Made = TypeVar("Made", bound=Closed)
+def again(options: Options, plan: Plan) -> Options:
+    """Options that place a graph of other sizes as `plan` places its own, without a search; shares of the batch that
+    the user gave stay these."""
+    devices = {placed.cluster: placed.device for placed in plan.placed}
+    homes = {
+        task: devices[run.name] for run in plan.costed.clusters if run.name in devices for task in run.tasks
+    }
+    label = plan.costed.graph.split
+
+    def placed(costed: CostedGraph) -> dict[str, str]:
+        return {run.name: homes[run.tasks[0]] for run in costed.clusters if run.tasks[0] in homes}
+
+    split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
+    policy: Policy = "single" if plan.costed.machine.serial else placed
+    return dataclasses.replace(options, split=split, policy=policy)
+
+
+Made = TypeVar("Made", bound=Any)
 
 
 class Kept(OrderedDict[Hashable, Made]):
-    """By signature what serves it, of the `most` used last. `called` is what the log calls what is called with them."""
+    """By sizes what serves them, of the `SIZES` used last; it has a `close`. `called` names in the log what is called
+    with them."""
 
-    def __init__(self, called: str, most: int = MOST) -> None:
+    def __init__(self, called: str) -> None:
         super().__init__()
-        self.called, self.most, self._said = called, most, False
+        self.called, self._said = called, False
 
     def used(self, key: Hashable) -> Made | None:
-        """What serves a signature, which is the most recently used from now on; None where nothing does."""
+        """What serves these sizes, which is the most recently used from now on; None where nothing does."""
         if key in self:
             self.move_to_end(key)
         return self.get(key)
 
     def add(self, key: Hashable, made: Made) -> None:
-        """Keep what serves a signature; the least recently used goes, which is said once."""
+        """Keep what serves these sizes; the least recently used goes, which is said once."""
         self[key] = made
-        if len(self) > self.most:
+        while len(self) > SIZES:
             self.popitem(last=False)[1].close()
             if not self._said:
                 log.warning(
-                    "%s was called with more than %d signatures; the plan of the oldest was dropped and will be made "
-                    "again when it is needed. Pad the inputs to fewer shapes to avoid this", self.called, self.most,
+                    "%s is called with more than %d sets of sizes: programs are dropped and made again. Pad the inputs "
+                    "to fewer shapes to avoid this", self.called, SIZES,
                 )  # fmt: skip
             self._said = True
 
     def drop(self, made: Made) -> None:
-        """Forget what serves a signature; the next call makes it anew."""
+        """Forget what serves some sizes; the next call makes it anew."""
         for key, own in list(self.items()):
             if own is made:
                 del self[key]

@@ -16,7 +16,7 @@ import torch
 
 from ..capture import Captured
 from ..errors import PlanError
-from ..ir.graph import Task, Value, replace_refs
+from ..ir.graph import Task, Value
 from ..ir.plan import Plan
 from ..planner.bounds import lower_bound
 from ..planner.model.instance import Instance
@@ -87,9 +87,6 @@ class _Propagation:
         self.forms = {name: self.known[name] for name in self.at}
         self.storage = {name: self.graph.value[name].storage for name in self.at}
         self.resident = costed.resident
-        self.results = {*self.graph.outputs, *(made for made, _ in self.graph.updates)}
-        written = {self.graph.value[name].storage for task in self.graph.tasks for name in task.writes}
-        self.written = frozenset(written)
         self.calls: dict[Any, tuple[Made, ...] | str | None] = {}
 
     def values(self) -> dict[str, Value]:
@@ -118,13 +115,12 @@ class _Propagation:
         """What comes out of a task, None where no call can tell."""
         kind = self.kinds[device]
         places = {name: str(index) for index, name in enumerate(reads)}
-        args = tuple(replace_refs(item, places) for item in task.args)
-        kwargs = tuple((name, replace_refs(item, places)) for name, item in task.kwargs)
+        alike = task.reading(places)
         plain = tuple(self.known[name] for name in reads)
         # As text, since 1, 1.0 and True are equal.
-        key = task.target, kind, given, plain, task.unpack, repr(args), repr(kwargs)
+        key = task.target, kind, given, plain, task.unpack, repr(alike.args), repr(alike.kwargs)
         if key not in self.calls:
-            self.calls[key] = self._tried(replace(task, args=args, kwargs=kwargs), kind, given, plain)
+            self.calls[key] = self._tried(alike, kind, given, plain)
         found = self.calls[key]
         if isinstance(found, str):
             raise PlanError(
@@ -157,18 +153,13 @@ class _Propagation:
         """The storage of an output: what a call shows, else what was captured.
 
         Captured are views by schema, which may copy: for lifetimes that is as right as the other (`lower`, and
-        `runtime.hosts.apart` where a call shares memory after all). What is written in place shares memory as
-        captured.
+        `runtime.hosts.apart` where a call shares memory after all).
         """
         value, reads = self.graph.value[task.outputs[index]], task.inputs
         memory = None if made is None else made[index].memory
-        if memory is not None and value.storage not in self.written:
+        if memory is not None:
             return self.storage[reads[memory] if memory >= 0 else task.outputs[~memory]]
-        if (
-            made is not None
-            and value.storage not in self.written
-            and self.kinds[self.where[task.name]] != self.home
-        ):
+        if made is not None and self.kinds[self.where[task.name]] != self.home:
             return value.name
         others = (*reads, *task.outputs[:index])
         up = next((name for name in others if self.graph.value[name].storage == value.storage), None)
@@ -178,7 +169,7 @@ class _Propagation:
 
     def _judge(self, task: Task, device: str, name: str, form: Form | None) -> None:
         """PlanError where a value is not one that its readers, or the caller, can take for the one captured."""
-        known, result = self.known[name], name in self.results
+        known, result = self.known[name], name in self.graph.results
         if known == form or (not result and (_blank(known) or _blank(form))):
             return
         if known is None or form is None:

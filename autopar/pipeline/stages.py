@@ -14,7 +14,6 @@ import torch
 
 from ..capture import Captured
 from ..costs.clustering import unfused
-from ..costs.detect import detect
 from ..costs.emulation import slowed, with_slow_down
 from ..costs.homes import Home, homes_asked, streamed
 from ..costs.pins import pinned_sums, resolve, resolve_sums
@@ -29,7 +28,7 @@ from ..lowering.check import Report, check
 from ..lowering.lower import lower
 from ..planner import replan
 from ..planner.baseline import seconds_moved
-from ..runtime import Executor
+from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..system.garbage import uncollected
 from ..text.progress import ticking
@@ -77,7 +76,7 @@ def prepare(
     pool: Replicas | None = None,
 ) -> Prepared:
     """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
-    tensors = captured.flatten(args, {})
+    tensors = captured.flatten(args)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
     prepared = bind(captured, plan, pool)
     single = plan.best_single
@@ -121,7 +120,7 @@ def rewritten(captured: Captured, options: Options) -> Captured:
 def repeatable(captured: Captured, plan: Plan) -> bool:
     """Whether a plan over several devices can be timed: running it twice changes nothing, and the clock is real."""
     graph, several = plan.costed.graph, len({placed.device for placed in plan.placed}) > 1
-    effects = any(task.random or task.writes or task.target in captured.calls for task in graph.tasks)
+    effects = any(task.random or task.target in captured.calls for task in graph.tasks)
     return several and not graph.updates and not effects and plan.costed.machine.clock == "real"
 
 
@@ -163,7 +162,7 @@ def plan_captured(
     sums = resolve_sums(captured.graph, options.pins, weights)
     graph = grouped(streamed(captured.graph, homes_asked(captured.graph, options.home)), homes, pins)
     if machine.draws_apart:
-        graph = local(graph, captured.calls)
+        graph = local(graph)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
     deliver = deliveries(graph, machine, homes, options.outputs, gradients)
@@ -207,10 +206,10 @@ def plan_captured(
             batch_norm=options.batch_norm,
             recompute=options.recompute,
         )
-        return on_clock(held(propagated(best, captured)))
+        return with_slow_down(held(propagated(best, captured)))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
-        return on_clock(held(propagated(_as_given(graph, price, given, options.batch_norm), captured)))
+        return with_slow_down(held(propagated(_as_given(graph, price, given, options.batch_norm), captured)))
     except MemoryCapError:
         raise
     except PlanError as error:
@@ -250,14 +249,6 @@ def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, 
 def _shapes(graph: Graph) -> str:
     """The shapes of the inputs, in words."""
     return ", ".join(str(list(graph.value[name].shape)) for name in graph.inputs)
-
-
-def on_clock(plan: Plan) -> Plan:
-    """The plan with the slow-down of a declared clock chosen, where the machine leaves it open."""
-    machine = plan.costed.machine
-    if machine.clock != "declared" or machine.slow_down:
-        return plan
-    return with_slow_down(plan, detect(["cpu"]))
 
 
 def rows_of(label: str) -> tuple[int, ...]:

@@ -115,12 +115,7 @@ class Reasons(Lazily):
         if self.alone and self.others:
             return f"Everything is on {own.device}: {self.others}."
         if instance.group[r] >= 0 and len(instance.members[instance.group[r]]) > 1:
-            tied = (
-                "the clusters it changes values in place with"
-                if instance.changes
-                else "the rest of its group"
-            )
-            together = f" It shares {own.device} with {tied}."
+            together = f" It shares {own.device} with the rest of its group."
         else:
             together = ""
         rivals = [

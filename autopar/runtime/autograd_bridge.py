@@ -11,41 +11,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch._dynamo
 
-from ..capture.torch_private import raising
+from ..capture.torch_private import memory, raising
 
 Written: TypeAlias = Callable[[], Sequence[torch.Tensor]]
 """The same call as the user wrote it, in eager: its outputs."""
 
 
-class Halved(Protocol):
-    """What the bridge needs of a model that was taken apart."""
-
-    def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """One forward: its outputs, each object once, what it saved, and the state its backward will read."""
-
-    def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """The gradient of each leaf; None where no tangent that is not None reaches it."""
-
-    def smooth(self, outputs: Sequence[Any]) -> list[Any]:
-        """The outputs that have a gradient."""
-
-    def paired(
-        self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Outputs of the call as written, each with its tangent."""
-
-
 class Bridge(torch.autograd.Function):
-    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, to autograd a function of the leaves."""
+    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, to autograd a function of the leaves.
+    `halved` is a `training.dropin.Training`."""
 
     @staticmethod
     def forward(
-        ctx: Any, halved: Halved, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
+        ctx: Any, halved: Any, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
     ) -> tuple[Any, ...]:
         """The outputs of the forward half; what its backward needs is saved."""
         ctx.set_materialize_grads(False)
@@ -93,25 +76,19 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
     ids = set(map(id, given))
     # What is new needs no look at all the state of a model.
     alike = any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs)
-    fixed = {_memory(item) for item in given} if alike else set()
-    kept = {_memory(item) for item in saved}
-    count = Counter(map(_memory, outputs))
+    fixed = {memory(item) for item in given} if alike else set()
+    kept = {memory(item) for item in saved}
+    count = Counter(map(memory, outputs))
     found: list[Any] = []
     for value in outputs:
-        memory = _memory(value)
-        if memory is not None and (memory in fixed or (memory in kept and value._is_view())):
+        place = memory(value)
+        if place is not None and (place in fixed or (place in kept and value._is_view())):
             value = value.clone()
-        elif memory is not None and value._is_view() and count[memory] == 1:
+        elif place is not None and value._is_view() and count[place] == 1:
             form = value.storage_offset(), value.shape, value.stride()
             value = value.new_empty(0).set_(value.untyped_storage(), *form)
         found.append(value)
     return found
-
-
-def _memory(item: Any) -> int | None:
-    if isinstance(item, torch.Tensor) and item.layout is torch.strided:
-        return int(item.untyped_storage()._cdata)
-    return None
 
 
 def _not_twice(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from ..ir.graph import Task
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Program, Step
 from ..ops import resolve as bind
-from . import thread_state as ambient
 from .codegen import Code, Style, lane_code
 from .events import Gates
 from .fast_calls import fast
@@ -32,7 +30,7 @@ LaneFunction = Callable[[list[Any], Any], None]
 class Assembly:
     """The immutable compiled form of a program; events and threads are per call (`lane_threads`).
 
-    `lanes` are the backends of all lanes that have steps. `current[0]` is the caller of the current call.
+    `lanes` are the backends of all lanes that have steps.
     `streamed` says whether lanes have streams of their own, other than the caller's.
     """
 
@@ -40,13 +38,11 @@ class Assembly:
         self.captured, self.plan, self.program = captured, plan, program
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
         self.layout = layout(program, self.graph)
-        self.current = [ambient.read((), False)]
         self.devices = tuple(
             torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
         types = ("cpu", captured.home.type, *(device.type for device in self.devices))
         self.types = tuple(dict.fromkeys(types))
-        self.user_code = any(task.target in captured.calls for task in self.graph.tasks)
         self.declared = self.machine.clock == "declared"
         self.lanes: dict[str, HostLane] = {}
         for lane in program.lanes:
@@ -93,7 +89,7 @@ class Assembly:
                 self.layout,
                 backend.device,
                 style,
-                self._callables(backend),
+                lambda task: backend.call(self._callable(task)),
             )
         return self._codes[lane, recorded]
 
@@ -126,15 +122,5 @@ class Assembly:
             first=[f"c = d.clock({lane!r})", *style.first],
         )
 
-    def _callables(self, backend: HostLane) -> Callable[[Task], Callable[..., Any]]:
-        calls, current = self.captured.calls, self.current
-
-        @cache
-        def kept(target: str) -> Callable[..., Any]:
-            return ambient.as_caller(calls[target], current)
-
-        def call(task: Task) -> Callable[..., Any]:
-            known = task.target in calls
-            return backend.call(kept(task.target) if known else fast(task, bind.target(task.target)))
-
-        return call
+    def _callable(self, task: Task) -> Callable[..., Any]:
+        return self.captured.calls.get(task.target) or fast(task, bind.target(task.target))

@@ -67,12 +67,6 @@ class Executor:
         """
         return self._enter(inputs, Recording(self._plan, self._program) if record else None)
 
-    def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call, for writes that leave no trace in them:
-        through `.data` or a numpy view. All programs of the pool do.
-        """
-        self._pool.forget()
-
     def current(self) -> bool:
         """Whether every copy of state that it reads, or brings and keeps, is up to date."""
         return self._residents.current()
@@ -81,10 +75,6 @@ class Executor:
         """End its threads. A later call starts them again."""
         with self._lock:
             self._crew.stop()
-
-    def source(self, lane: str, recorded: bool = False) -> str:
-        """The Python that executes a lane."""
-        return self._assembly.code(lane, recorded).source
 
     def rebind(self, plan: Plan) -> None:
         """Run as `plan` says from the next call on: the same program on another declared clock."""
@@ -95,7 +85,7 @@ class Executor:
     def _assemble(self, plan: Plan) -> None:
         self._plan = plan
         self._assembly = Assembly(self._captured, plan, self._program)
-        self._crew = Crew(self._assembly, id(self))
+        self._crew = Crew(self._assembly)
         weakref.finalize(self, stop_all, self._crew.workers)
         self._bind()
 
@@ -143,9 +133,7 @@ class Executor:
 
     def _call(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
         assembly, crew = self._assembly, self._crew
-        threaded = crew.start()
-        current = ambient.read(assembly.types, assembly.user_code and threaded)
-        assembly.current[0] = current
+        crew.start()
         slots = list(inputs)
         for position, device in self._places:
             if slots[position].device != device:
@@ -156,7 +144,7 @@ class Executor:
         slots += self._blank
         clock = None
         if recording is not None:
-            crew.prepare(True)
+            crew.prepare()
             for buffer in self._program.buffers:
                 if buffer.kind in ("given", "resident"):
                     recording.accounts[buffer.device].hold(slots[assembly.layout.slots[buffer.name]])
@@ -169,7 +157,7 @@ class Executor:
         call = Call(assembly, clock, recording)
         if assembly.streamed:
             call.arrived = accelerator.arrivals(assembly.devices)
-        crew.call(slots, call, current, recording is not None)
+        crew.call(slots, call)
         results = [slots[slot] for slot, _ in self._outputs]
         if assembly.streamed:
             updates = [slots[slot] for slot in (*(slot for slot, _, _ in self._updates), *self._pieces)]

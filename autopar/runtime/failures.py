@@ -24,8 +24,7 @@ class Ended(Exception):
 def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
     """The exception that the caller sees for an error in lane `name`, which is in the caller's `own` thread or not.
 
-    An interrupt of the caller, and what user code raises to end the process, are that themselves; all else is a
-    RunError.
+    An interrupt of the caller is that itself; all else is a RunError.
     """
     if isinstance(error, Ended):
         return RunError(
@@ -37,10 +36,8 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
     codes = (assembly.code(name, recorded) for recorded in (False, True))
     index = max(code.step_of(error.__traceback__) for code in codes)
     step = lane.steps[index] if index >= 0 else None
-    if not isinstance(error, Exception):
-        users = isinstance(step, Compute) and assembly.graph.task[step.task].target in assembly.captured.calls
-        if own or users:
-            return error
+    if own and not isinstance(error, Exception):
+        return error
     what = f"lane {name}"
     if isinstance(step, Compute):
         what = assembly.graph.task[step.task].where

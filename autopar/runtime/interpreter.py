@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..capture import autocast as casting
 from ..ir.graph import Graph, Task
 from ..ops import resolve as bind
 
@@ -17,12 +18,11 @@ def interpret(
     values: dict[str, Any],
     device: torch.device,
 ) -> Iterator[Task]:
-    """Execute each task into `values`, which holds the inputs and state, and yield it."""
+    """Execute each task into `values`, which holds the inputs and state, and yield it; without autograd and
+    autocast, as lanes do."""
     for task in graph.tasks:
-        function = bind.target(task.target, calls)
-        args = [bind.argument(a, values.__getitem__, device) for a in task.args]
-        kwargs = {k: bind.argument(a, values.__getitem__, device) for k, a in task.kwargs}
-        made = function(*args, **kwargs)
+        with torch.no_grad(), casting.off({"cpu", device.type}):
+            made = bind.called(task, bind.target(task.target, calls), values.__getitem__, device)
         for name, value in zip(task.outputs, made if task.unpack else (made,)):
             values[name] = value
         yield task

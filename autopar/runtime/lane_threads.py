@@ -15,15 +15,16 @@ from .failures import Ended, failure
 from .lanes.emulated_clock import Clock, LaneClock
 from .lanes.host import HostLane
 from .record import LaneRecorder, Recording
-from .thread_state import Ambient
 from .worker import Job, Worker, stop_all
 
 
 class Call:
-    """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams."""
+    """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams. `inference` and
+    `entered` are of the caller's thread."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: Recording | None) -> None:
-        self.assembly, self._clock, self._recording = assembly, clock, recording
+        self.assembly, self._clock, self.recording = assembly, clock, recording
+        self.inference, self.entered = torch.is_inference_mode_enabled(), ambient.entered.stack
         self.arrived: list[torch.Event] = []
         self.ended: list[torch.Event] = []
 
@@ -34,9 +35,9 @@ class Call:
 
     def recorder(self, lane: str) -> LaneRecorder:
         """The recorder of a lane."""
-        assert self._recording is not None
-        made = self.assembly.lanes[lane].recorder(self._recording)
-        self._recording.lanes[lane] = made
+        assert self.recording is not None
+        made = self.assembly.lanes[lane].recorder(self.recording)
+        self.recording.lanes[lane] = made
         return made
 
 
@@ -48,8 +49,8 @@ class Crew:
     an accelerator's lane: a program of one lane has no other thread.
     """
 
-    def __init__(self, assembly: Assembly, identity: int) -> None:
-        self.assembly, self._identity = assembly, identity
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
         self.workers: list[Worker] = []
         self._gates = Gates(assembly.program)
         self._functions: dict[tuple[str, bool], LaneFunction] = {}
@@ -57,30 +58,29 @@ class Crew:
         self._busy = False
         self._others: list[tuple[HostLane, Worker]] | None = None
 
-    def start(self) -> bool:
-        """Start the threads unless they are there; whether there are any."""
+    def start(self) -> None:
+        """Start the threads unless they are there."""
         if self._busy:
             self._gates.fail("", KeyboardInterrupt())
             self._abandon()
         if self._others is None or any(worker.gone for _, worker in self._others):
             self._others = self._start()
-        return bool(self._others)
 
-    def prepare(self, recorded: bool) -> None:
-        """Generate what a call needs, so that a recorded one does not do so on its clock."""
+    def prepare(self) -> None:
+        """Generate what a recorded call needs, so that it does not do so on its clock."""
         for lane in self.assembly.lanes:
-            self._function(lane, recorded)
+            self._function(lane, True)
 
-    def call(self, slots: list[Any], call: Call, current: Ambient, recorded: bool) -> None:
+    def call(self, slots: list[Any], call: Call) -> None:
         """Execute every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
         # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
         self._busy = True
         try:
             assert self._others is not None
             for backend, worker in self._others:
-                worker.submit(self._job(backend, slots, call, current, recorded))
+                worker.submit(self._job(backend, slots, call))
             if self._own is not None:
-                self._job(self._own, slots, call, current, recorded).run()
+                self._job(self._own, slots, call).run()
             for _, worker in self._others:
                 worker.wait()
         except BaseException as error:
@@ -141,19 +141,18 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(self, backend: HostLane, slots: list[Any], call: Call, current: Ambient, recorded: bool) -> Job:
+    def _job(self, backend: HostLane, slots: list[Any], call: Call) -> Job:
         name, gates = backend.lane.name, self._gates
-        function = self._function(name, recorded)
+        function = self._function(name, call.recording is not None)
         own = backend is self._own
         types = self.assembly.types if own else ()
-        inside = (*current.stack, self._identity)
 
         def run() -> None:
             try:
                 with contextlib.ExitStack() as stack:
                     if not own:
-                        ambient.entered.stack = inside
-                    ambient.enter(stack, current, types)
+                        ambient.entered.stack = call.entered
+                    ambient.enter(stack, call.inference, types)
                     backend.enter(stack)
                     function(slots, call)
             except BaseException as error:

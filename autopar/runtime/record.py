@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
 import weakref
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from ..ir.graph import Graph
 from ..ir.plan import Plan
-from ..ir.program import Copy, Lane, Program, Step
+from ..ir.program import Compute, Copy, Lane, Program, Step
 from ..ir.timeline import Memory, Span, Timeline
-from .profiler_ranges import Ranges, title
 from .slots import makes
 
 
-class Account:
+class _Account:
     """Bytes of the storages alive on one device over time; a storage lives as long as any tensor on it."""
 
     def __init__(self, origin: float) -> None:
@@ -83,24 +84,48 @@ class Account:
             self._watched.clear()
 
 
+def title(step: Step, graph: Graph) -> str:
+    """How a profiler calls a step: `linear#0 · net.fc1` for a task and its module, `h@cpu to h@cuda:0` for a copy."""
+    if isinstance(step, Compute):
+        task = graph.task[step.task]
+        return f"{task.name} · {task.module}" if task.module else task.name
+    return f"{step.src} to {step.dst}" if isinstance(step, Copy) else ""
+
+
+@functools.cache
+def nvtx() -> Any:
+    """Torch's NVTX ranges, None where torch was built without them or there is no CUDA device."""
+    return torch.cuda.nvtx if torch.cuda.is_available() else None
+
+
 class LaneRecorder:
-    """Start and end of each step of one lane, in seconds of `time.perf_counter`, and what the steps made."""
+    """Start and end of each step of one lane, in seconds of `time.perf_counter`, and what the steps made.
+
+    Profilers show each under its `title`. torch.profiler looks at one thread unless told
+    `experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)`; Nsight sees all.
+    """
 
     def __init__(self, lane: Lane, recording: Recording) -> None:
         self.lane, self.recording = lane, recording
         self.spans: list[tuple[int, Any, Any]] = []
-        self._ranges = Ranges()
-        self._began: Any = None
+        self._nvtx = nvtx()
+        self._open = self._began = cast(Any, None)
 
     def begin(self, index: int) -> None:
-        """Step `index` starts; profilers show it under its `title`."""
-        self._ranges.push(title(self.lane.steps[index], self.recording.plan.costed.graph))
+        """Step `index` starts."""
+        name = title(self.lane.steps[index], self.recording.plan.costed.graph)
+        if self._nvtx is not None:
+            self._nvtx.range_push(name)
+        self._open = torch.profiler.record_function(name)
+        self._open.__enter__()
         self._began = self.now()
 
     def end(self, index: int, *made: Any) -> None:
         """Step `index` has ended and made these tensors."""
         self.spans.append((index, self._began, self.now()))
-        self._ranges.pop()
+        self._open.__exit__(None, None, None)
+        if self._nvtx is not None:
+            self._nvtx.range_pop()
         account = self.recording.account(self.lane.steps[index])
         for tensor in made:
             account.add(tensor)
@@ -120,10 +145,10 @@ class Recording:
     def __init__(self, plan: Plan, program: Program) -> None:
         self.plan, self.program = plan, program
         self.origin = time.perf_counter()
-        self.accounts = {device.name: Account(self.origin) for device in plan.costed.machine.devices}
+        self.accounts = {device.name: _Account(self.origin) for device in plan.costed.machine.devices}
         self.lanes: dict[str, LaneRecorder] = {}
 
-    def account(self, step: Step) -> Account:
+    def account(self, step: Step) -> _Account:
         """Where what a step makes is counted."""
         names = makes(step)
         return self.accounts[self.program.buffer[names[0]].device if names else self.plan.costed.machine.host]

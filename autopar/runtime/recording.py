@@ -12,6 +12,7 @@ from ..errors import AutoparError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
+from .executor import Executor
 
 log = logging.getLogger("autopar")
 
@@ -50,14 +51,7 @@ class Recording:
         self.median.save(path)
 
 
-class Program(Protocol):
-    """What can be called with and without being measured."""
-
-    def run(self, inputs: Sequence[Any], record: bool) -> tuple[list[Any], Timeline | None]:
-        """The outputs of one call and, with `record`, its timeline."""
-
-
-class Clocked(Protocol):
+class _Clocked(Protocol):
     """A plan, the program that runs it, and the declared clock they run on."""
 
     @property
@@ -65,8 +59,8 @@ class Clocked(Protocol):
         """The plan."""
 
     @property
-    def executor(self) -> Program:
-        """The program."""
+    def executor(self) -> Executor:
+        """What runs the program."""
 
     def slower(self, slow_down: float) -> None:
         """From the next call on, let the clock run `slow_down` times slower than the chips."""
@@ -84,7 +78,7 @@ class Recorded:
     recording: Recording | None = None
     timeline: Timeline | None = None
 
-    def executed(self, prepared: Clocked, inputs: Sequence[Any]) -> list[Any]:
+    def executed(self, prepared: _Clocked, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of one call, which is measured while there is a recording."""
         recording = self.recording
         outputs, timeline = prepared.executor.run(inputs, recording is not None)
@@ -94,7 +88,7 @@ class Recorded:
             self.keep_up(prepared, timeline)
         return outputs
 
-    def keep_up(self, prepared: Clocked, timeline: Timeline) -> None:
+    def keep_up(self, prepared: _Clocked, timeline: Timeline) -> None:
         """Slow the clock down as far as `timeline` says it needs, unless the user has set it."""
         needed = timeline.needs_slow_down
         if not self.machine.slow_down and needed > prepared.plan.costed.machine.slow_down:

@@ -1,18 +1,14 @@
 """The caller's thread-local torch state and how it reaches a lane's thread.
 
-Graph tasks are operators with autocast's casts already recorded, so they are called with autocast off.
-Callables that capture kept as the user wrote them (`Captured.calls`) have no casts recorded: they get the
-caller's autocast back.
+Tasks have autocast's casts already recorded, so they are called with autocast off.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import torch
 
@@ -20,13 +16,13 @@ from ..capture import autocast as casting
 from ..capture.torch_private import packs_saved
 
 
-class Entered(threading.local):
+class _Entered(threading.local):
     """Which executors the current thread is inside of, whether as their caller or as one of their lanes."""
 
     stack: tuple[int, ...] = ()
 
 
-entered = Entered()
+entered = _Entered()
 
 _LOCKED = threading.RLock()
 _ALONE = id(_LOCKED)
@@ -59,27 +55,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Ambient(NamedTuple):
-    """Inference mode, default device (None: torch's own), enabled autocasts (device type, dtype) of a caller,
-    with what it is inside of.
-    """
-
-    inference: bool
-    default: torch.device | None
-    casts: tuple[tuple[str, torch.dtype], ...]
-    cache: bool
-    stack: tuple[int, ...]
-
-    def casting(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast as the caller has it."""
-        if not self.casts:
-            return contextlib.nullcontext()
-        stack = contextlib.ExitStack()
-        for kind, dtype in self.casts:
-            stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.cache))
-        return stack
-
-
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Keep the caller's hooks for saved tensors (a checkpoint around the call, say) from what is saved inside."""
@@ -90,37 +65,13 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def read(kinds: tuple[str, ...], default: bool) -> Ambient:
-    """The state of the current thread; `kinds` are the device types whose autocast matters."""
-    casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if casting.enabled(kind))
-    device = torch.get_default_device() if default else None
-    cache = torch.is_autocast_cache_enabled() if casts else True
-    return Ambient(torch.is_inference_mode_enabled(), device, casts, cache, entered.stack)
-
-
-def enter(stack: contextlib.ExitStack, ambient: Ambient, kinds: tuple[str, ...]) -> None:
-    """Make the current thread fit for tasks, until `stack` closes: no autograd, inference mode as the caller,
-    no autocast.
-    """
-    if ambient.inference:
+def enter(stack: contextlib.ExitStack, inference: bool, kinds: tuple[str, ...]) -> None:
+    """Make the current thread fit for tasks, until `stack` closes: no autograd, inference mode where the caller is in
+    it, no autocast for these types of devices."""
+    if inference:
         stack.enter_context(torch.inference_mode())
     elif torch.is_grad_enabled():
         stack.enter_context(torch.no_grad())
-    if ambient.default is not None:
-        stack.enter_context(ambient.default)
     for kind in kinds:
         if casting.enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
-
-
-def as_caller(function: Callable[..., Any], current: list[Ambient]) -> Callable[..., Any]:
-    """`function` under the autocast of the caller, who is `current[0]` at the time."""
-
-    @functools.wraps(function, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not current[0].casts:
-            return function(*args, **kwargs)
-        with current[0].casting():
-            return function(*args, **kwargs)
-
-    return call

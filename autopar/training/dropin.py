@@ -25,8 +25,8 @@ from ..ir.plan import Plan
 from ..ir.program import Program
 from ..ir.timeline import Timeline
 from ..pipeline.stages import Prepared, copies
-from ..runtime import Executor
 from ..runtime.autograd_bridge import Bridge, Written, own
+from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from .halves import STANDING, Apart, Half
 
@@ -130,7 +130,7 @@ class Training:
         return [found[name] for name in names], self.back(saved, given)
 
     def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """See `bridge.Halved`."""
+        """One forward: its outputs, each object once, what it saved, and the state its backward will read."""
         settled = self.forward.program.keeps and self.executor.current()
         prepared = self.again if settled else self.forward
         results = self._executed(prepared, inputs)
@@ -153,13 +153,13 @@ class Training:
         return self.captured.strides[self.captured.graph.outputs.index(name)]
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
-        """See `bridge.Halved`."""
+        """The outputs that have a gradient."""
         return [value for name, value in zip(self.apart.names, outputs) if name in self._first]
 
     def paired(
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """See `bridge.Halved`."""
+        """Outputs of the call as written, each with its tangent."""
         given = dict(zip(self.apart.names, tangents))
         made = {
             name: output for name, output in zip(self.captured.graph.outputs, outputs) if name in self._first
@@ -168,7 +168,7 @@ class Training:
         return [(output, tangent) for output, tangent in pairs if tangent is not None]
 
     def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """See `bridge.Halved`."""
+        """The gradient of each leaf; None where no tangent that is not None reaches it."""
         given = {
             self._first[name]: tangent
             for name, tangent in zip(self.apart.names, tangents)

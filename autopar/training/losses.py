@@ -28,13 +28,13 @@ def minimised(loss: torch.Tensor) -> torch.Tensor:
     return loss.view_as(loss)
 
 
-class Refused(threading.local):
+class _Refused(threading.local):
     """Reason for which the result captured by this thread is no loss, "" where it is one."""
 
     text = ""
 
 
-refused = Refused()
+refused = _Refused()
 
 
 @torch.compiler.assume_constant_result
@@ -239,15 +239,7 @@ def _needed(graph: Graph, outputs: tuple[str, ...]) -> Graph:
             tasks.append(task)
             wanted.update(task.inputs)
             orders.update(task.after)
-    tasks.reverse()
-    made = {name for task in tasks for name in task.outputs}
-    names = {*graph.inputs, *graph.state, *made}
-    values = tuple(
-        value if value.storage in names else replace(value, storage=value.name)
-        for value in graph.values
-        if value.name in names
-    )
-    return replace(graph, values=values, tasks=tuple(tasks), outputs=outputs).check()
+    return graph.with_tasks(tasks[::-1], outputs=outputs)
 
 
 def own_paths(captured: Captured) -> Captured:

@@ -11,15 +11,13 @@ import torch
 from torch import fx
 
 from ..capture.assembly import assembled
-from ..capture.graph_breaks import valued
-from ..capture.refusals import Untraceable, explain
+from ..capture.refusals import Untraceable, explain, valued
 from ..errors import AutoparError, CaptureError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.arguments import Arguments
 from ..pipeline.options import Options
 from ..pipeline.plan_cache import Kept
-from ..pipeline.reuse import SIZES
 from ..pipeline.stages import rewritten, timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
@@ -40,15 +38,15 @@ class Signatures:
         self, loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
-        self.graphs: list[LossGraph] = []
+        self.graphs: list[_LossGraph] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
         self.require_known()
 
-    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> LossGraph:
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> _LossGraph:
         """What serves the calls of a loss that Dynamo has captured."""
-        graph = LossGraph(self, module, examples)
+        graph = _LossGraph(self, module, examples)
         self.graphs.append(graph)
         return graph
 
@@ -103,13 +101,13 @@ class Signatures:
                     )
 
 
-class LossGraph:
+class _LossGraph:
     """The callable that Dynamo calls in the place of a graph of the loss: the step of each call, by a program for
     its sizes."""
 
     def __init__(self, signatures: Signatures, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self.signatures, self.module = signatures, module
-        self.kept: Kept[Signature] = Kept(f"the training step of {type(signatures.loss).__name__}", SIZES)
+        self.kept: Kept[Signature] = Kept(f"the training step of {type(signatures.loss).__name__}")
         self.refusal: AutoparError | None = None
         self._plans: dict[Hashable, Plan] = {}
         self._lock = threading.RLock()

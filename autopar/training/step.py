@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import autocast as casting
 from ..capture.dynamo_private import TorchDynamoException, compiled
-from ..capture.graph_breaks import no_graph
+from ..capture.refusals import no_graph
 from ..capture.torch_private import forget_unscaled
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
@@ -23,7 +23,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..pipeline.options import Options
-from ..pipeline.reuse import Done
+from ..pipeline.plan_cache import Done
 from ..pipeline.stages import Prepared
 from ..runtime.recording import Recorded
 from .losses import Loss, in_rule, refused
@@ -120,10 +120,10 @@ class TrainStep(Recorded):
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """A step: in one program where it can be, else gradients, with those that wait in `.grad`, then torch's own
         clipping, scaler and optimizer."""
-        waits = any(parameter.grad is not None for parameter in self._parameters())
+        waits = any(parameter.grad is not None for parameter in self._signatures.parameters())
         whole = self._whole(signature) if signature.checked and not waits else None
         if whole is not None:
-            return signature.taken(args, self._run, whole, self.optimizer)
+            return signature.taken(args, self.executed, whole, self.optimizer)
         with signature.undone(args):
             result = self._by_itself(signature, args, stale=not waits)
         self.optimizer.zero_grad(set_to_none=True)
@@ -133,7 +133,7 @@ class TrainStep(Recorded):
         """A step of the optimizer's own; when it raises each `.grad` is what it was."""
         self._scale(signature)
         result, gradients = self._differentiated(signature, args, stale=stale)
-        before = [(parameter, parameter.grad) for parameter in self._parameters()]
+        before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
             with torch.no_grad():
                 for parameter, gradient in zip(signature.parameters, gradients):
@@ -165,7 +165,7 @@ class TrainStep(Recorded):
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             # In the order of the model, in which the program of the whole step adds the norms too.
-            held = {id(parameter) for parameter in self._parameters()}
+            held = {id(parameter) for parameter in self._signatures.parameters()}
             trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
             nn.utils.clip_grad_norm_(trained, self.clip_norm)
         if scaler is None:
@@ -177,14 +177,14 @@ class TrainStep(Recorded):
     @contextmanager
     def _plainly(self) -> Iterator[None]:
         """Without autocast, which is for the forward: an optimizer may multiply matrices."""
-        with casting.off({parameter.device.type for parameter in self._parameters()}):
+        with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
             yield
 
     def _differentiated(
         self, signature: Signature, args: Sequence[Any], *, stale: bool
     ) -> tuple[Any, list[torch.Tensor]]:
         try:
-            return signature.differentiated(args, self._run, stale)
+            return signature.differentiated(args, self.executed, stale)
         except DifferenceError:
             self._signatures.drop(signature)
             raise
@@ -195,12 +195,6 @@ class TrainStep(Recorded):
             start = signature.start["tangent"]
             with torch.no_grad():
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
-
-    def _run(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
-        return self.executed(prepared, inputs)
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return self._signatures.parameters()
 
     def _arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a call; mappings that are no dict become one."""

@@ -17,7 +17,7 @@ from ..errors import CaptureError, PlanError
 from . import optimizers
 from .losses import Loss, own_paths, refused, resident_tangent, the_loss, trained
 from .memory_caps import whole
-from .optimizers.kernels import entries
+from .optimizers.formulas import entries
 
 
 def step_ahead(

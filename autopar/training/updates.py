@@ -15,15 +15,14 @@ from ..capture import Captured
 from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.eager_check import by_parts, drawn_elsewhere, unwanted
+from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.reuse import again
+from ..pipeline.plan_cache import again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from . import optimizers
-from .gradcheck import Eager
 from .losses import own_path, own_paths, resident_tangent, trained
 
 log = logging.getLogger("autopar")
@@ -68,7 +67,7 @@ class Signature:
         self._trained = optimizers.trained(self.captured)
 
     def _inputs(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        return self.captured.flatten(tuple(args), {})
+        return self.captured.flatten(args)
 
     @cached_property
     def gradients(self) -> Prepared:
@@ -167,7 +166,7 @@ class Signature:
     @contextmanager
     def undone(self, args: Sequence[Any]) -> Iterator[None]:
         """Put back the buffers and arguments that a call has changed when what comes after it raises."""
-        kept = Snapshot(self.captured, tuple(args), {}) if self.captured.graph.mutated else None
+        kept = Snapshot(self.captured, args) if self.captured.graph.mutated else None
         try:
             yield
         except BaseException:
@@ -184,7 +183,7 @@ class Signature:
         ((tangent, _),) = self.raw.tangents
         with alone():
             start = {tangent: self.start["tangent"]}
-            return Eager(self.raw, self.module, tuple(args), {}, self.weights, start)
+            return Eager(self.raw, self.module, args, self.weights, start)
 
     @cached_property
     def _shared(self) -> list[bool]:

@@ -61,15 +61,12 @@ class _Flow:
     def __init__(self, graph: Graph, rows: int, first: int, parts: int) -> None:
         self.graph, self.rows, self.parts = graph, rows, parts
         self.reads = {task.name: task.inputs for task in graph.tasks}
-        self.kept = {*graph.outputs, *(made for made, _ in graph.updates)}
-        written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
-        self.frozen = {value.name for value in graph.values if value.storage in written}
         self.given: dict[str, int] = {}
         for name in graph.inputs:
             shape = graph.value[name].shape
             found = (axis for axis in (first, 1 - first) if axis < len(shape) and shape[axis] == rows)
             axis = next(found, None)
-            if axis is not None and name not in self.frozen:
+            if axis is not None:
                 self.given[name] = axis
         self.refused: set[str] = set()
         self.restart()
@@ -132,8 +129,6 @@ class _Flow:
     def guess(self, name: str) -> int | None:
         """Where an uncut task's output seems to hold the batch, so that cutting can begin again after it."""
         shape = self.graph.value[name].shape
-        if name in self.frozen:
-            return None
         for axis, size in enumerate(shape):
             if size == self.rows:
                 return axis
@@ -144,9 +139,7 @@ class _Flow:
 
         With it, the number of blocks in which the rows of its outputs lie.
         """
-        if task.random == DEFAULT or task.writes or task.home or task.colocate is not None:
-            return None, 1
-        if task.name in self.refused:
+        if task.random == DEFAULT or task.home or task.name in self.refused:
             return None, 1
         best: tuple[tuple[int, int], Cut, int] | None = None
         for cut in task.cuts:
@@ -245,14 +238,12 @@ class _Flow:
         return None, 1
 
     def right(self, task: Task, cut: Cut) -> bool:
-        """Whether parts have whole numbers of rows everywhere, and of values that no task writes to."""
+        """Whether parts have whole numbers of rows everywhere."""
         for name, axis in self.cut_axes(task, cut):
-            if name in self.frozen or self.graph.value[name].shape[axis] % self.rows:
+            if self.graph.value[name].shape[axis] % self.rows:
                 return False
         for name, made in zip(task.outputs, cut.outputs):
-            if made is None and (self.graph.readers[name] or name in self.kept):
-                return False
-            if made in (SUMMED, OWN) and name in self.frozen:
+            if made is None and (self.graph.readers[name] or name in self.graph.results):
                 return False
         sizes = (at(task.args, path) for path in cut.scale)
         return all(isinstance(size, int) and size % self.rows == 0 for size in sizes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ..ir.graph import Const, Graph, Ref, Task, Value, replace_refs
+from ..ir.graph import Const, Graph, Ref, Task, Value
 
 LOSS = "autopar.loss"
 """Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
@@ -53,10 +53,7 @@ def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
         home=True,
         phase="backward",
     )
-    later = {*tangents}
-    for task in graph.tasks:
-        if not later.isdisjoint(task.inputs):
-            later.update(task.outputs)
+    later = _depending(graph, tangents)
     ahead = [task for task in graph.tasks if later.isdisjoint(task.outputs) and later.isdisjoint(task.inputs)]
     known = {task.name for task in ahead}
     behind = [task for task in graph.tasks if task.name not in known]
@@ -143,7 +140,7 @@ def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Gr
             if zeros not in values:
                 values[zeros] = replace(values[name], name=zeros, storage=zeros, kind="made", path="")
                 tasks.append(_zeros(task, zeros, values[zeros]))
-        tasks.append(_renamed(task, {**names, **{n: f"{n}#zeros" for n in gone}} if gone else names))
+        tasks.append(task.reading({**names, **{n: f"{n}#zeros" for n in gone}}))
     outputs = tuple(names.get(name, name) for name in backward.outputs if name not in dead)
     return _needed(backward, tasks, values, outputs, dead)
 
@@ -158,21 +155,22 @@ def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
 
 def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
     """For each gradient whether one of the `live` tangents reaches it; one that is made of none is always there."""
-    found = set(live)
-    for task in backward.tasks:
-        if not found.isdisjoint(task.inputs):
-            found.update(task.outputs)
-    made_up = constants(backward, tangents)
+    found, made_up = _depending(backward, live), constants(backward, tangents)
     return tuple(name in found or name in made_up for name in backward.outputs)
 
 
 def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
     """Gradients that depend on no tangent, as those that a custom backward makes up (of an auxiliary loss, say)."""
-    depends = {*tangents}
-    for task in backward.tasks:
-        if not depends.isdisjoint(task.inputs):
-            depends.update(task.outputs)
-    return {name for name in backward.outputs if name not in depends}
+    return {*backward.outputs} - _depending(backward, tangents)
+
+
+def _depending(graph: Graph, names: Iterable[str]) -> set[str]:
+    """These values, and all that are made of them."""
+    found = {*names}
+    for task in graph.tasks:
+        if not found.isdisjoint(task.inputs):
+            found.update(task.outputs)
+    return found
 
 
 def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:
@@ -181,7 +179,7 @@ def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:
     orders: set[str] = set()
     found: set[str] = set()
     for task in reversed(graph.tasks):
-        acts = task.phase == "forward" and bool(task.random or task.writes)
+        acts = task.phase == "forward" and bool(task.random)
         if acts or task.name in orders or not wanted.isdisjoint(task.outputs):
             found.add(task.name)
             wanted.update(task.inputs)
@@ -219,15 +217,6 @@ def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: 
     return owner.get(value.storage, value.name)
 
 
-def _renamed(task: Task, names: dict[str, str]) -> Task:
-    if names.keys().isdisjoint(task.inputs):
-        return task
-    args = tuple(replace_refs(argument, names) for argument in task.args)
-    kwargs = tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs)
-    # Fewer distinct values may be left, for which the cuts were not written.
-    return replace(task, args=args, kwargs=kwargs, cuts=())
-
-
 def _zeros(task: Task, name: str, value: Value) -> Task:
     options = (("dtype", Const(f"torch.{value.dtype}")), ("device", Const("device")))
     return Task(
@@ -249,22 +238,12 @@ def _needed(
     kept.reverse()
     there = {task.name for task in kept}
     kept = [replace(task, after=tuple(name for name in task.after if name in there)) for task in kept]
-    made = {name for task in kept for name in task.outputs}
-    inputs = tuple(name for name in backward.inputs if name in wanted and name not in dead)
     state = tuple(name for name in backward.state if name in wanted)
-    present = {*made, *inputs, *state}
-    own = tuple(
-        replace(value, storage=value.storage if value.storage in present else value.name)
-        for value in values.values()
-        if value.name in present
-    )
-    brought = tuple(name for name in backward.streamed if name in state)
-    return replace(
-        backward,
-        values=own,
-        tasks=tuple(kept),
-        inputs=inputs,
+    return backward.with_tasks(
+        kept,
+        values=tuple(values.values()),
+        inputs=tuple(name for name in backward.inputs if name in wanted and name not in dead),
         state=state,
         outputs=outputs,
-        streamed=brought,
-    ).check()
+        streamed=tuple(name for name in backward.streamed if name in state),
+    )

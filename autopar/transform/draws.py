@@ -15,14 +15,12 @@ _ELEMENTWISE = frozenset({
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
-def local(graph: Graph, calls: Collection[str] = ()) -> Graph:
+def local(graph: Graph) -> Graph:
     """The graph with each random task free to run anywhere, drawing from the generator of the device it is put on.
 
-    One that calls the user's code, of which nobody knows what it draws from, is as it was. Linear in tasks.
+    Linear in tasks.
     """
     drawing = {task.name for task in graph.tasks if task.random == DEFAULT}
-    if any(graph.task[name].target in calls for name in drawing):
-        return graph
     tasks = (_local(graph, task, drawing) if task.name in drawing else task for task in graph.tasks)
     return replace(graph, tasks=tuple(tasks))
 

@@ -108,7 +108,7 @@ def _final(graph: Graph) -> set[str]:
     for task in graph.tasks:
         for name in task.after:
             later[name].append(task.name)
-    plain = {task.name for task in graph.tasks if not task.part and not task.writes and task.target != SUM}
+    plain = {task.name for task in graph.tasks if not task.part and task.target != SUM}
     final: set[str] = set()
     for task in reversed(graph.tasks):
         readers = [reader for name in task.outputs for reader in graph.readers[name]]

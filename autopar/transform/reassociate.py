@@ -74,14 +74,11 @@ class _Tree:
 
 def _chains(graph: Graph) -> list[list[str]]:
     """Chains of links long enough to gain, each in order."""
-    kept = {*graph.outputs, *(made for made, _ in graph.updates)}
-    kept |= {name for task in graph.tasks for name in task.writes}
     waited = {name for task in graph.tasks for name in task.after}
-    written = {graph.value[name].storage for task in graph.tasks for name in task.writes}
     before: dict[str, str | None] = {}
     length: dict[str, int] = {}
     for task in graph.tasks:
-        if not _adds(graph, task, written):
+        if not _adds(graph, task):
             continue
         # Of two sums that meet, the shorter one is a term of the longer.
         best: str | None = None
@@ -90,7 +87,7 @@ def _chains(graph: Graph) -> list[list[str]]:
             if (
                 earlier in length
                 and len(graph.readers[name]) == 1
-                and name not in kept
+                and name not in graph.results
                 and earlier not in waited
                 and _together(graph.task[earlier], task)
                 and (best is None or length[earlier] > length[best])
@@ -111,22 +108,15 @@ def _chains(graph: Graph) -> list[list[str]]:
     return chains
 
 
-def _adds(graph: Graph, task: Task, written: set[str]) -> bool:
+def _adds(graph: Graph, task: Task) -> bool:
     """Whether a task adds two values of one kind, and does no more than that."""
-    if task.target != "aten.add.Tensor" or task.kwargs or task.after or task.writes:
+    if task.target != "aten.add.Tensor" or task.kwargs or task.after:
         return False
     if len(task.inputs) != 2 or len(task.args) != 2:
         return False
     one, other, made = (graph.value[name] for name in (*task.inputs, *task.outputs))
-    return one.shape == other.shape == made.shape and one.dtype == other.dtype == made.dtype and (
-        written.isdisjoint((one.storage, other.storage, made.storage))
-    )  # fmt: skip
+    return one.shape == other.shape == made.shape and one.dtype == other.dtype == made.dtype
 
 
 def _together(one: Task, other: Task) -> bool:
-    return (one.phase, one.part, one.colocate, one.home) == (
-        other.phase,
-        other.part,
-        other.colocate,
-        other.home,
-    )
+    return (one.phase, one.part, one.home) == (other.phase, other.part, other.home)

@@ -13,7 +13,7 @@ import dataclasses
 from bisect import bisect
 from itertools import accumulate, pairwise
 
-from ..ir.graph import Cut, Graph, Ref, Task, replace_refs
+from ..ir.graph import Cut, Graph, Ref, Task
 
 _LONGEST = 64
 """Tasks that may be computed again for one value: more would come alive at once, which frees nothing."""
@@ -72,7 +72,7 @@ def saved_bytes(graph: Graph) -> int:
 
 def _results(graph: Graph) -> set[str]:
     """Storages that live to the end of the call."""
-    return {graph.value[name].storage for name in (*graph.outputs, *(made for made, _ in graph.updates))}
+    return {graph.value[name].storage for name in graph.results}
 
 
 class _Choice:
@@ -84,10 +84,9 @@ class _Choice:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.place = {task.name: place for place, task in enumerate(graph.tasks)}
-        self.changed = {graph.value[name].storage for task in graph.tasks for name in task.writes}
-        if not any(task.phase == "update" for task in graph.tasks):
-            # A forward that is a program of its own has written its updates back when the backward begins.
-            self.changed |= graph.mutated
+        # A forward that is a program of its own has written its updates back when the backward begins.
+        whole = any(task.phase == "update" for task in graph.tasks)
+        self.changed = frozenset() if whole else graph.mutated
         self.results = _results(graph)
         self.kept = dict.fromkeys(saved(graph))
         self.bytes = saved_bytes(graph)
@@ -187,7 +186,7 @@ class _Choice:
 
     def repeats(self, task: Task, costly: bool) -> bool:
         """Whether a task may be computed again: it has no effect, and no more FLOPs than allowed."""
-        if task.phase != "forward" or task.random or task.writes or task.home or task.colocate or task.after:
+        if task.phase != "forward" or task.random or task.home or task.after:
             return False
         storages = {self.graph.value[name].storage for name in (*task.inputs, *task.outputs)}
         if not storages.isdisjoint(self.changed):
@@ -266,7 +265,7 @@ class _Choice:
                     values.append(dataclasses.replace(value, name=new, storage=storage))
                 tasks.append(
                     dataclasses.replace(
-                        _renamed(again, names),
+                        again.reading(names),
                         name=f"{first.name}#again",
                         outputs=tuple(fresh.values()),
                         after=(anchor,) if anchor else (),
@@ -276,7 +275,7 @@ class _Choice:
                 names.update(
                     (old, new) for old, new in fresh.items() if not self.ready(graph.value[old].storage)
                 )
-            tasks.append(_renamed(task, names))
+            tasks.append(task.reading(names))
         return dataclasses.replace(graph, values=tuple(values), tasks=tuple(tasks))
 
     def needed(self, reader: Task, names: dict[str, str]) -> list[Task]:
@@ -308,16 +307,6 @@ class _Choice:
         makers = (self.graph.producer.get(name, "") for name in task.inputs)
         found = [name for name in makers if name and self.graph.task[name].phase != "forward"]
         return max(found, key=self.place.__getitem__, default=None)
-
-
-def _renamed(task: Task, names: dict[str, str]) -> Task:
-    if not any(name in names for name in task.inputs):
-        return task
-    return dataclasses.replace(
-        task,
-        args=tuple(replace_refs(argument, names) for argument in task.args),
-        kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
-    )
 
 
 def _evenly(places: list[tuple[int, int]], length: float) -> list[int]:

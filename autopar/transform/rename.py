@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.graph import Graph, Task, replace_refs
+from ..ir.graph import Graph, Task
 
 
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
@@ -26,20 +26,17 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     for task in graph.tasks:
         if task.outputs == (task.name,):
             called[task.name] = of(task.name)
-        if now.keys().isdisjoint((*task.inputs, *task.outputs, *task.writes)) and not any(
+        if now.keys().isdisjoint((*task.inputs, *task.outputs)) and not any(
             called.get(name, name) != name for name in task.after
         ):
             tasks.append(task)
             continue
         tasks.append(
             replace(
-                task,
+                task.reading(now),
                 name=called.get(task.name, task.name),
-                args=tuple(replace_refs(argument, now) for argument in task.args),
-                kwargs=tuple((key, replace_refs(argument, now)) for key, argument in task.kwargs),
                 outputs=tuple(map(of, task.outputs)),
                 after=tuple(called.get(name, name) for name in task.after),
-                writes=tuple(map(of, task.writes)),
             )
         )
     return replace(

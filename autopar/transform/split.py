@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Literal
 
 from ..errors import PlanError
-from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value, replace_refs
+from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
 from .batch_axis import Flow, flow
 from .split_profit import LIKE
 
@@ -151,8 +151,7 @@ class _Split:
         for name in task.outputs:
             value = self.graph.value[name]
             self.values[name] = dataclasses.replace(value, storage=self.storage(value, name, names))
-        args = tuple(replace_refs(argument, names) for argument in task.args)
-        self.tasks.append(dataclasses.replace(task, args=args, after=self.after(task)))
+        self.tasks.append(dataclasses.replace(task.reading(names), after=self.after(task)))
 
     def cut(self, task: Task, cut: Cut) -> None:
         """One task for each part."""
@@ -177,10 +176,8 @@ class _Split:
                 args = _scaled(args, path, size, self.flow.rows)
             self.tasks.append(
                 dataclasses.replace(
-                    task,
+                    dataclasses.replace(task, args=args).reading(names),
                     name=f"{task.name}#{index}",
-                    args=tuple(replace_refs(argument, names) for argument in args),
-                    kwargs=tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs),
                     outputs=tuple(parts[index] for parts in made),
                     after=self.after(task, index),
                     flops=_share(task.flops, stop, self.flow.rows)
@@ -292,7 +289,7 @@ class _Split:
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
         """The tasks it must follow, by the names their parts have now: a part follows the part it belongs to.
 
-        Tasks in parts neither write nor draw random numbers, so that no part can disturb another.
+        Tasks in parts draw no random numbers in the order of the program, so that no part can disturb another.
         """
         parts = range(len(self.sizes)) if part is None else (part,)
         cuts = self.flow.cuts

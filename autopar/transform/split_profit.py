@@ -37,7 +37,6 @@ class Stretches:
         self.graph, self.axis, self.parts = graph, axis, parts
         self.strided, self.own, self.rooted = frozenset(strided), frozenset(own), frozenset(rooted)
         self.cuts = dict(cuts)
-        self.kept = {*graph.outputs, *(made for made, _ in graph.updates)}
         self.reads = {task.name: task.inputs for task in graph.tasks}
 
     def trim(self) -> None:
@@ -52,7 +51,7 @@ class Stretches:
 
     def wanted(self, name: str) -> bool:
         """Whether a task or the caller reads a value."""
-        return bool(self.graph.readers[name]) or name in self.kept
+        return bool(self.graph.readers[name]) or name in self.graph.results
 
     def made_cut(self) -> set[str]:
         """Values that come in parts."""
@@ -153,7 +152,7 @@ class Stretches:
             if task.phase in phases and (task.name in self.cuts or task.target not in LIKE):
                 given = self.cut_reads(task) if task.name in self.cuts else ()
                 whole.update(name for name in self.reads[task.name] if name in parts and name not in given)
-                whole.update(name for name in task.outputs if name in parts and name in self.kept)
+                whole.update(name for name in task.outputs if name in parts and name in self.graph.results)
         return {name: self.bytes(name) for name in whole}
 
     def summed(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.graph import Argument, Cut, Graph, Ref, Task, replace_refs
+from ..ir.graph import Argument, Cut, Graph, Ref, Task
 
 T = "aten.t.default"
 _LINEAR = "aten.linear.default"
@@ -27,7 +27,7 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
     state = set(graph.state)
     tasks: list[Task] = []
     for task in graph.tasks:
-        task = _renamed(task, names)
+        task = task.reading(names)
         if task.target == T:
             (made,), (given,) = task.outputs, task.inputs
             if given in flipped:
@@ -44,7 +44,7 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
             kept.append(task)
             wanted.update(task.inputs)
     kept.reverse()
-    return _with(graph, kept, outputs, updates), names
+    return graph.with_tasks(kept, outputs=outputs, updates=updates), names
 
 
 def own(graph: Graph) -> Graph:
@@ -55,7 +55,6 @@ def own(graph: Graph) -> Graph:
     given: set[str] = set()
     count: dict[str, int] = {}
     values = dict(graph.value)
-    kept = {*graph.outputs, *(made for made, _ in graph.updates)}
     tasks: list[Task] = []
 
     def mine(name: str, reader: Task) -> str:
@@ -66,7 +65,7 @@ def own(graph: Graph) -> Graph:
             name = view[name].inputs[0]
         for task in reversed(chain):
             (made,) = task.outputs
-            first = made not in kept and made not in given
+            first = made not in graph.results and made not in given
             given.add(made)
             number = count.get(made, 0)
             while not first and f"{made}~{number}" in values:
@@ -76,7 +75,7 @@ def own(graph: Graph) -> Graph:
             values[now] = replace(values[made], name=now)
             tasks.append(
                 replace(
-                    _renamed(task, {task.inputs[0]: name}),
+                    task.reading({task.inputs[0]: name}),
                     name=task.name if first else f"{task.name}~{number}",
                     outputs=(now,),
                     part=reader.part,
@@ -90,35 +89,17 @@ def own(graph: Graph) -> Graph:
     for task in graph.tasks:
         if _light(task, graph) and (task.inputs[0] in fixed or task.inputs[0] in view):
             view[task.outputs[0]] = task
-            if task.outputs[0] not in kept:
+            if task.outputs[0] not in graph.results:
                 continue
-        renamed = {name: mine(name, task) for name in task.inputs if name in view}
-        tasks.append(_renamed(task, renamed))
-    return _with(replace(graph, values=tuple(values.values())), tasks, graph.outputs, graph.updates)
+        tasks.append(task.reading({name: mine(name, task) for name in task.inputs if name in view}))
+    return graph.with_tasks(tasks, values=tuple(values.values()))
 
 
 def _light(task: Task, graph: Graph) -> bool:
     """Whether a task of one input and one output does next to nothing, and nothing besides."""
-    if (
-        len(task.outputs) != 1
-        or len(task.inputs) != 1
-        or task.after
-        or task.random
-        or task.writes
-        or task.home
-    ):
+    if len(task.outputs) != 1 or len(task.inputs) != 1 or task.after or task.random or task.home:
         return False
     return task.free or (task.phase != "update" and graph.value[task.outputs[0]].bytes <= NUMBER)
-
-
-def _renamed(task: Task, names: dict[str, str]) -> Task:
-    if names.keys().isdisjoint(task.inputs):
-        return task
-    args = tuple(replace_refs(argument, names) for argument in task.args)
-    kwargs = tuple((key, replace_refs(argument, names)) for key, argument in task.kwargs)
-    made = replace(task, args=args, kwargs=kwargs)
-    # Cuts have an axis for each distinct value.
-    return made if len(made.inputs) == len(task.inputs) else replace(made, cuts=())
 
 
 def _linear(task: Task, flipped: dict[str, str], state: set[str], graph: Graph) -> Task | None:
@@ -142,16 +123,3 @@ def _linear(task: Task, flipped: dict[str, str], state: set[str], graph: Graph) 
         return None
     rows, columns = (0, *(None for _ in args[1:])), (None, *(0 for _ in args[1:]))
     return replace(task, target=_LINEAR, args=args, cuts=(Cut(rows, (0,)), Cut(columns, (1,))))
-
-
-def _with(
-    graph: Graph, tasks: list[Task], outputs: tuple[str, ...], updates: tuple[tuple[str, str], ...]
-) -> Graph:
-    made = {name for task in tasks for name in task.outputs}
-    there = {*graph.inputs, *graph.state}
-    roots = {value.storage for value in graph.values if value.name in made} - made - there
-    values = []
-    for value in graph.values:
-        if value.name in made or value.name in there:
-            values.append(replace(value, storage=value.name) if value.storage in roots else value)
-    return replace(graph, values=tuple(values), tasks=tuple(tasks), outputs=outputs, updates=updates).check()

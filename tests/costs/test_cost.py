@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.costs.roofline import cost, main_dtype, signature, touched
-from autopar.errors import PlanError
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 
@@ -102,14 +101,6 @@ def test_a_cast_computes_in_what_it_makes():
     assert main_dtype(graph, graph.tasks[0]) == "float16"
 
 
-def test_what_is_changed_in_place_goes_back_to_memory():
-    """As much as where a new value of the same size is made."""
-    task = Task("t", "aten.add_.Tensor", (Ref("x"), 1), outputs=("y",), writes=("x",))
-    here = Graph("g", (value("x", kind="input"), value("y", 0, storage="x")), (task,), ("x",), (), ("y",))
-    new = one_task("aten.add.Tensor")
-    assert touched(here, task) == touched(new, new.tasks[0])
-
-
 def test_home_tasks_run_only_where_the_call_comes_from():
     graph = one_task(home=True)
     assert [s is not None for s in cost(graph, MACHINE, homes={"x": "cuda:0"}).costs[0].seconds] == [
@@ -128,14 +119,6 @@ def test_home_tasks_run_only_where_the_call_comes_from():
 def test_pins_leave_one_device_and_home_goes_before_them():
     assert [s is not None for s in seconds(one_task(), pins={"t": "cuda:1"})] == [False, False, True]
     assert [s is not None for s in seconds(one_task(home=True), pins={"t": "cuda:1"})] == [True, False, False]
-
-
-def test_what_stays_together_shares_its_pin_and_cannot_be_pinned_apart():
-    graph = chain(3, colocate="memory")
-    priced = cost(graph, MACHINE, homes={}, pins={"t1": "cuda:0"})
-    assert all([s is not None for s in c.seconds] == [False, True, False] for c in priced.costs)
-    with pytest.raises(PlanError, match="change the same memory"):
-        cost(graph, MACHINE, homes={}, pins={"t1": "cuda:0", "t2": "cuda:1"})
 
 
 def test_measured_seconds_go_before_the_roofline_and_say_so():

@@ -17,7 +17,7 @@ US = 1e-6
 
 
 def random_graph(seed: int, tasks: int):
-    """Tasks of 0 to 120 µs, some free, pinned, colocated, ordered by `after` or parts, with big and small
+    """Tasks of 0 to 120 µs, some free, pinned, ordered by `after` or parts, with big and small
     values."""
     draw = random.Random(seed)
     on = machine(2, dispatch_s=draw.choice((0.0, 5 * US)))
@@ -36,7 +36,7 @@ def random_graph(seed: int, tasks: int):
         made.append(
             Task(
                 f"t{i}", target, tuple(map(Ref, reads)), outputs=(f"t{i}",), after=after, free=free,
-                colocate=draw.choice((None,) * 6 + ("g",)), part=draw.choice(("",) * 4 + ("0/2",)),
+                part=draw.choice(("",) * 4 + ("0/2",)),
             )
         )  # fmt: skip
         seconds = 0.0 if free else draw.choice((1, 5, 20, 120)) * US
@@ -77,7 +77,7 @@ def test_a_run_is_the_sum_of_tasks_that_belong_together(seed, tasks):
         held = [g.task[name] for name in cluster.tasks]
         rows = [c.cost[name].seconds for name in cluster.tasks]
         assert len({tuple(s is None for s in row) for row in rows}) == 1
-        assert len({(task.colocate, task.part) for task in held}) == 1
+        assert len({task.part for task in held}) == 1
         assert len(held) == 1 or all(task.target != PART for task in held)
         for d, seconds in enumerate(cluster.seconds):
             if seconds is None:

@@ -81,9 +81,8 @@ def test_nothing_with_effects_and_no_code_of_the_user_is_called():
 
     held = [value("x", (4,), kind="input"), value("o", (), "object", "input")]
     kinds = {
-        "write": {"target": "aten.add_.Tensor", "writes": ("x",)},
         "random": {"target": "aten.bernoulli.default", "random": "cpu", "args": (Ref("x"),)},
-        "after": {"target": "aten.add.Tensor", "after": ("write",)},
+        "after": {"target": "aten.add.Tensor", "after": ("random",)},
         "view": {"target": "aten.alias.default", "free": True, "args": (Ref("x"),)},
         "own": {"target": "mine"},
         "object": {"target": "aten.add.Tensor", "args": (Ref("x"), Ref("o"))},
@@ -192,7 +191,7 @@ def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_e
     here = detect(["cpu"])
     plan = planned(side, Machine.emulate("cpu", "t4", "t4"), policy)
     factor = slow_down_for(plan, here)
-    chosen = with_slow_down(plan, here)
+    chosen = with_slow_down(plan)
     slow_down = chosen.costed.machine.slow_down
     assert factor <= slow_down <= 1.1 * factor and f"{slow_down:g}" in chosen.costed.machine.label
     assert chosen.placed == plan.placed
@@ -213,7 +212,7 @@ def test_a_slow_down_that_was_given_and_a_real_clock_stay():
     here = detect(["cpu"])
     for machine in (Machine.emulate("cpu", "t4", slow_down=7), Machine.declare("cpu", "t4"), here):
         plan = planned(64, machine)
-        assert with_slow_down(plan, here) is plan
+        assert with_slow_down(plan) is plan
 
 
 def test_doctor_prints_devices_chips_and_what_to_type(capsys):

@@ -23,8 +23,8 @@ def joint(
     places = {id(leaf): place for place, leaf in enumerate(pytree.tree_leaves((tuple(args), dict(kwargs))))}
     order = [(places.get(id(tensor)), tensor) for tensor in tensors]
 
-    def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
         return [tensor if place is None else leaves[place] for place, tensor in order]
 
     return dataclasses.replace(captured, flatten=flatten)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from autopar.costs.clustering import fuse
 from autopar.ir.costed import CostedGraph, TaskCost
@@ -87,14 +88,15 @@ def build(
                 "test.op",
                 args,
                 outputs=(name,),
-                colocate=(colocate or {}).get(name),
                 module=f"m.{name}",
             )
         )
         each = (float(cost),) * len(on.devices) if isinstance(cost, (int, float)) else tuple(cost)
         costs.append(TaskCost(name, each, (workspace or {}).get(name, 0)))
     graph = Graph("test", tuple(values), tuple(made), tuple(inputs), tuple(state), sinks).check()
-    return costed(graph, on, costs, deliver=deliver, homes=homes, shortest_s=shortest_s)
+    made_of = costed(graph, on, costs, deliver=deliver, homes=homes, shortest_s=shortest_s)
+    grouped = (replace(cluster, colocate=(colocate or {}).get(cluster.name)) for cluster in made_of.clusters)
+    return replace(made_of, clusters=tuple(grouped))
 
 
 def costed(

@@ -78,19 +78,13 @@ def plan(
     def bring(name: str, src: str, device: str) -> float:
         if f"{name}@{device}" not in ready:
             lane = machine.copy_lane(src, device)
-            after = max((ended[t] for t, w in writers if t in ended and w & aliases[name]), default=0.0)
-            able = max(ready[f"{name}@{src}"], after)
+            able = ready[f"{name}@{src}"]
             start = max(able, free.get(lane, 0.0))
             end = start + seconds.get(f"copy {name}", 0.25)
             transfers.append(Transfer(name, src, device, lane, start, end, able, graph.value[name].bytes))
             ready[f"{name}@{device}"] = free[lane] = end
         return ready[f"{name}@{device}"]
 
-    writers = [(t.name, set(t.writes)) for t in graph.tasks if t.writes]
-    sharing: dict[str, set[str]] = {}
-    for v in graph.values:
-        sharing.setdefault(v.storage, set()).add(v.name)
-    aliases = {v.name: sharing[v.storage] for v in graph.values}
     made_on = dict(homes)
     for index, task in enumerate(graph.tasks):
         device = places[task.name].split("/")[0]

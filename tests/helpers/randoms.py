@@ -1,4 +1,4 @@
-"""Random graphs of real operators: element-wise, products, views, several outputs, changes in place."""
+"""Random graphs of real operators: element-wise, products, views, several outputs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,15 @@ from naive import value
 from autopar.ir.graph import Graph, Ref, Task
 
 
-def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, window: int = 8) -> Graph:
-    """4 × 4 tensors; each task reads among the last `window` values, what none reads is a result.
-
-    `changes` adds in-place tasks.
-    """
+def random_graph(rng: random.Random, tasks: int, *, window: int = 8) -> Graph:
+    """4 × 4 tensors; each task reads among the last `window` values, what none reads is a result."""
     values = [value("x", kind="input"), value("w", kind="state"), value("v", kind="state")]
     about = {v.name: v for v in values}
     names, made = ["x", "w", "v"], []
-    orders = _Orders()
     for index in range(tasks):
-        kind = rng.choice(
-            ["one", "one", "two", "two", "mm", "view", "split", "both", *(["change"] * 2 * changes)]
-        )
+        kind = rng.choice(["one", "one", "two", "two", "mm", "view", "split", "both"])
         a, b = (rng.choice(names[-window:]) for _ in range(2))
         out, more = f"v{index}", f"v{index}b"
-        mutable = [n for n in names[-window:] if about[about[n].storage].kind == "made"]
-        if kind == "change" and not mutable:
-            kind = "one"
         if kind == "one":
             task = Task(
                 f"t{index}", rng.choice(["aten.sin.default", "aten.tanh.default"]), (Ref(a),), (), (out,)
@@ -43,15 +34,10 @@ def random_graph(rng: random.Random, tasks: int, *, changes: bool = False, windo
             args = (Ref(a), rng.choice([0, 1]))
             task = Task(f"t{index}", "aten.sort.default", args, (), (out, more), unpack=True)
             outs = [value(out), value(more, dtype="int64")]
-        elif kind == "both":
+        else:
             task = Task(f"t{index}", "aten.frexp.Tensor", (Ref(a),), (), (out, more), unpack=True)
             outs = [value(out), value(more, dtype="int32")]
-        else:
-            a = rng.choice(mutable)
-            task = Task(f"t{index}", "aten.add_.Tensor", (Ref(a), Ref("x")), (), (out,), writes=(a,))
-            outs = [value(out, storage=about[a].storage)]
-        after = orders.of(task, about, outs)
-        made.append(replace(task, after=after))
+        made.append(task)
         for v in outs:
             values.append(v)
             about[v.name] = v
@@ -90,52 +76,6 @@ def training(rng: random.Random, tasks: int) -> Graph:
     ).check()
 
 
-class _Orders:
-    """Read-after-write, write-after-read and write-after-write edges by storage."""
-
-    def __init__(self) -> None:
-        self.changed: dict[str, str] = {}
-        self.since: dict[str, list[str]] = {}
-
-    def of(self, task: Task, about: dict, outs: list) -> tuple[str, ...]:
-        found: dict[str, None] = {}
-        writes = {about[name].storage for name in task.writes}
-        storages = dict.fromkeys([about[name].storage for name in task.inputs] + [v.storage for v in outs])
-        for storage in storages:
-            if storage in self.changed:
-                found[self.changed[storage]] = None
-            if storage in writes:
-                found.update(dict.fromkeys(self.since.pop(storage, ())))
-                self.changed[storage] = task.name
-            else:
-                self.since.setdefault(storage, []).append(task.name)
-        return tuple(found)
-
-
 def random_places(rng: random.Random, graph: Graph, lanes: list[str]) -> dict[str, str]:
-    """A lane for each task; those that touch a storage changed in place stay on one device."""
-    changed = {graph.value[n].storage for t in graph.tasks for n in t.writes}
-    home: dict[str, str] = {}
-    group: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while group.setdefault(name, name) != name:
-            name = group[name]
-        return name
-
-    for task in graph.tasks:
-        touched = [graph.value[n].storage for n in (*task.inputs, *task.outputs)]
-        touched = [s for s in touched if s in changed]
-        for storage in touched[1:]:
-            group[root(storage)] = root(touched[0])
-    found = {}
-    for task in graph.tasks:
-        lane = rng.choice(lanes)
-        touched = [graph.value[n].storage for n in (*task.inputs, *task.outputs)]
-        for storage in touched:
-            if storage in changed:
-                device = home.setdefault(root(storage), lane.split("/")[0])
-                lane = rng.choice([other for other in lanes if other.split("/")[0] == device])
-                break
-        found[task.name] = lane
-    return found
+    """A lane for each task."""
+    return {task.name: rng.choice(lanes) for task in graph.tasks}

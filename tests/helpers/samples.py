@@ -154,13 +154,13 @@ def views(lanes: int = 1) -> Plan:
     return plan(graph(name, values, tasks, outputs), machine(lanes), where)
 
 
-def changes() -> Plan:
-    """A value changed in place again and again, with readers before and after each change on another lane."""
-    values = [value("x", kind="input"), value("b", storage="a_"), value("c", storage="a_")]
+def orders() -> Plan:
+    """Tasks that must come after others though no value says so, on the same lane and on others."""
+    values = [value("x", kind="input"), value("b"), value("c")]
     tasks = [
         op("a", "aten.sin.default", R("x")),
         op("r0", "aten.exp.default", R("a_")),
-        op("w0", "aten.add_.Tensor", R("a_", "x"), ("b",), after=("r0",), writes=("a_",), colocate="a"),
+        op("w0", "aten.add_.Tensor", R("a_", "x"), ("b",), after=("r0",)),
         op("r1", "aten.cos.default", R("a_"), after=("w0",)),
         op("far", "aten.cos.default", R("b"), after=("w0",)),
         op(
@@ -169,8 +169,6 @@ def changes() -> Plan:
             R("b", "x"),
             ("c",),
             after=("r1", "w0", "far"),
-            writes=("b",),
-            colocate="a",
         ),
         op("r2", "aten.tanh.default", R("a_"), after=("w1",)),
         op("sum", "aten.add.Tensor", R("r0_", "r1_")),
@@ -186,7 +184,7 @@ def changes() -> Plan:
         "r0": "cpu/1",
     }
     where |= {"w0": "cpu/0", "r1": "cpu/1", "w1": "cpu/0", "r2": "cpu/1"}
-    return plan(graph("changes", values, tasks, ("all_", "c")), machine(2), where)
+    return plan(graph("orders", values, tasks, ("all_", "c")), machine(2), where)
 
 
 def updates() -> Plan:
@@ -229,7 +227,7 @@ def every() -> list[Plan]:
     tight = {"emulated:0": 64 * 7, "emulated:1": 64 * 12}
     return [
         mlp(), diamond(), towers(), towers({"emulated:0": 64 * 4, "emulated:1": 64 * 4}), fork(), fork(2),
-        fork(2, tight), views(), views(3), changes(), updates(),
+        fork(2, tight), views(), views(3), orders(), updates(),
         *(plan(step(), machine(), on(where)) for where in ("cpu", "emulated:1")),
         plan(step((), ("w",)), machine(), on("cpu")),
     ]  # fmt: skip

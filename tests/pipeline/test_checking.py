@@ -11,7 +11,7 @@ from torch import nn
 import autopar
 from autopar.engine.served import Served
 from autopar.pipeline.compare import error, limit
-from autopar.pipeline.eager_check import Reference
+from autopar.pipeline.eager_check import Eager
 from autopar.pipeline.snapshot import Snapshot
 
 
@@ -48,7 +48,7 @@ def test_float64_lets_rounding_through_and_nothing_else(wrong):
 
     model, x = Cancel(), torch.rand(64, 33)
     graph, prepared, args = served(model, x)
-    reference = Reference(prepared.captured, graph.module, args, {})
+    reference = Eager(prepared.captured, graph.module, args)
     other = x.flip(1).add(1e6).sum(1) - 1e6 * x.shape[1]
     assert error(other, model(x)) > limit(other)
     if wrong:
@@ -73,7 +73,7 @@ def test_a_reference_changes_nothing_of_the_callers():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    reference = Reference(prepared.captured, graph.module, args, {})
+    reference = Eager(prepared.captured, graph.module, args)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     mean = next(v for k, v in reference.updates.items() if "running_mean" in k)
@@ -149,7 +149,7 @@ def test_planning_ahead_does_not_use_up_the_check(monkeypatch):
 
 
 def test_never_checks_when_told_so(monkeypatch):
-    monkeypatch.setattr(Reference, "__init__", lambda *_: pytest.fail("eager ran"))
+    monkeypatch.setattr(Eager, "__init__", lambda *_: pytest.fail("eager ran"))
     autopar.compile(nn.Linear(2, 2), ["cpu"], check="never")(torch.ones(1, 2))
     with pytest.raises(pytest.fail.Exception):
         autopar.compile(nn.Linear(2, 2), ["cpu"])(torch.ones(1, 2))
@@ -175,7 +175,7 @@ def test_a_snapshot_puts_back_inputs_buffers_and_generators_also_when_the_call_r
     model, x = Both(), torch.randn(8, 4)
     _, prepared, args = served(model, x)
     before, seen, random = x.clone(), model.seen.clone(), torch.get_rng_state()
-    snapshot = Snapshot(prepared.captured, args, {})
+    snapshot = Snapshot(prepared.captured, args)
     with contextlib.suppress(ValueError), snapshot.restored():
         model(x, fail)
     assert torch.equal(x, before) and torch.equal(model.seen, seen)

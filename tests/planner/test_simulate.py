@@ -3,17 +3,14 @@ earlier."""
 
 import pytest
 from feasible import problems
-from graphs import MS, build, chain, costed, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
+from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import PlanError
-from autopar.ir.costed import TaskCost
 from autopar.ir.device import Device, Link
-from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
-from autopar.planner import place
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import Timing, simulate
 
@@ -184,23 +181,6 @@ def test_any_topological_order_on_any_lanes_can_be_carried_out(seed, tasks, wher
         able = [d for d, s in zip(c.machine.devices, cluster.seconds) if s is not None]
         lanes.setdefault(draw.choice(draw.choice(able).compute_lanes), []).append(cluster.name)
     played(c, {lane: tuple(names) for lane, names in lanes.items()})
-
-
-# h is made and then changed in place on the CPU; the reader elsewhere must get the changed one
-def test_a_copy_waits_for_changes_in_place():
-    values = [Value(n, (1,), "f", 1000, n) for n in ("h", "y", "z")]
-    tasks = (
-        Task("h", "op", (), outputs=("h",), colocate="g"),
-        Task("early", "op", (Ref("h"),), outputs=("z",)),
-        Task("change", "op_", (Ref("h"),), writes=("h",), after=("early",), colocate="g"),
-        Task("late", "op", (Ref("h"),), outputs=("y",), after=("change",)),
-    )
-    graph = Graph("in place", tuple(values), tasks, (), (), ("y", "z")).check()
-    c = costed(graph, machine(2), [TaskCost(task.name, (MS,) * 3) for task in tasks])
-    t = played(c, {CPU: ("h", "change"), E0: ("late",), E1: ("early",)})
-    moved = {m.dst: m.start for m in t.transfers if m.value == "h"}
-    assert moved["emulated:0"] >= end(t, "change") >= moved["emulated:1"]
-    assert problems(place(c, "heft")) == problems(place(c, "round_robin")) == []
 
 
 def test_nothing_waits_without_a_cause():

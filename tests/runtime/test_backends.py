@@ -10,11 +10,11 @@ import torch
 from rig import FIRST, KIND, error, in_turn, machine
 
 import autopar
-from autopar.capture import rng_state as generators
 from autopar.cli import doctor
 from autopar.costs import calibrate as probe
 from autopar.costs import detect
 from autopar.errors import RunError
+from autopar.pipeline import snapshot as generators
 from autopar.runtime import flat_transfer as flat
 from autopar.runtime.lanes import accelerator
 

@@ -19,7 +19,7 @@ from autopar.errors import RunError
 from autopar.ir.graph import Graph
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.runtime import Executor
+from autopar.runtime.executor import Executor
 from autopar.runtime.replicas import Replicas
 
 CPU = torch.device("cpu")
@@ -270,7 +270,7 @@ def test_writes_without_a_trace_are_found_by_checksum_and_mended_by_refresh() ->
     # No element that is sampled.
     state["w"].data[1, 3] += 1
     assert pool.verify() == ["w"] and look.current()
-    look.refresh()
+    look._pool.forget()
     assert not look.current() and pool.verify() == []
     assert torch.equal(look([x])[0], state["w"])
     look.close()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import autopar
-from autopar.runtime import profiler_ranges as ranges
+from autopar.runtime import record as ranges
 
 
 class Net(nn.Module):

@@ -77,7 +77,10 @@ def test_a_recorded_call_is_no_other_than_a_plain_one():
         assert torch.equal(executor([x])[0], eager(x))
         assert torch.equal(executor.run([x])[0][0], eager(x))
         assert executor.run([x], record=False)[1] is None
-    assert "r.begin" in executor.source("cpu/0", recorded=True) and "begin" not in executor.source("cpu/0")
+    assert (
+        "r.begin" in executor._assembly.code("cpu/0", True).source
+        and "begin" not in executor._assembly.code("cpu/0", False).source
+    )
     executor.close()
 
 

@@ -21,9 +21,9 @@ from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
 from autopar.ir.program import Copy
 from autopar.lowering.lower import lower
-from autopar.runtime import Executor
 from autopar.runtime import replicas as memory
 from autopar.runtime.bind_program import Assembly
+from autopar.runtime.executor import Executor
 from autopar.runtime.lanes import accelerator
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.capture import assembly
-from autopar.pipeline.eager_check import Reference
+from autopar.pipeline.eager_check import Eager
 from autopar.runtime.lane_threads import Crew
 from autopar.runtime.worker import Worker
 
@@ -40,7 +40,7 @@ def test_a_call_does_not_come_between_a_check_and_its_run(monkeypatch):
     model = Counter()
     fast = autopar.compile(model, DEVICES, policy="round_robin", split=None)
     x = torch.randn(4, 8)
-    init = Reference.__init__
+    init = Eager.__init__
     others: list[threading.Thread] = []
     errors: list[Exception] = []
 
@@ -61,7 +61,7 @@ def test_a_call_does_not_come_between_a_check_and_its_run(monkeypatch):
         # Long enough for a call that does not wait for its turn.
         others[0].join(0.3)
 
-    monkeypatch.setattr(Reference, "__init__", interrupted)
+    monkeypatch.setattr(Eager, "__init__", interrupted)
     with torch.no_grad():
         fast(x)
     others[0].join(30)

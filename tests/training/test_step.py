@@ -196,13 +196,13 @@ def test_the_face(tmp_path):
 
 
 def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypatch, caplog):
-    from autopar.training import signatures
+    from autopar.pipeline import plan_cache
 
-    monkeypatch.setattr(signatures, "SIZES", 4)
+    monkeypatch.setattr(plan_cache, "SIZES", 4)
     pair = Pair(mlp, MOMENTUM, ["cpu"], policy="auto", split=None, check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
         pair.same([batches(1, rows)[0] for rows in (*range(2, 10), 2)])
-    assert len([record for record in caplog.records if "more than 4 signatures" in record.message]) == 1
+    assert len([record for record in caplog.records if "more than 4 sets of sizes" in record.message]) == 1
     assert all(len(graph.kept) <= 4 for graph in pair.step._signatures.graphs)
 
 

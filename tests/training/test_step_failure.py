@@ -206,7 +206,7 @@ class Chaotic(nn.Module):
 
 
 def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
-    from autopar.training import gradcheck
+    from autopar.pipeline import eager_check
 
     # What rounding does depends on how many threads share a sum.
     threads = torch.get_num_threads()
@@ -214,7 +214,7 @@ def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
     try:
         x, y = batches(1)[0]
         Pair(Chaotic, MOMENTUM).step(x, y)
-        monkeypatch.setattr(gradcheck, "SHAKEN", 0)
+        monkeypatch.setattr(eager_check, "SHAKEN", 0)
         with pytest.raises(autopar.DifferenceError, match="not eager's"):
             Pair(Chaotic, MOMENTUM).step(x, y)
     finally:

@@ -11,7 +11,7 @@ from training_models import Convolved, Dropped, Heads, Tied, machine, mlp
 
 import autopar
 from autopar.pipeline.compare import error
-from autopar.training.gradcheck import Eager
+from autopar.pipeline.eager_check import Eager
 
 pytestmark = pytest.mark.slow
 
@@ -282,7 +282,7 @@ def test_a_model_that_does_something_else_when_captured_is_an_error():
 def test_a_gradient_that_only_one_of_both_has_is_an_error(missing):
     model, x = mlp(), torch.randn(8, 6)
     captured = joint(model, (x,))
-    eager = Eager(captured, model, (x,), {}, dict(model.named_parameters()))
+    eager = Eager(captured, model, (x,), dict(model.named_parameters()))
     paths = [captured.graph.value[target].path for target, _ in captured.gradients]
     found = dict(eager.gradients)
     eager.judge(eager.outputs, [found[path] for path in paths])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from capturing import joint
 from plain_loop import Pair, batches
+from redundant import redundant
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from training_models import machine
@@ -30,7 +31,7 @@ from autopar.lowering.lower import lower
 from autopar.pipeline.batch_split import split_graph
 from autopar.planner import place
 from autopar.runtime.flat_transfer import joined, pieces
-from autopar.training.optimizers import formulas, kernels, updated
+from autopar.training.optimizers import formulas, updated
 from autopar.transform.gradient_buckets import FEW
 from autopar.transform.parameter_groups import grouped
 
@@ -185,7 +186,7 @@ def test_planned_lowered_proved_and_right_in_every_order(monkeypatch) -> None:
     graph = cut(1300, monkeypatch)
     plan = place(cost(graph, machine(), homes={}), "round_robin")
     program = lower(plan)
-    assert check(program, graph).redundant == ()
+    assert redundant(check(program, graph)) == ()
     assert Program.parse(str(program)) == program
     whole = {name for name, _ in program.keeps if program.buffer[name].value in graph.flat}
     assert whole and len(whole) < len(program.keeps)
@@ -339,19 +340,19 @@ def test_tensors_are_made_one_only_where_that_gives_the_same_bits(adaptive: bool
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = Adam([parameter]) if adaptive else SGD([parameter], 0.1, 0.9)
     (group,) = optimizer.param_groups
-    assert kernels.alike({**group, "lr": torch.tensor(0.1)}, torch.float32, CPU) is False
-    first = kernels.alike(group, torch.float32, CPU)
-    kernels._tried.cache_clear()
+    assert formulas.alike({**group, "lr": torch.tensor(0.1)}, torch.float32, CPU) is False
+    first = formulas.alike(group, torch.float32, CPU)
+    formulas._tried.cache_clear()
     with torch.device("meta"):
-        assert kernels.alike(group, torch.float32, CPU) is first
-    step = kernels.step
+        assert formulas.alike(group, torch.float32, CPU) is first
+    step = formulas.step
 
     def rounding(group: Any, parameters: Any, *others: Any, **options: Any) -> None:
         step(group, parameters, *others, **options)
         for tensor in parameters:
             tensor[-1] += 1e-3
 
-    kernels._tried.cache_clear()
-    monkeypatch.setattr(kernels, "step", rounding)
-    assert kernels.alike(group, torch.float32, CPU) is False
-    kernels._tried.cache_clear()
+    formulas._tried.cache_clear()
+    monkeypatch.setattr(formulas, "step", rounding)
+    assert formulas.alike(group, torch.float32, CPU) is False
+    formulas._tried.cache_clear()

@@ -221,15 +221,6 @@ def test_a_long_chain_does_not_recurse() -> None:
     assert len(cut_tasks(parted)) == 20_000
 
 
-def test_values_written_in_place_are_never_taken_apart() -> None:
-    graph = chain(4)
-    tasks = list(graph.tasks)
-    tasks.insert(2, Task("w", "aten.relu_.default", (Ref("y1"),), writes=("y1",), after=("t1",)))
-    tasks[3] = dataclasses.replace(tasks[3], after=("w",))
-    parted = split(dataclasses.replace(graph, tasks=tuple(tasks)), (3, 5)).check()
-    assert not {"t1", "t2"} & {task.origin for task in cut_tasks(parted)}
-
-
 def test_order_by_after_is_kept_within_a_part() -> None:
     graph = chain(4)
     tasks = list(graph.tasks)

@@ -97,8 +97,7 @@ def cdist(call: Call) -> Iterator[Way]:
     yield Way({"x2": call.rank("x2") - 2}, rank - 1)
 
 
-@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-@rule("convolution", "_convolution")
+@rule("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution")
 def convolution(call: Call) -> Iterator[Way]:
     """The batch axis."""
     if call.rank("input") == call.rank("weight"):
@@ -192,7 +191,7 @@ _MATRIX = (
 )
 
 
-@rule(*_MATRIX.split())
+@rule(_MATRIX)
 def matrix(call: Call) -> Iterator[Way]:
     """Batch axes of functions of a square matrix that have one value."""
     name, _, tensor = next(call.tensors())

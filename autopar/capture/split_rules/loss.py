@@ -16,9 +16,9 @@ from .registry import Call, Way, broadcasting, rule
 _NONE, _MEAN, _SUM = range(3)
 
 
-@rule("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div", "poisson_nll_loss")
 @rule(
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "margin_ranking_loss"
+    "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss"
+    " binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss margin_ranking_loss"
 )
 def loss(call: Call) -> Iterator[Way]:
     """Every axis of the elements that are compared."""
@@ -30,8 +30,10 @@ def loss(call: Call) -> Iterator[Way]:
             yield Way(broadcasting(call, axis, shape), SUMMED)
 
 
-@rule("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "soft_margin_loss_backward")
-@rule("binary_cross_entropy_backward")
+@rule(
+    "mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward"
+    " binary_cross_entropy_backward"
+)
 def loss_backward(call: Call) -> Iterator[Way]:
     """Every axis; the gradient of a sum is one number for all elements, that of a mean knows their count."""
     if call["reduction"] != _MEAN:

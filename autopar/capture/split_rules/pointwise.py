@@ -24,7 +24,7 @@ _UNTAGGED = (
 )
 
 
-@rule(*_UNTAGGED.split())
+@rule(_UNTAGGED)
 def pointwise(call: Call) -> Iterator[Way]:
     """Every output axis, as far as each tensor has it."""
     tensors = [tensor for _, _, tensor in call.tensors()]

@@ -20,7 +20,7 @@ _REDUCING = (
 )
 
 
-@rule(*_SAME_SHAPE.split())
+@rule(_SAME_SHAPE)
 def along(call: Call) -> Iterator[Way]:
     """Scans, sorts and softmaxes keep the shape but for the axis they work along."""
     rank = call.rank("self")
@@ -32,7 +32,7 @@ def along(call: Call) -> Iterator[Way]:
             yield Way({"self": axis}, axis)
 
 
-@rule(*_REDUCING.split())
+@rule(_REDUCING)
 def reduction(call: Call) -> Iterator[Way]:
     """Axes that are not reduced, renumbered unless the reduced ones stay with size 1; of a sum the others too."""
     if call.is_tensor("other"):
@@ -66,8 +66,10 @@ def group_norm(call: Call) -> Iterator[Way]:
     yield Way({"input": 0}, 0, (("N",),) if "N" in call.arguments else ())
 
 
-@rule("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
-@rule("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+@rule(
+    "batch_norm native_batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm"
+    " _native_batch_norm_legit _native_batch_norm_legit_functional"
+)
 def batch_norm(call: Call) -> Iterator[Way]:
     """The channels, each with its own statistics; in evaluation every other axis as well, with the same
     statistics in each part. In training those need the whole batch.
@@ -111,18 +113,9 @@ def quantile(call: Call) -> Iterator[Way]:
 
 
 @rule(
-    "fft_fft",
-    "fft_ifft",
-    "fft_rfft",
-    "fft_irfft",
-    "fft_hfft",
-    "fft_ihfft",
-    "fft_fft2",
-    "fft_ifft2",
-    "fft_rfft2",
+    "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"
+    " fft_fftn fft_ifftn fft_rfftn fft_irfftn _fft_r2c _fft_c2c _fft_c2r fft_fftshift fft_ifftshift"
 )
-@rule("fft_irfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "fft_irfftn", "_fft_r2c", "_fft_c2c", "_fft_c2r")
-@rule("fft_fftshift", "fft_ifftshift")
 def fft(call: Call) -> Iterator[Way]:
     """Axes that are not transformed."""
     rank = call.rank("self")

@@ -31,10 +31,10 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated rule for these `aten` operators."""
+    """Register the decorated rule for these `aten` operators, of which a text may name several."""
 
     def register(function: Rule) -> Rule:
-        for name in names:
+        for name in " ".join(names).split():
             RULES[name if "::" in name else f"aten::{name}"] = function
         return function
 

@@ -8,17 +8,7 @@ from collections.abc import Iterator, Sequence
 from .registry import Call, Way, aligned, axes_of, axis_of, rule
 
 
-@rule(
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "_reshape_alias",
-    "flatten",
-    "unflatten",
-    "view_as",
-    "reshape_as",
-    "ravel",
-)
+@rule("view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as ravel")
 def reshape(call: Call) -> Iterator[Way]:
     """Axis i before and axis j after with equal products of the sizes to their left.
 
@@ -75,17 +65,9 @@ def repeat_interleave(call: Call) -> Iterator[Way]:
 
 
 @rule(
-    "permute",
-    "permute_copy",
-    "movedim",
-    "moveaxis",
-    "transpose",
-    "transpose_copy",
-    "swapaxes",
-    "swapdims",
-    "t",
+    "permute permute_copy movedim moveaxis transpose transpose_copy swapaxes swapdims t t_copy numpy_T mT"
+    " mH adjoint matrix_H"
 )
-@rule("t_copy", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
 def permute(call: Call) -> Iterator[Way]:
     """Every axis, where it goes."""
     rank = call.rank("self")
@@ -161,8 +143,10 @@ def stack(call: Call) -> Iterator[Way]:
         yield Way({"tensors": [axis] * len(call["tensors"])}, axis + (axis >= new))
 
 
-@rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
-@rule("tensor_split", "split_copy", "split_with_sizes_copy")
+@rule(
+    "split split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk tensor_split"
+    " split_copy split_with_sizes_copy"
+)
 def split(call: Call) -> Iterator[Way]:
     """Every axis but the one that is split."""
     if call.is_tensor("tensor_indices_or_sections"):
@@ -185,18 +169,9 @@ def select(call: Call) -> Iterator[Way]:
 
 
 @rule(
-    "slice",
-    "slice_copy",
-    "narrow",
-    "narrow_copy",
-    "flip",
-    "roll",
-    "unfold",
-    "unfold_copy",
-    "glu",
-    "slice_scatter",
+    "slice slice_copy narrow narrow_copy flip roll unfold unfold_copy glu slice_scatter select_scatter"
+    " rot90 fliplr flipud diff"
 )
-@rule("select_scatter", "rot90", "fliplr", "flipud", "diff")
 def along(call: Call) -> Iterator[Way]:
     """Every axis but those the operator works along (all of it, when a slice takes all there is)."""
     rank = call.rank("self")
@@ -222,8 +197,10 @@ def _takes_all(call: Call) -> bool:
     return call["step"] == 1 and call["start"] in (None, 0) and (call["end"] is None or call["end"] >= size)
 
 
-@rule("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d", "_pad_circular", "_pad_enum")
+@rule(
+    "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
+    " replication_pad2d replication_pad3d _pad_circular _pad_enum"
+)
 def pad(call: Call) -> Iterator[Way]:
     """Axes before the padded ones, and padded ones whose padding is zero when it is a constant."""
     rank, sizes = call.rank("self"), tuple(call["pad" if "pad" in call.arguments else "padding"])

@@ -8,15 +8,7 @@ plain torch on whatever device its tensors are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from . import rules
 from .define import KERNELS
 
-__all__ = ["kernel", "rules"]
-
-
-def kernel(target: str) -> Callable[..., Any] | None:
-    """What computes a task's target, such as `autopar.lstm_backward.default`; None when it is no composite."""
-    return KERNELS.get(target)
+__all__ = ["KERNELS", "rules"]

@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 Rule = Callable[..., Any]
 
 
-class Plain(Exception):
+class _Plain(Exception):
     """Raised by a rule where torch's own composition is to be traced."""
 
 
@@ -57,13 +57,6 @@ def _packed(*given: Any) -> Any:
     )
 
 
-def _cell(cell: Composite) -> Rule:
-    def rule(*given: Any) -> Any:
-        return cell.forward(*given)
-
-    return rule
-
-
 def _bag(*given: Any) -> Any:
     weight, indices, offsets, scale, mode, sparse, weights, last, *padding = given
     if sparse:
@@ -83,7 +76,7 @@ def _bag(*given: Any) -> Any:
 def _norm(norm: Composite) -> Rule:
     def rule(*given: Any) -> Any:
         if given[0].dtype not in kept.LOW:
-            raise Plain
+            raise _Plain
         return norm.forward(*given)
 
     return rule
@@ -92,7 +85,7 @@ def _norm(norm: Composite) -> Rule:
 def _pool(dims: list[int]) -> Rule:
     def rule(given: Any, size: Any) -> Any:
         if set(size) != {1}:
-            raise Plain
+            raise _Plain
         return _aten.mean.dim(given, dims, True)
 
     return rule
@@ -118,9 +111,9 @@ RULES: dict[Any, Rule] = {
         for plain, layer in recurrent.LAYERS.items()
     },
     **{layer.overloadpacket.data: _packed for layer in recurrent.LAYERS},
-    **{plain: _cell(cell) for plain, cell in recurrent.CELLS.items()},
+    **{plain: cell.forward for plain, cell in recurrent.CELLS.items()},
     **dict.fromkeys((_aten.embedding_bag.padding_idx, _aten.embedding_bag.default), _bag),
-    **{plain: _cell(whole) for plain, whole in kept.KEPT.items()},
+    **{plain: whole.forward for plain, whole in kept.KEPT.items()},
     **{plain: _norm(norm) for plain, norm in kept.NORMS.items()},
     **{plain: _pool(dims) for plain, dims in kept.POOLS.items()},
 }
@@ -144,7 +137,7 @@ def bound(target: Any, rule: Rule) -> Rule:
         ]
         try:
             return rule(*given)
-        except Plain:
+        except _Plain:
             return target.decompose(*args, **kwargs)
 
     return kernel

@@ -25,7 +25,6 @@ class Transfers:
         none: list[list[int]] = [[] for _ in instance.values]
         self.deliver = instance.deliver if model.whole else none
         self.carry = instance.carry if model.whole else none
-        self.changes = instance.changes if model.whole else {}
         first = instance.clusters
         self.played = {(v, hop.dst): step for step, (v, hop) in enumerate(model.best.moves, first)}
         for v, maker in enumerate(instance.maker):
@@ -106,10 +105,6 @@ class Transfers:
                 self.enforce(model.start[r] >= start + size, when, model.on[r][target])
             if last or tail:
                 self.enforce(model.makespan >= start + size + tail, when)
-            for position, cluster in self.changes.get(v, ()):
-                early = [r for r in readers if instance.first_read[v, r] <= position]
-                none = [literals.no(model.on[r][target]) for r in early]
-                self.enforce(start >= model.end[cluster], when, *none)
 
     def _around(
         self, v: int, target: int, sources: Mapping[int, Literal], readers: list[int], last: bool

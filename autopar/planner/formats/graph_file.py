@@ -268,9 +268,7 @@ def _assemble(
             state.append(held)
             values.append(Value(held, (), "", row.state, held, "state", held))
             reads = [*reads, held]
-        tasks.append(
-            Task(row.name, TARGET, tuple(map(Ref, reads)), outputs=tuple(row.makes), colocate=row.colocate)
-        )
+        tasks.append(Task(row.name, TARGET, tuple(map(Ref, reads)), outputs=tuple(row.makes)))
         costs.append(TaskCost(row.name, row.seconds, row.workspace, "given"))
         clusters.append(
             Cluster(row.name, (row.name,), row.seconds, 0.0, tuple(reads), tuple(row.makes), (), row.colocate,

@@ -145,8 +145,7 @@ class _Work:
         sources = []
         for v in self.instance.reads[r]:
             there, source = self.there[v], self.source[v]
-            since = self._since(v) if self.instance.changes else there[source]
-            sources.append((there, source, since, self.instance.bytes[v]))
+            sources.append((there, source, there[source], self.instance.bytes[v]))
         best = (math.inf, len(self.queues))
         found = options[0][1:5]
         for least, d, lanes, start, length, rest in options:
@@ -246,7 +245,7 @@ class _Work:
         hops = self.instance.route[self.source[v]][d]
         if hops is None:
             return math.inf
-        time = self._since(v) if self.instance.changes else there[self.source[v]]
+        time = there[self.source[v]]
         for hop in hops:
             if hop.dst not in there:
                 seconds = hop.latency_s + self.instance.bytes[v] * hop.s_per_byte
@@ -261,13 +260,6 @@ class _Work:
                 if self.room:
                     self.room.copy(v, hop.dst)
             time = there[hop.dst]
-        return time
-
-    def _since(self, v: int) -> float:
-        """From when on a value can be copied: after all placed clusters that change it in place."""
-        time = self.there[v][self.source[v]]
-        if v in self.instance.changes:
-            time = max(time, *(self.end[r] for _, r in self.instance.changes[v]))
         return time
 
     def _copy_slot(self, hop: Hop, seconds: float, ready: float) -> float:

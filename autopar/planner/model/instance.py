@@ -6,7 +6,7 @@ Runs, values and devices are numbers here. Names come back in `simulate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import cast
@@ -147,7 +147,6 @@ class Instance:
         everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace) + copied
         self.tight = any(cap is not None and cap < everything for cap in self.caps)
         self._modes()
-        self._changes()
         self._group()
         self._routes()
 
@@ -182,30 +181,6 @@ class Instance:
                 quickest = {d: math.inf for d, _, _ in cluster.modes}
                 quickest |= {d: min(s for _, s in self.modes[r, d]) for d in quickest if (r, d) in self.modes}
                 self.seconds[r] = tuple(quickest.get(d, s) for d, s in enumerate(self.seconds[r]))
-
-    def _changes(self) -> None:
-        graph, cluster_of = self.costed.graph, self.costed.cluster_of
-        written: dict[str, list[tuple[int, int]]] = {}
-        for position, task in enumerate(graph.tasks):
-            for name in task.writes:
-                own = written.setdefault(graph.value[name].storage, [])
-                own.append((position, self.number[cluster_of[task.name]]))
-        self.changes: dict[int, list[tuple[int, int]]] = {}
-        self.first_read: dict[tuple[int, int], int] = {}
-        for v, name in enumerate(self.values):
-            if graph.value[name].storage in written:
-                self.changes[v] = written[graph.value[name].storage]
-                for position, task in enumerate(graph.tasks):
-                    if name in task.inputs:
-                        self.first_read.setdefault((v, self.number[cluster_of[task.name]]), position)
-
-    def versions(self, value: int, readers: Iterable[int]) -> list[int]:
-        """Clusters that change a value in place before the first of `readers`: a copy for these must not be
-        older."""
-        if value not in self.changes:
-            return []
-        first = min((self.first_read[value, r] for r in readers), default=len(self.costed.graph.tasks))
-        return list(dict.fromkeys(cluster for position, cluster in self.changes[value] if position < first))
 
     def _group(self) -> None:
         groups: dict[str, int] = {}

@@ -59,9 +59,6 @@ class Steps:
                 if hop.dst not in arrival:
                     step = arrival[hop.dst] = len(waiting)
                     made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
-                    if instance.changes and v in instance.changes:
-                        own = (r for r in instance.readers[v] if device[r] == hop.dst)
-                        made += instance.versions(v, own)
                     for p in made:
                         later = waiting[p]
                         if isinstance(later, tuple):

@@ -108,12 +108,12 @@ class AcceleratorLane(HostLane):
 
     def recorder(self, recording: Recording) -> LaneRecorder:
         """Timing events of the stream for the steps of one call."""
-        return StreamRecorder(
+        return _StreamRecorder(
             self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
         )
 
 
-class StreamRecorder(LaneRecorder):
+class _StreamRecorder(LaneRecorder):
     """Marks are timing events of the stream, counted from one whose time on the host's clock is known."""
 
     def __init__(self, lane: Lane, recording: Recording, queue: torch.Stream) -> None:

@@ -1,22 +1,31 @@
-"""The step of parameters as a function of tensors, computed by torch's own code on copies."""
+"""The step of parameters as a function of tensors, computed by torch's own code on copies, with autograd and autocast
+off, as tasks are.
+
+SGD with momentum: Sutskever et al. ("On the importance of initialization and momentum in deep learning", ICML
+2013) as torch modifies it; Adam: Kingma and Ba (ICLR 2015); AMSGrad: Reddi et al. (ICLR 2018); AdamW: Loshchilov and
+Hutter ("Decoupled weight decay regularization", ICLR 2019).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
-from ...capture import autocast as casting
 from ...capture.torch_private import norm_of
 from ...errors import RunError
 from ...runtime.flat_transfer import joined, pieces
-from .kernels import Column, alike, entries, step
+
+Column = Sequence[torch.Tensor]
+"""One tensor for each parameter."""
 
 
-class Stepped(NamedTuple):
+class _Stepped(NamedTuple):
     """Parameters of one param group before their step: a column for each of `entries` in `state`, Adam's step counts,
     and what gradients are multiplied by, if by anything."""
 
@@ -55,12 +64,11 @@ class Formula:
             )
         held = [self.optimizer.state[self.parameters[path]] for path in paths] if "betas" in group else []
         counts = [entry["step"] for entry in held]
-        given = Stepped(parameters, gradients, coefficients[0], state, group, counts)
-        with _as_optimizers_step(parameters[0]):
-            return _one(given) if len(items) == 1 else _several(given)
+        given = _Stepped(parameters, gradients, coefficients[0], state, group, counts)
+        return _one(given) if len(items) == 1 else _several(given)
 
 
-def _one(given: Stepped) -> tuple[torch.Tensor, ...]:
+def _one(given: _Stepped) -> tuple[torch.Tensor, ...]:
     (parameter,), (gradient,) = given.parameters, given.gradients
     own = gradient.stride() != parameter.stride() or given.coefficient is not None
     if given.coefficient is not None:
@@ -73,7 +81,7 @@ def _one(given: Stepped) -> tuple[torch.Tensor, ...]:
     return made, *held
 
 
-def _several(given: Stepped) -> tuple[torch.Tensor, ...]:
+def _several(given: _Stepped) -> tuple[torch.Tensor, ...]:
     group, counts = given.group, given.counts
     made, gradient, *held = map(joined, (given.parameters, given.gradients, *given.state))
     if given.coefficient is not None:
@@ -86,17 +94,6 @@ def _several(given: Stepped) -> tuple[torch.Tensor, ...]:
     return made, *held
 
 
-@contextmanager
-def _as_optimizers_step(tensor: torch.Tensor) -> Iterator[None]:
-    """Without autograd, and without the autocast that the call around may have for the forward."""
-    kind = tensor.device.type
-    if not torch.is_grad_enabled() and not casting.enabled(kind):
-        yield
-        return
-    with torch.no_grad(), casting.off((kind,)):
-        yield
-
-
 def _equal(counts: Column) -> bool:
     """Whether step counts are the same, as far as the host can tell."""
     return all(count.device.type == "cpu" for count in counts) and len({count.item() for count in counts}) < 2
@@ -106,23 +103,131 @@ def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
     """The 2-norm of a gradient, a tensor of its dtype; `strides` are those autograd would give it, in whose order
     it is summed.
     """
-    with _as_optimizers_step(gradient):
-        if gradient.stride() != tuple(strides):
-            ordered = torch.empty_strided(
-                gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
-            )
-            gradient = ordered.copy_(gradient)
-        return norm_of(gradient)
+    if gradient.stride() != tuple(strides):
+        ordered = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+        gradient = ordered.copy_(gradient)
+    return norm_of(gradient)
 
 
 def clip(norms: list[torch.Tensor], most: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm over all gradients and the factor that brings it to `most` if it is more, as
     `torch.nn.utils.clip_grad_norm_` has them.
     """
-    with _as_optimizers_step(norms[0]):
-        total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-        return total, torch.clamp(most / (total + 1e-6), max=1.0)
+    total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+    return total, torch.clamp(most / (total + 1e-6), max=1.0)
 
 
 FORMULAS: dict[type[Optimizer], int] = {SGD: 8, Adam: 16, AdamW: 16}
 """The optimizers whose step can be tasks, with the operations on each element of a parameter."""
+
+
+# One step of parameters that share a param group, in place, by torch's own code: alone, in lists, or as one tensor
+# -------------------------------------------------------------------------------------------------
+
+
+def entries(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the state tensors, of the parameter's shape, that a step with this param group reads and makes."""
+    if "betas" in group:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+    return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+
+def step(
+    group: Mapping[str, Any],
+    parameters: Column,
+    gradients: Column,
+    state: Sequence[Column],
+    counts: Column,
+    own: bool,
+) -> None:
+    """Change parameters and `state`, a column for each of `entries`, in place. Gradients are changed only where they
+    are our `own`. `counts` are Adam's steps so far, which stay as they are.
+    """
+    device = parameters[0].device
+    common: dict[str, Any] = {
+        "lr": _near(group["lr"], device),
+        "weight_decay": _near(group["weight_decay"], device),
+        "maximize": group["maximize"],
+        # What torch comes to for tensors of the host, told so that it need not ask of each.
+        "foreach": False if group["foreach"] is None and device.type == "cpu" else group["foreach"],
+        "fused": group["fused"],
+    }
+    if "betas" in group:
+        # The fused kernel reads the count from its own device, the others from the host.
+        steps = [count.to(device, copy=True) if group["fused"] else count.clone() for count in counts]
+        first, second = group["betas"]
+        adam(
+            [*parameters],
+            [*gradients],
+            [*state[0]],
+            [*state[1]],
+            [*state[2]] if group["amsgrad"] else [],
+            steps,
+            amsgrad=group["amsgrad"],
+            beta1=_near(first, device),
+            beta2=_near(second, device),
+            eps=group["eps"],
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            **common,
+        )
+        return
+    if group["nesterov"] and not own and (group["foreach"] or device.type != "cpu"):
+        # torch's SGD over lists adds the momentum to the gradient itself.
+        gradients = [gradient.clone() for gradient in gradients]
+    sgd(
+        [*parameters],
+        [*gradients],
+        [*state[0]] if state else [None for _ in parameters],
+        momentum=group["momentum"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        **common,
+    )
+
+
+def _near(value: Any, device: torch.device) -> Any:
+    """A hyperparameter where the kernels of `device` can read it: numbers and host tensors they can anyway."""
+    if isinstance(value, torch.Tensor) and value.device != device and value.device.type != "cpu":
+        return value.to(device)
+    return value
+
+
+def alike(group: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a step gives an element the same bits wherever in a tensor it stands, so that tensors may be one.
+
+    Kernels round vectors and what is left over at the end of a tensor differently in some dtypes and builds of
+    torch, so they are tried, once for each combination of flags.
+    """
+    numbers = [value for item in group.values() for value in (item if isinstance(item, tuple) else (item,))]
+    if any(isinstance(value, torch.Tensor) for value in numbers):
+        return False
+    flags = tuple((name, value) for name, value in group.items() if value is None or isinstance(value, bool))
+    return _tried(flags, "betas" in group, bool(group.get("momentum")), dtype, device)
+
+
+@functools.cache
+def _tried(
+    flags: tuple[tuple[str, bool | None], ...],
+    adaptive: bool,
+    momentum: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
+    group: dict[str, Any] = {**dict(flags), "lr": 0.01, "weight_decay": 0.1}
+    group |= (
+        {"betas": (0.9, 0.999), "eps": 1e-8}
+        if adaptive
+        else {"momentum": 0.9 if momentum else 0, "dampening": 0.1}
+    )
+    sizes = range(1, 70)
+    total = sum(sizes)
+    angles = torch.arange(total * (2 + len(entries(group))), dtype=torch.float64, device=device)
+    whole = (angles * 0.7).sin().square().to(dtype).split(total)
+
+    def made(sizes: Sequence[int]) -> list[torch.Tensor]:
+        parameter, gradient, *state = ([*column.clone().split(sizes)] for column in whole)
+        counts = [torch.tensor(3.0, device="cpu") for _ in sizes]
+        step(group, parameter, gradient, state, counts, own=True)
+        return [torch.cat(column) for column in (parameter, *state)]
+
+    return all(map(torch.equal, made([*sizes]), made([total])))

@@ -9,8 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from ...capture.torch_private import step_hooks
-from .formulas import FORMULAS
-from .kernels import entries
+from .formulas import FORMULAS, entries
 
 
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:

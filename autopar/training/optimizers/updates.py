@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from ...capture import Captured
 from ...errors import PlanError
 from ...ir.graph import Graph, Ref, Task, Value
-from .formulas import FORMULAS, Formula, clip, norm
-from .kernels import entries
+from .formulas import FORMULAS, Formula, clip, entries, norm
 
 NORM = "autopar.norm"
 """Target of the norm of one gradient."""
@@ -23,7 +22,7 @@ CLIP = "autopar.clip"
 """Target of the total norm and the clip coefficient."""
 
 
-class Entries(Mapping[str, torch.Tensor]):
+class _Entries(Mapping[str, torch.Tensor]):
     """What an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
 
     The optimizer itself is kept alive by the `Formula` of the same graph.
@@ -47,15 +46,15 @@ class Entries(Mapping[str, torch.Tensor]):
         return {} if optimizer is None else optimizer.state.get(self.parameter, {})
 
 
-_entries: weakref.WeakKeyDictionary[Optimizer, dict[int, Entries]] = weakref.WeakKeyDictionary()
+_entries: weakref.WeakKeyDictionary[Optimizer, dict[int, _Entries]] = weakref.WeakKeyDictionary()
 """One owner for each parameter, by its id: programs know by the owner that they read the same state."""
 
 
-def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> Entries:
+def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> _Entries:
     """The `Entries` of a parameter, the same one every time."""
     known = _entries.setdefault(optimizer, {})
     if id(parameter) not in known:
-        known[id(parameter)] = Entries(optimizer, parameter)
+        known[id(parameter)] = _Entries(optimizer, parameter)
     return known[id(parameter)]
 
 

@@ -88,11 +88,6 @@ class Steps:
             )
         )
 
-    @staticmethod
-    def plain(task: Task) -> Task:
-        """The task without the order and the place that random numbers ask for."""
-        return dataclasses.replace(task, random=None, home=False, after=())
-
     def named(self, step: str) -> str:
         """Name of the task of one step; without a step, of the last."""
         return f"{self.task.name}#{step}" if step else self.task.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ...ir.graph import DEFAULT, Const, Ref
 from .builder import HALF, Steps, typed
 
@@ -27,25 +29,9 @@ def native_dropout(steps: Steps) -> bool:
     else:
         args = (Ref(name), Ref(mask), scale)
         steps.pointwise("rows", "aten.native_dropout_backward.default", args, dtype, make=made)
-    _apply(steps)
-    return True
-
-
-def dropout(steps: Steps) -> bool:
-    """The noise by the same call on ones; one number for each channel where whole channels are dropped."""
-    given = steps.given("input p train")
-    name = given["input"]
-    if steps.task.random != DEFAULT:
-        return False
-    (made,) = steps.task.outputs
-    shape, dtype = steps.shape(name), steps.dtype(name)
-    drawn = shape if ".dropout." in steps.task.target else (*shape[:2], *(1 for _ in shape[2:]))
-    ones = _ones(steps, drawn, dtype, steps.values[name].order if drawn == shape else ())
-    noise = f"{steps.task.name}#noise"
-    steps.value(noise, drawn, dtype)
-    steps.append(steps.task.name, steps.task.target, (Ref(ones), given["p"], True), (noise,))
-    steps.pointwise("rows", "aten.mul.Tensor", (Ref(name), Ref(noise)), dtype, make=made)
-    _apply(steps)
+    # Only the draw keeps the order and the place of a random task; what comes before and after has neither.
+    plain = (dataclasses.replace(task, random=None, home=False, after=()) for task in steps.tasks)
+    steps.tasks = [old if old.name == steps.task.name else new for old, new in zip(steps.tasks, plain)]
     return True
 
 
@@ -72,10 +58,3 @@ def _ones(steps: Steps, shape: tuple[int, ...], dtype: str, order: tuple[int, ..
         return ones
     back = tuple(sorted(range(len(order)), key=order.__getitem__))
     return steps.put("turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones)
-
-
-def _apply(steps: Steps) -> None:
-    """Only the draw keeps the order and the place of a random task; what comes before and after has neither."""
-    for index, task in enumerate(steps.tasks):
-        if task.name != steps.task.name:
-            steps.tasks[index] = steps.plain(task)

@@ -13,22 +13,16 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 LOSSES = {
     "mse_loss": "self target reduction",
-    "l1_loss": "self target reduction",
     "smooth_l1_loss": "self target reduction beta",
     "huber_loss": "self target reduction delta",
     "soft_margin_loss": "self target reduction",
-    "kl_div": "self target reduction",
-    "hinge_embedding_loss": "self target margin reduction",
-    "margin_ranking_loss": "input1 input2 target margin reduction",
-    "poisson_nll_loss": "input target log_input full eps reduction",
     "binary_cross_entropy": "self target weight reduction",
     "binary_cross_entropy_with_logits": "self target weight pos_weight reduction",
 }
-"""Arguments by position of the losses whose tensors broadcast."""
-CLASS_LOSSES = ("cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd")
-"""Losses of scores of classes on axis 1."""
+"""Arguments by position of the losses whose tensors broadcast, of those that a trace with its backward does not take
+apart."""
 
-_CLASSES = "self target weight reduction ignore_index label_smoothing"
+_CLASSES = "self target weight reduction ignore_index"
 
 
 def loss(steps: Steps) -> bool:
@@ -83,37 +77,9 @@ def backward(steps: Steps) -> bool:
     return True
 
 
-def class_loss(steps: Steps) -> bool:
-    """The summed loss of scores of classes ÷ the total weight of the targets."""
-    given = steps.given(_CLASSES, weight=None, reduction=_MEAN, ignore_index=-100)
-    scores, target = given["self"], given["target"]
-    cuts = _class_cuts(steps, scores, target, (SUMMED,))
-    if given["reduction"] == _NONE or cuts is None:
-        return False
-    if given["reduction"] == _SUM:
-        return _same(steps, cuts)
-    (made,) = steps.task.outputs
-    shape, dtype = steps.shape(scores), steps.dtype(made)
-    rows = (shape[0], *shape[2:])
-    if dtype in HALF:
-        args, kwargs = _with(steps, _CLASSES, _NONE)
-        cuts = _class_cuts(steps, scores, target, (None,)) or []
-        elements = steps.put("elements", steps.task.target, args, rows, dtype, kwargs=kwargs, cuts=cuts)
-        total = steps.total(elements, range(len(rows)), "sum")
-    else:
-        args, kwargs = _with(steps, _CLASSES, _SUM)
-        total = steps.put("sum", steps.task.target, args, (), dtype, kwargs=kwargs, cuts=cuts)
-    if steps.shape(target) == shape:
-        steps.divided(total, math.prod(rows), "", made)
-    else:
-        weight = _weight(steps, given, steps.dtype(total))
-        _ratio(steps, total, weight, made)
-    return True
-
-
 def nll_forward(steps: Steps) -> bool:
-    """As `class_loss`, with the total weight as an output, made of the targets alone: the gradient needs it,
-    and would otherwise wait until every part has its loss.
+    """The summed loss of scores of classes ÷ the total weight of the targets. This is an output, made of the targets
+    alone: the gradient needs it, and would otherwise wait until every part has its loss.
     """
     given = steps.given(_CLASSES)
     scores, target = given["self"], given["target"]
@@ -151,7 +117,7 @@ def nll_forward(steps: Steps) -> bool:
 
 def nll_backward(steps: Steps) -> bool:
     """Row by row: the total weight comes with the call."""
-    given = steps.given(f"grad_output {_CLASSES.rsplit(' ', 1)[0]} total_weight")
+    given = steps.given(f"grad_output {_CLASSES} total_weight")
     scores, target = given["self"], given["target"]
     each = given["reduction"] == _NONE
     cuts = _class_cuts(steps, scores, target, (None,), given["grad_output"] if each else "", own=True)
@@ -172,15 +138,14 @@ def _class_cuts(
     None among `outputs` stands for the axis itself: as the scores have it when `own`, else the targets.
     """
     shape, other = steps.shape(scores), steps.shape(target)
-    if len(shape) < 2 or 0 in shape or other not in (shape, (shape[0], *shape[2:])):
+    if len(shape) < 2 or 0 in shape or other != (shape[0], *shape[2:]):
         return None
-    soft = other == shape
     cuts = []
     for axis, size in enumerate(shape):
         if axis == 1 or size < 2:
             continue
         flat = axis - (axis > 1)
-        axes = {scores: axis, target: axis if soft else flat, grad: flat}
+        axes = {scores: axis, target: flat, grad: flat}
         made = tuple((axis if own else flat) if output is None else output for output in outputs)
         cuts.append(Cut(tuple(axes.get(name) for name in steps.task.inputs), made))
     return cuts

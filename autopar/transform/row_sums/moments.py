@@ -28,22 +28,14 @@ def variance(steps: Steps) -> bool:
     """`var`, `std` and their pairs with the mean: the mean first, then the sum of centred squares, which loses
     nothing to cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983).
     """
-    kind, _, overload = steps.task.target.removeprefix("aten.").partition(".")
-    # Overloads: default (self, unbiased), dim (self, dim, unbiased, keepdim), correction (self, dim, *, …).
-    order = {"default": "self unbiased", "dim": "self dim unbiased keepdim", "correction": "self dim"}
-    if overload not in order:
-        return False
-    given = steps.given(order[overload], dim=None, keepdim=False, unbiased=True, correction=None)
+    kind = steps.task.target.removeprefix("aten.").partition(".")[0]
+    given = steps.given("self dim", dim=None, keepdim=False, correction=None)
     name, outputs = given["self"], steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
     axes = axes_of(given["dim"], len(shape))
     if not holds_batch(shape, axes) or 0 in shape or dtype.startswith("complex"):
         return False
-    correction = given["correction"]
-    if overload != "correction":
-        correction = int(given["unbiased"])
-    elif correction is None:
-        correction = 1
+    correction = 1 if given["correction"] is None else given["correction"]
     count = math.prod(shape[axis] for axis in axes)
     keep = bool(given["keepdim"])
     total = steps.total(name, axes, "sum", keep=True)

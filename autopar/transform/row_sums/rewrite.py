@@ -9,8 +9,8 @@ from typing import TypeAlias
 from ...ir.graph import Graph, Task, Value
 from .batch_norm import batch_norm, batch_norm_backward, per_part
 from .builder import Steps
-from .dropout import dropout, native_dropout, noise
-from .losses import CLASS_LOSSES, LOSSES, backward, class_loss, loss, nll_backward, nll_forward
+from .dropout import native_dropout, noise
+from .losses import LOSSES, backward, loss, nll_backward, nll_forward
 from .moments import mean, variance
 
 Rule: TypeAlias = Callable[[Steps], bool]
@@ -19,13 +19,11 @@ Rule: TypeAlias = Callable[[Steps], bool]
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys((f"{name}_backward" for name in LOSSES), backward),
-    **dict.fromkeys(CLASS_LOSSES, class_loss),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_forward),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_backward),
     "mean": mean,
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
     "native_dropout": native_dropout,
-    **dict.fromkeys(("dropout", "feature_dropout"), dropout),
     **dict.fromkeys(("new_empty", "empty_like"), noise),
     **dict.fromkeys(
         ("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm"), batch_norm
@@ -52,7 +50,7 @@ def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
     for task in graph.tasks:
         rule = _rule(task, batch_norm)
         steps = Steps(graph, task, values)
-        if rule is None or task.writes or task.colocate is not None or not rule(steps):
+        if rule is None or not rule(steps):
             tasks.append(task)
             continue
         tasks += steps.tasks

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...ir.critical_path import Critical
-from ...ir.phases import PHASES
+from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...text.tables import counted, free, percent, seconds, size, table

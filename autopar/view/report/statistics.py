@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ...ir.display_names import PHASES
 from ...ir.graph import Graph
-from ...ir.phases import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Span, Timeline
 
