@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import AutoparError
 from ..ir.costed import CostedGraph, Run
@@ -15,14 +16,18 @@ from ..ir.steps import Placed
 from .bounds import lower_bound
 from .candidates import Race
 from .duplication.originals import once
+from .duplication.prune import POLICY as COPIED
 from .duplication.search import repeated
 from .lists.fill import fill
 from .lists.follow import follow
 from .lists.heft import heft, lookahead
-from .lists.weighted_lists import LARGE
+from .lists.nondelay import crowded
+from .lists.weighted_lists import LARGE, quickest, variants
 from .model.orders import kept
 from .model.problem import Problem
+from .model.simulator import Schedule
 from .portfolio import enter_fitting
+from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
 from .search.descent import improve
 from .search.transfer_order import hold_back
@@ -155,18 +160,19 @@ def _throughput(plan: Plan) -> Iterator[Change]:
 
 def _raced(plan: Plan, option: Option) -> Race:
     """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
-    machine; of a large graph what one annealing chain makes of the best of these."""
+    machine; of a large graph that was searched for what one annealing chain makes of the best of these."""
     race = Race(Problem(option.apply(once(plan.costed))))
     problem = race.problem
     if not plan.costed.again:
         race.enter(kept(plan))
-    for policy in (
-        heft,
-        *(() if problem.runs > LARGE else (lookahead,)),
-        *((fill, follow) if problem.tight else ()),
-    ):
+    policies: list[Callable[..., Schedule]] = [heft, lookahead]
+    if problem.runs > LARGE:
+        # One is what there is time for: that which was best.
+        quick = partial(quickest, until=math.inf) if crowded(problem) else heft
+        policies = [variants(problem).get(plan.policy, quick)]
+    for policy in (*policies, *((fill, follow) if problem.tight else ())):
         enter_fitting(race, policy)
-    if problem.runs > LARGE and (leader := race.leading()):
+    if problem.runs > LARGE and plan.policy in (SEARCHED, COPIED) and (leader := race.leading()):
         for schedule in polish(problem, 0.0, leader.play, STEPS, math.inf):
             race.enter(schedule)
     return race
