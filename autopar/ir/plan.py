@@ -100,7 +100,7 @@ class Plan:
     and send each value from where it was made, where a stronger one was proven for these. All times in seconds.
 
     However a plan comes about, its bounds are held against what it reaches here, so that none is above it: one that is
-    proves nothing and becomes 0, with a BoundWarning. `bound_once` says nothing of a plan that computes runs again.
+    proves nothing and becomes 0, with a BoundWarning. `bound_once` says nothing of a plan that computes clusters again.
     """
 
     costed: CostedGraph

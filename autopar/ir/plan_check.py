@@ -55,7 +55,7 @@ class _Check:
         self._costs()
 
     def steps(self, placed: Sequence[Placed], transfers: Sequence[Transfer]) -> None:
-        """Check runs and transfers."""
+        """Check clusters and transfers."""
         machine, values = self.costed.machine, self.costed.graph.value
         lanes = {device.name: device.compute_lanes for device in machine.devices}
         self._each([step.cluster for step in placed], self.names, "placed", "cluster")
@@ -103,7 +103,7 @@ class _Check:
         costed, graph, count = self.costed, self.costed.graph, len(self.costed.machine.devices)
         tasks = [task for cluster in costed.clusters for task in cluster.tasks]
         self._each([cluster.name for cluster in costed.clusters], self.names, "clusters", "cluster")
-        self._each(tasks, graph.task, "the tasks of its runs", "task")
+        self._each(tasks, graph.task, "the tasks of its clusters", "task")
         self._known([cost.task for cost in costed.costs], graph.task, "costs", "task")
         for what, own in (
             *((f"cluster {cluster.name!r}", cluster.seconds) for cluster in costed.clusters),

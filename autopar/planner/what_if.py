@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import AutoparError
 from ..ir.costed import Cluster, CostedGraph
@@ -15,13 +16,16 @@ from ..ir.steps import Placed
 from .bounds import lower_bound
 from .candidates import Race
 from .duplication.duplicates import once
+from .duplication.prune import POLICY as COPIED
 from .duplication.search import repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
-from .lists.weighted_lists import LARGE
+from .lists.weighted_lists import LARGE, crowded, quickest, variants
 from .model.instance import Instance
 from .model.orders import kept
+from .model.simulator import Schedule
 from .policies import enter_fitting
+from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
 from .search.climb import climb
 from .throughput import Standing, balance, bound, loads_of
@@ -153,18 +157,19 @@ def _throughput(plan: Plan) -> Iterator[Change]:
 
 def _raced(plan: Plan, option: Option) -> Race:
     """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
-    machine; of a large graph what one annealing chain makes of the best of these."""
+    machine; of a large graph that was searched for what one annealing chain makes of the best of these."""
     race = Race(Instance(option.apply(once(plan.costed))))
     instance = race.instance
     if not plan.costed.again:
         race.enter(kept(plan))
-    for policy in (
-        heft,
-        *(() if instance.clusters > LARGE else (lookahead,)),
-        *((fill, follow) if instance.tight else ()),
-    ):
+    policies: list[Callable[..., Schedule]] = [heft, lookahead]
+    if instance.clusters > LARGE:
+        # One is what there is time for: that which was best.
+        quick = partial(quickest, until=math.inf) if crowded(instance) else heft
+        policies = [variants(instance).get(plan.policy, quick)]
+    for policy in (*policies, *((fill, follow) if instance.tight else ())):
         enter_fitting(race, policy)
-    if instance.clusters > LARGE and (leader := race.leading()):
+    if instance.clusters > LARGE and plan.policy in (SEARCHED, COPIED) and (leader := race.leading()):
         for schedule in polish(instance, 0.0, leader.play, STEPS, math.inf):
             race.enter(schedule)
     return race

@@ -1,4 +1,4 @@
-"""The dependency graph as DOT text: a cluster for each device, runs as nodes, values as edges."""
+"""The dependency graph as DOT text: a cluster for each device, clusters as nodes, values as edges."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_split_asked_for_is_called_so_and_counts_agree():
         mine = autopar.plan(model, ["cpu"], example_inputs=(x,), policy=lambda costed: {}, split=None)
     assert "placed by the split asked for, 2 parts" in explain(asked)
     report = explain(mine)
-    assert "1 task in 1 run, placed by the policy given" in report
+    assert "1 task in 1 cluster, placed by the policy given" in report
     assert "> 99 %" in report
 
 

@@ -289,7 +289,7 @@ def test_what_promises_most_is_searched_for(monkeypatch):
     assert found[0].seconds < min(listed.values())
 
 
-def test_changes_of_a_large_graph_whose_lists_are_longer_than_its_plan_are_found(monkeypatch):
+def test_changes_of_a_large_graph_are_found_from_the_list_it_was_planned_by(monkeypatch):
     for module in (change, search):
         monkeypatch.setattr(module, "LARGE", 50)
     costed = read(by_direction(instances.planted(0, 120, 4, 1.0)[0]))

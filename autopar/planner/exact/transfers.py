@@ -80,7 +80,6 @@ class Transfers:
         self, v: int, target: int, ways: Hops, sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
     ) -> None:
         model, instance, units = self.model, self.model.instance, self.model.units
-        literals = model.literals
         maker, step = instance.maker[v], self.played.get((v, target))
         start = model.cp.new_int_var(0, model.horizon, f"send {v} {target}")
         if step is not None:
@@ -95,8 +94,7 @@ class Transfers:
         last = target in self.deliver[v] or bool(self.carry[v])
         head, tail = self._around(v, target, sources, readers, last)
         for (size, lane, wire, via), pairs in ways.items():
-            # The value is on one of the sources, and wanted on the device paired with it.
-            when = literals.any([literals.all([sources[source], wanted[d]]) for source, d in pairs])
+            when = self._when(pairs, sources, wanted)
             found.append((when, via, lane, size))
             for kind, number in (("queue", lane), ("wire", wire)):
                 if number >= 0:
@@ -120,6 +118,27 @@ class Transfers:
         passes = any(hop.src == target for row in model.instance.route for hops in row for hop in hops or ())
         indirect = any(len(hops or ()) > 1 for row in model.instance.route for hops in row)
         return model.units.floor(head), 0 if passes and indirect else model.units.floor(tail)
+
+    def _when(
+        self, pairs: list[tuple[int, int]], sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
+    ) -> Literal:
+        """Whether a value is on one of the sources and wanted on the device paired with it."""
+        literals = self.model.literals
+        wishes: dict[int, list[int]] = {}
+        for source, target in pairs:
+            wishes.setdefault(source, []).append(target)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for source, targets in wishes.items():
+            alike.setdefault(tuple(targets), []).append(source)
+        found = []
+        for paired, some in alike.items():
+            rest = [there for e, there in sources.items() if e not in some]
+            # The negation of the other sources makes no new variable where there is one other.
+            here = literals.no(rest[0]) if len(rest) == 1 else literals.any([sources[e] for e in some])
+            if not rest:
+                here = True
+            found.append(literals.all([here, literals.any([wanted[d] for d in paired])]))
+        return literals.any(found)
 
     def enforce(self, constraint: Any, *literals: Literal) -> None:
         """Let a constraint hold where all literals do."""

@@ -66,7 +66,7 @@ def _under(plan: Plan) -> str:
     """What was placed, by whom; and for a plan on one device why it is not on several."""
     graph, machine = plan.costed.graph, plan.costed.machine
     text = counted(len(graph.tasks), "task")
-    text += f" in {counted(len(plan.placed), 'run')}" if machine.queued else ""
+    text += f" in {counted(len(plan.placed), 'cluster')}" if machine.queued else ""
     text += f", placed by {plan.policy}" + (f", batch in {graph.split}. " if graph.split else ". ")
     if len({placed.device for placed in plan.placed}) != 1 or len(machine.devices) == 1:
         return f"{text}Time runs downward."

@@ -68,7 +68,7 @@ def critical_line(
 
 
 def _stretches(found: Critical, tight: float) -> list[tuple[Step, Step]]:
-    """First and last step of each stretch: runs of one lane, or copies of one direction less than `tight` seconds
+    """First and last step of each stretch: clusters of one lane, or copies of one direction less than `tight` seconds
     each."""
     done: list[tuple[Step, Step]] = []
     for step in map(found.steps.__getitem__, found.path):

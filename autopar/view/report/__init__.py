@@ -38,7 +38,7 @@ def explain(
     timed = timeline if timeline and not timeline.needs_slow_down else None
     count = counted(len(costed.graph.tasks), "task")
     if machine.queued:
-        count += f" in {counted(len(plan.placed), 'run')}"
+        count += f" in {counted(len(plan.placed), 'cluster')}"
     # A graph file has no batch.
     split = costed.graph.split or ("batch not split" if machine.queued else "")
     head = ", ".join(filter(None, (f"{costed.graph.name}: {count}", f"placed by {plan.policy}", split)))
@@ -147,7 +147,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
         "device",
         "busy",
         "measured",
-        "runs",
+        "clusters",
         "gets",
         "sends",
         "peak memory",

@@ -1,4 +1,4 @@
-"""What runs, values and stretches of time are called in pictures and reports."""
+"""What clusters, values and stretches of time are called in pictures and reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stretch:
 
 
 def stretches(plan: Plan, found: Critical) -> list[Stretch]:
-    """The critical path as stretches: consecutive runs of one lane are one, gaps of over 0.1 % are named
+    """The critical path as stretches: consecutive clusters of one lane are one, gaps of over 0.1 % are named
     waits."""
     parts: list[Stretch] = []
     clusters: list[Placed] = []
@@ -84,8 +84,8 @@ def alternative(plan: Plan) -> Candidate | None:
 
 def baseline(plan: Plan) -> tuple[str, float] | None:
     """What a plan is held against: the shortest on one device, weights included, and its seconds. A device that some
-    runs cannot be on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no device can
-    run all."""
+    clusters cannot be on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no
+    device can run all."""
     best = plan.best_single
     for candidate in plan.candidates if best else ():
         device = candidate.policy.removeprefix("single ")

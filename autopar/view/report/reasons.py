@@ -1,4 +1,4 @@
-"""Why single runs are where they are, what they waited for, and what one change would bring."""
+"""Why single clusters are where they are, what they waited for, and what one change would bring."""
 
 from __future__ import annotations
 

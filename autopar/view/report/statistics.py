@@ -45,7 +45,7 @@ def shared(one: list[Interval], other: list[Interval]) -> float:
 
 
 def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
-    """The outermost spans of each lane by start: runs and copies, not the tasks in them."""
+    """The outermost spans of each lane by start: clusters and copies, not the tasks in them."""
     found: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in sorted(timeline.spans, key=lambda span: (span.start, span.end)):
         if not span.cluster:
