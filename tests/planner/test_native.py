@@ -91,6 +91,7 @@ def plannable(graph):
     return problem if problem.runs > 1 and len(problem.devices) > 1 and not problem.modes else None
 
 
+@pytest.mark.slow
 @needs_native
 def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     """With groups, pins, deliveries, values there are from the start, ways through a third device, missing links."""
