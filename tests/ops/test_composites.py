@@ -66,6 +66,7 @@ def test_attention(variant):
 DEEP = {"num_layers": 2, "bidirectional": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options", "name"),
     [

@@ -159,6 +159,7 @@ def test_shapes_have_the_tasks_asked_for(shape):
     read(graph)
 
 
+@pytest.mark.slow
 def test_a_process_measures_one_graph():
     held = b"x" * 200_000_000
     own = scale._measured("chains", 64)
@@ -167,6 +168,7 @@ def test_a_process_measures_one_graph():
     assert own["wrong"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_random_graphs_counts_every_outcome(capsys):
     found = feasible.run(Asked(seeds=6))
     assert sum(found["kinds"].values()) == 6 + len(feasible.OBJECTIVES) - 1

@@ -166,6 +166,7 @@ def test_a_time_too_small_to_divide_by_is_none(tmp_path):
     assert {placed.end - placed.start for placed in plan.placed} == {0.0}
 
 
+@pytest.mark.slow
 def test_a_transfer_longer_than_any_plan_is_avoided():
     planned = 0
     for seed in range(40):
@@ -197,6 +198,7 @@ def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, s
     assert Plan.load(tmp_path / "plan.json").placed == plan.placed
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 40), st.integers(0, 10**9), st.booleans())
 def test_a_saved_plan_with_something_changed_is_read_or_refused(tmp_path, number, seed, deep):

@@ -83,6 +83,7 @@ def test_another_machine_may_have_fewer_lanes():
         schedule(wide(_3=1.0), fewer)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_a_plan_is_what_its_orders_simulate_to(seed):
@@ -114,6 +115,7 @@ def test_lanes_of_transfers_have_names_that_pictures_can_take_apart():
     assert {t.lane for t in plan.transfers} <= set(plan.costed.machine.lanes)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_pictures_and_reports_of_any_plan(seed):

@@ -86,6 +86,7 @@ def plannable(graph):
     return instance if instance.clusters > 1 and len(instance.devices) > 1 and not instance.modes else None
 
 
+@pytest.mark.slow
 @needs_native
 def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     """With groups, pins, deliveries, values there are from the start, ways through a third device, missing links."""

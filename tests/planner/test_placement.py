@@ -284,6 +284,7 @@ def test_a_plan_survives_the_disk(tmp_path: Path):
         assert (again.placed, again.transfers, again.makespan) == (plan.placed, plan.transfers, plan.makespan)
 
 
+@pytest.mark.slow
 def test_the_same_plan_under_any_hash_seed():
     code = (
         "import hashlib\nfrom graphs import random_dag, parts_of_mlp\nfrom autopar.planner import place\n"
@@ -315,6 +316,7 @@ def test_renaming_tasks_changes_no_time():
     assert [(p.lane, p.start, p.end) for p in one.placed] == [(p.lane, p.start, p.end) for p in two.placed]
 
 
+@pytest.mark.slow
 def test_ten_thousand_tasks_in_a_row():
     plan = place(chain(10_000))
     assert len(plan.placed) == 10_000

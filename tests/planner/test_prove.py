@@ -52,6 +52,7 @@ def test_nothing_is_tried_in_vain(monkeypatch):
     assert not called
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_plan_allows_copies(monkeypatch):
     """What proves that nothing is shorter knows of no cluster done twice; 14 gains by one."""
     pytest.importorskip("ortools")

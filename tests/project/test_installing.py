@@ -67,6 +67,7 @@ def test_without_a_compiler_plans_come_from_lists(tmp_path, compiler):
     assert line.endswith(f"type: pip install -e {tmp_path}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
 def test_with_a_compiler_they_are_searched_for(tmp_path):
     said = built(tmp_path, "cc")

@@ -12,6 +12,8 @@ import autopar
 from autopar.__main__ import main
 from autopar.planner import native
 
+pytestmark = pytest.mark.slow
+
 
 def run(*words, **more):
     return subprocess.run(

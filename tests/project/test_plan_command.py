@@ -183,6 +183,7 @@ def test_words_it_does_not_know(tmp_path, capsys):
     assert "a model needs --machine" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_plan_does_not_depend_on_how_strings_are_hashed(tmp_path):
     graph = written(tmp_path, randomly(random.Random(7), 30))
     found = set()

@@ -35,6 +35,7 @@ def taken(names, batches):
     return [float(names["step"](*batch)) for batch in batches]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_as_the_readme_says(tmp_path):
     draw = torch.Generator().manual_seed(1)
     batches = [

@@ -44,6 +44,7 @@ def test_torch_is_not_loaded() -> None:
     assert len(pure()) > 100 and not loads_torch(pure())
 
 
+@pytest.mark.slow
 def test_the_guard_against_torch_can_fail() -> None:
     assert loads_torch([*pure()[:3], "autopar.pipeline.compare"]) == "autopar.pipeline.compare"
 
@@ -53,6 +54,7 @@ def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
 
 
+@pytest.mark.slow
 def test_the_top_fits_a_glance() -> None:
     assert figures()["rooms and files at the top"] <= 18
 

@@ -51,12 +51,14 @@ def test_everything_that_is_installed_by_name_is_pinned():
     assert wanted <= set(PINS), f"constraints.txt lacks {sorted(wanted - set(PINS))}"
 
 
+@pytest.mark.slow
 def test_a_torch_that_lacks_something_is_told_the_range():
     code = "import sys, torch; sys.modules['torch.utils.flop_counter'] = None; import autopar.capture.torch_private"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"which capture needs; autopar supports {versions.SUPPORTED}: pip install" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_torch_is_warned_of_and_named_by_doctor(tmp_path):
     code = (
         "import torch; torch.__version__ = '2.99.0'; import autopar.capture.torch_private, autopar.cli.doctor; "

@@ -12,6 +12,8 @@ from training_models import machine
 import autopar
 from autopar.pipeline.compare import error
 
+pytestmark = pytest.mark.slow
+
 
 class Noisy(nn.Module):
     """Draws of several kinds and sizes, one of them of numbers that depend on the input's rows."""

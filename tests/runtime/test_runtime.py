@@ -45,6 +45,7 @@ def no_thread_is_left():
     assert not threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", PLACES)
 @torch.no_grad()
 def test_equal_to_eager_bit_by_bit(places):
@@ -78,6 +79,7 @@ def test_lanes_are_named_threads_and_close_ends_them():
     executor.close()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_executor_that_is_dropped_leaves_no_thread():
     case, x, _ = mlp("cpu/0", "cpu/1", "cpu/0")
@@ -104,6 +106,7 @@ def failing(*lanes: str) -> tuple[Case, list[bool]]:
     return case.task(lanes[2], "c", "aten.neg.default", Ref("b")), fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", PLACES)
 @torch.no_grad()
 def test_a_failing_task_is_named_and_the_next_call_works(lanes):

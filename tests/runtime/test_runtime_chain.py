@@ -87,6 +87,7 @@ def test_equal_to_eager_wherever_it_runs(name, train):
     fast.close()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_parameters_loaded_and_trained_are_seen():
     net, other = Net().eval(), Net().eval()

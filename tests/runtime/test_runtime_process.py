@@ -65,6 +65,7 @@ def test_an_interrupt_drains_and_leaves_no_thread():
     assert out.split("\n")[:-1] == ["interrupted []", "-16.0"] * 4
 
 
+@pytest.mark.slow
 def test_lanes_start_again_in_a_forked_child():
     out = python(
         """
@@ -86,6 +87,7 @@ def test_lanes_start_again_in_a_forked_child():
     assert out == "0 True\n"
 
 
+@pytest.mark.slow
 def test_a_program_ends_with_lanes_open():
     out = python(
         """

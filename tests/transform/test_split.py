@@ -216,6 +216,7 @@ def chain(length: int) -> Graph:
     return Graph("chain", tuple(values), tuple(tasks), ("x",), (), (values[-1].name,)).check()
 
 
+@pytest.mark.slow
 def test_a_long_chain_does_not_recurse() -> None:
     parted = split(chain(10_000), (3, 5)).check()
     assert len(cut_tasks(parted)) == 20_000
@@ -250,6 +251,7 @@ def test_even_parts_differ_by_one_at_most(batch: int, parts: int) -> None:
     assert sum(rows) == batch and len(rows) == min(batch, parts) and max(rows) - min(rows) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_program_of_cuttable_steps_is_the_same_in_parts(data: st.DataObject) -> None:

@@ -172,6 +172,7 @@ def source(graph: Graph, name: str) -> str:
     return task.target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3, 4, 1), (2, 6)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_joint_graph_in_parts_gives_what_it_gives_whole(name: str, sizes: tuple[int, ...]) -> None:

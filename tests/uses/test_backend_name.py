@@ -81,6 +81,7 @@ def test_a_module_is_compiled_in_place():
     assert backend.calls == before + 1
 
 
+@pytest.mark.slow
 def test_graphs_of_equal_options_share_a_backend_while_they_live():
     first = entry.backend(OPTIONS)
     assert entry.backend({**OPTIONS, "devices": list(DEVICES)}) is first

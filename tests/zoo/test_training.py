@@ -22,6 +22,8 @@ from .compare import opened
 from .entry import Entry
 from .models import MODELS
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("bert", "gpt2", "resnet18")
 FOREIGN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 LIMIT = 1e-11

@@ -17,6 +17,8 @@ from .models import MODELS
 from .strict_route import ERRORS, REFUSED, verdicts
 from .traps import TRAPS
 
+pytestmark = pytest.mark.slow
+
 ALL = (*MODELS, *TRAPS)
 ROWS: dict[str, Row] = {}
 
