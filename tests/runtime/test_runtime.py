@@ -11,10 +11,8 @@ import pytest
 import torch
 from runtime_cases import THREADS, Case, mlp
 
-import autopar.runtime
 from autopar.errors import RunError
 from autopar.ir.graph import Const, Ref
-from autopar.runtime.executor import Executor
 
 ROOT = Path(__file__).parents[2]
 PLACES = [
@@ -330,9 +328,3 @@ def test_a_copy_that_fails_is_named():
         executor([x.as_subclass(Stubborn)])
     torch.testing.assert_close(executor([x])[0], eager(x))
     executor.close()
-
-
-def test_the_executor_is_loaded_when_it_is_asked_for():
-    assert autopar.runtime.Executor is Executor
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = autopar.runtime.nothing
