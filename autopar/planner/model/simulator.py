@@ -193,12 +193,8 @@ class Play:
     def _times(self, pools: Pools | None = None) -> None:
         """Set all times; `pools` say which run goes next where lanes have no order. Raises PlanError for orders that
         wait for each other. O((V + E) log V) for V steps, O(V + E) where nothing is asked for."""
-        first, duration, resources, rank = (
-            self.instance.clusters,
-            self._durations(),
-            self._resources(),
-            self.rank,
-        )
+        first, rank = self.instance.clusters, self.rank
+        duration, resources = self._durations(), self._resources()
         count, shared = len(duration), len(self.copies) + self.instance.wires + 2
         self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
         self.turn = turn = [-1] * count
