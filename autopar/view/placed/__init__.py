@@ -57,7 +57,7 @@ def _left_out(layout: Layout) -> str:
         drawn = sum(len(arrow.transfers) for arrow in layout.arrows)
         parts.append(f"{drawn:,} of {drawn + layout.undrawn:,} transfers drawn, those of the most bytes")
     if layout.unnamed:
-        short = counted(len(layout.unnamed), "short run")
+        short = counted(len(layout.unnamed), "short cluster")
         parts.append(f"{short} not named: point at them, or see the page (.html)")
     return " · ".join(parts)
 
