@@ -1,4 +1,4 @@
-"""What capture hands on: `Captured`."""
+"""Result of a capture: `Captured`."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ class Captured:
 
     @cached_property
     def stateful(self) -> bool:
-        """Whether a call leaves something behind that the next one reads: a buffer, a generator's state."""
+        """True if a call leaves something behind that the next one reads: a buffer, a generator's state."""
         return bool(self.graph.mutated) or any(task.random for task in self.graph.tasks)

@@ -1,4 +1,4 @@
-"""What a call does besides making its outputs: what it shares memory with, and draws from."""
+"""Effects of an operator: aliases, writes and random draws."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shared(target: Any) -> int | str | None:
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the call takes random numbers: its tag says it may, its arguments that it does."""
+    """True if the call takes random numbers: its tag says it may, its arguments that it does."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     chance = _CHANCE.get(target.overloadpacket)

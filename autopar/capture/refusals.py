@@ -1,4 +1,4 @@
-"""What to tell the user when a call cannot be traced, or is not one graph."""
+"""Errors and remedies for calls that cannot be traced, or are not one graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the user wrote it: the module path and source line of a traced node."""
+"""Source locations of traced nodes: module path and line of the user's code."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def line(trace: str) -> tuple[str, str]:
 
 
 def foreign(file: str) -> bool:
-    """Whether a file is neither torch's nor ours nor generated."""
+    """True if a file is neither torch's nor ours nor generated."""
     return not file.startswith((_TORCH, _OWN, "<eval_with_key"))
 
 

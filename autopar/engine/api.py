@@ -300,7 +300,7 @@ def _require_trainable(model: Any, optimizer: Any) -> None:
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `step` cannot do without a function that evaluates the loss, as that of LBFGS."""
+    """True if `step` cannot do without a function that evaluates the loss, as that of LBFGS."""
     asked = inspect.signature(type(optimizer).step).parameters.get("closure")
     return asked is not None and asked.default is inspect.Parameter.empty
 

@@ -25,7 +25,7 @@ class Backend(Session):
     """Takes each graph that Dynamo captures and serves its calls."""
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        """What serves the calls of a graph that Dynamo has captured."""
+        """Compile a graph that Dynamo has captured: the callable of its calls."""
         served = Served(self, module, examples)
         why, place = broken(module)
         # Dynamo captures in one thread at a time, under a lock: to wait for another one here could be for ever.

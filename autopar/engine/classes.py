@@ -98,7 +98,7 @@ def _computing(kind: type[nn.Module]) -> Iterator[str]:
 
 
 class _Within(threading.local):
-    """Whether this thread is in a method that counts."""
+    """Thread-local flag: `method` is set inside a counted method, whose inner calls do not count again."""
 
     method = False
 

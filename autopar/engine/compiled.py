@@ -1,4 +1,4 @@
-"""What `autopar.compile` returns: the user's model, placed."""
+"""The compiled model that `autopar.compile` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all graphs of one compiled model share: machine, options, copies of weights, and what was noted of calls."""
+"""State shared by all graphs of a compiled model: machine, options, replicas of weights, call statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph costs on a machine: `TaskCost`, `Cluster` and `CostedGraph`.
+"""Costed graph, the planner's input: `TaskCost`, `Cluster` and `CostedGraph`.
 
 Tasks too short to be worth placing one by one are fused into clusters (`fuse`); a cluster is what the planner places.
 """
@@ -122,7 +122,7 @@ class CostedGraph:
 
 
 def repeatable(costed: CostedGraph, cluster: Cluster) -> bool:
-    """Whether a cluster may be computed twice: it draws nothing, waits for values alone, is bound to no other cluster
+    """True if a cluster may be computed twice: it draws nothing, waits for values alone, is bound to no other cluster
     and is no copy itself."""
     tasks = [costed.graph.task[name] for name in cluster.tasks]
     free = not cluster.after and cluster.colocate is None and cluster.name not in dict(costed.again)

@@ -1,4 +1,4 @@
-"""What each step of a plan waited for, the critical path, and the slack of the rest.
+"""Critical path of a plan, binding predecessor of each step, and slack.
 
 A step is a `Placed` run or a `Transfer`. It waits for the data it reads, for the step before it in its
 lane, and, a transfer, for the one before it on the wire. Critical path and slack as in the critical path

@@ -1,4 +1,4 @@
-"""What depends on the kind of a device rather than on its figures: one record for each kind."""
+"""Device kinds: one record for each, of what does not depend on a device's figures."""
 
 from __future__ import annotations
 

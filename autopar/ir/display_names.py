@@ -1,4 +1,4 @@
-"""What clusters and values are called where people read of them: by module, parameter and phase, not by operator."""
+"""Display names of clusters and values: by module, parameter and phase, not by operator."""
 
 from __future__ import annotations
 

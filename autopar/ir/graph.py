@@ -1,4 +1,4 @@
-"""What is computed: `Value`, `Task` and `Graph`. Pure data, made by capture and rewritten by split.
+"""Task graph: `Value`, `Task` and `Graph`. Pure data, made by capture and rewritten by split.
 
 A graph is in capture order, which is a topological order. Arguments of a task are plain Python values in
 which a tensor is a `Ref` to a value and anything that only torch can name is a `Const`.

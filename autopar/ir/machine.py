@@ -1,4 +1,4 @@
-"""What a graph can run on: devices and links as one `Machine`. Pure data; `detect` finds the real one."""
+"""Machine model: devices and links as one `Machine`. Pure data; `detect` finds the real one."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Machine:
 
     @property
     def emulated(self) -> bool:
-        """Whether any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
+        """True if any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
         return any(device.traits.stand_in for device in self.devices)
 
     @property
     def draws_apart(self) -> bool:
-        """Whether each device draws random numbers from a generator of its own: stand-ins all have that of the CPU."""
+        """True if each device draws random numbers from a generator of its own: stand-ins all have that of the CPU."""
         return not self.emulated and len({device.torch_device for device in self.devices}) > 1
 
     @property

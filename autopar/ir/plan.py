@@ -1,4 +1,4 @@
-"""Who runs what, where and when: `Plan`. Printed as a table, saved as JSON, drawn by `view`."""
+"""A schedule with its times, bound and reasons: `Plan`. Printed as a table, saved as JSON, drawn by `view`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be claimed of a bound once there is a plan."""
+"""Soundness of a lower bound against a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, or is predicted to: `Span` and `Timeline`, one type for both to be laid over each other."""
+"""Measured or predicted execution: `Span` and `Timeline`, one type for both to be laid over each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a capped device may hold while a program is being written.
+"""Accounting of memory under caps while a program is written.
 
 Every byte is given back by the lane that allocated it, so what a lane holds depends only on how far it has
 come. Take the allocations in the order they are written. Of the buffers alive at any moment, the one written

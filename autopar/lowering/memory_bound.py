@@ -1,4 +1,4 @@
-"""How many bytes a program may hold at once on each device, whatever order its lanes run in.
+"""Worst-case memory of a program on each device, over all orders of its lanes.
 
 Every byte is given back by the lane that allocated it, so what a lane holds is a function of its position
 alone. While a step runs, another lane is somewhere between the last of its steps known to be over and the

@@ -1,4 +1,4 @@
-"""What a program must keep: each pair of steps of which one has to follow the other, and why.
+"""Happens-before requirements of a program: each pair of steps of which one has to follow the other, and why.
 
 `demands` asks what the program alone can tell and refuses what no order can mend: a buffer on the wrong
 device, made twice, never made, freed twice, never freed. `matches` asks what the graph adds.

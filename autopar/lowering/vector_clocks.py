@@ -91,7 +91,7 @@ class History:
             raise Stuck(at)
 
     def follows(self, later: tuple[int, int], earlier: tuple[int, int]) -> bool:
-        """Whether step `later` can only start when step `earlier` has ended."""
+        """True if step `later` can only start when step `earlier` has ended."""
         if later[0] == earlier[0]:
             return later[1] > earlier[1]
         return self.clocks[later[0]][later[1]][earlier[0]] > earlier[1]

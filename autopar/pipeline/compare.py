@@ -1,4 +1,4 @@
-"""How far apart two answers are, and how far they may be."""
+"""Comparison of two answers: error and tolerance."""
 
 from __future__ import annotations
 

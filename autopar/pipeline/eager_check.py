@@ -334,7 +334,7 @@ def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | Non
 
 
 def unwanted(plan: Plan) -> bool:
-    """Whether the first run need not, or cannot well, be held against eager; says which in one log line."""
+    """True if the first run need not, or cannot well, be held against eager; says which in one log line."""
     single, home = dict(plan.singles), plan.costed.machine.host
     if home in single and single[home] is None:
         log.info('check skipped: eager does not fit on %s alone; check="always" insists', home)
@@ -347,7 +347,7 @@ def unwanted(plan: Plan) -> bool:
 
 
 def by_parts(plan: Plan, batch_norm: str) -> bool:
-    """Whether each part of the batch has statistics of its own, as the user wished, where eager's are of all of it."""
+    """True if each part of the batch has statistics of its own, as the user wished, where eager's are of all of it."""
     wished = batch_norm == "per_part" and bool(plan.costed.graph.split)
     if wished:
         log.info(
@@ -357,7 +357,7 @@ def by_parts(plan: Plan, batch_norm: str) -> bool:
 
 
 def drawn_elsewhere(plans: Sequence[Plan], captured: Captured) -> bool:
-    """Whether the random numbers of any of these plans are not eager's: other generators than the caller's, parts that
+    """True if the random numbers of any of these plans are not eager's: other generators than the caller's, parts that
     draw for themselves, or another order. Says so in one log line."""
     for plan in plans:
         costed, home = plan.costed, str(captured.home)

@@ -1,4 +1,4 @@
-"""What the user asked `compile` for, checked once."""
+"""Options of `compile`, checked once."""
 
 from __future__ import annotations
 

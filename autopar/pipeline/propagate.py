@@ -1,4 +1,4 @@
-"""What each task makes on the kind of device it was placed on, found with torch's own fake tensors.
+"""Metadata propagation: outputs of each task on the kind of device it is placed on, by torch's fake tensors.
 
 A graph says what the device it was captured on makes. Kernels of another kind may give other strides, save other
 statistics, and so copy where a view was captured, or refuse. No tensor is computed and no device need be there.

@@ -1,4 +1,4 @@
-"""What a call may change of the caller's, kept so that it can be put back: buffers, inputs, random generators."""
+"""Snapshot and restore of what a call may change: buffers, inputs, random generators."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def rewritten(captured: Captured, options: Options) -> Captured:
 
 
 def repeatable(captured: Captured, plan: Plan) -> bool:
-    """Whether a plan over several devices can be timed: running it twice changes nothing, and the clock is real."""
+    """True if a plan over several devices can be timed: running it twice changes nothing, and the clock is real."""
     graph, several = plan.costed.graph, len({placed.device for placed in plan.placed}) > 1
     effects = any(task.random or task.target in captured.calls for task in graph.tasks)
     return several and not graph.updates and not effects and plan.costed.machine.clock == "real"

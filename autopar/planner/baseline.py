@@ -1,4 +1,4 @@
-"""What one device would take if the model were moved there: the time that a plan is held against."""
+"""Single-device baseline: seconds if the model were moved to one device."""
 
 from __future__ import annotations
 

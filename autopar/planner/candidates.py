@@ -56,7 +56,7 @@ class Race:
 
     @property
     def late(self) -> bool:
-        """Whether there is no time left."""
+        """True if there is no time left."""
         return time.monotonic() > self.until
 
     @property
@@ -69,7 +69,7 @@ class Race:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be shorter than the best."""
+        """True if nothing can be shorter than the best."""
         leader = self.leading()
         return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
 

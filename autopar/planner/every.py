@@ -22,7 +22,7 @@ POLICY = "every order"
 
 
 def tiny(instance: Instance) -> bool:
-    """Whether there are few enough schedules to try them all, and no clusters that may take several lanes."""
+    """True if there are few enough schedules to try them all, and no clusters that may take several lanes."""
     clusters, lanes = instance.clusters, sum(map(len, instance.lane_names))
     return clusters > 0 and not instance.modes and math.perm(clusters + lanes - 1, clusters) <= MOST
 

@@ -40,7 +40,7 @@ class Reasons(Lazily):
 
     @cached_property
     def alone(self) -> bool:
-        """Whether all is on one device."""
+        """True if all is on one device."""
         return len({step.device for step in self.timing.placed}) == 1
 
     def work_out(self, r: int) -> Reason:

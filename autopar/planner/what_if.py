@@ -1,4 +1,4 @@
-"""Which one change of hardware or cap would shorten a plan most: each planned for, from the plan there is."""
+"""What-if analysis: the one change of hardware or cap that would shorten a plan most."""
 
 from __future__ import annotations
 

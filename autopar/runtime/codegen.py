@@ -247,7 +247,7 @@ class _Writer:
 
 
 def _is_user(function: Callable[..., Any]) -> bool:
-    """Whether a list must reach the callable as a list; torch's own operators take a tuple for it."""
+    """True if a list must reach the callable as a list; torch's own operators take a tuple for it."""
     return not isinstance(function, torch._ops.OpOverload) and not type(function).__name__.startswith(
         ("builtin", "method")
     )

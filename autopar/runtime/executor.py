@@ -68,7 +68,7 @@ class Executor:
         return self._enter(inputs, Recording(self._plan, self._program) if record else None)
 
     def current(self) -> bool:
-        """Whether every copy of state that it reads, or brings and keeps, is up to date."""
+        """True if every copy of state that it reads, or brings and keeps, is up to date."""
         return self._residents.current()
 
     def close(self) -> None:

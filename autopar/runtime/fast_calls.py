@@ -56,7 +56,7 @@ def _binding(name: str) -> Callable[..., Any] | None:
 
 
 def _fits(task: Task, schema: Any) -> bool:
-    """Whether the arguments leave the binding no choice: tensors for tensors, keywords only where the schema
+    """True if the arguments leave the binding no choice: tensors for tensors, keywords only where the schema
     has them.
     """
     keywords = {argument.name for argument in schema.arguments if argument.kwarg_only}

@@ -124,7 +124,7 @@ def _aligned(tensor: torch.Tensor) -> int:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one stretch of plain memory, in any order of its axes."""
+    """True if a tensor is one stretch of plain memory, in any order of its axes."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     if not tensor.numel() or tensor.is_conj() or tensor.is_neg():

@@ -1,4 +1,4 @@
-"""What one call really did: spans by lane and bytes by device, as a `Timeline`."""
+"""Measurement of one call: spans by lane and bytes by device, as a `Timeline`."""
 
 from __future__ import annotations
 

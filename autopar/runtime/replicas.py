@@ -184,7 +184,7 @@ class Replicas:
             return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
 
     def current(self, masters: Iterable[Master], copies: Iterable[Copy]) -> bool:
-        """Whether `copies`, all of `masters`, are up to date; nothing is copied."""
+        """True if `copies`, all of `masters`, are up to date; nothing is copied."""
         with self._lock:
             self._samples.look()
             _look(masters)

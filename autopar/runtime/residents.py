@@ -77,7 +77,7 @@ class Residents:
         return tensors
 
     def current(self) -> bool:
-        """Whether every copy that the program reads, or brings and keeps, is up to date."""
+        """True if every copy that the program reads, or brings and keeps, is up to date."""
         return self.pool.current(self._masters, (*self._copies, *self._replaced))
 
     def swap(self, slots: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where each buffer of a program is kept during a call: a local of one lane's code, or a slot that lanes
+"""Storage of each buffer during a call: a local of one lane's code, or a slot that lanes
 share.
 """
 

@@ -143,7 +143,7 @@ class Apart:
 
     @property
     def tight(self) -> bool:
-        """Whether a half may need more than a cap: the whole with all that stands during the backward does."""
+        """True if a half may need more than a cap: the whole with all that stands during the backward does."""
         held = _more(self._during, {})
         return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
 

@@ -45,7 +45,7 @@ class Signatures:
         self.require_known()
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> _LossGraph:
-        """What serves the calls of a loss that Dynamo has captured."""
+        """Compile a loss that Dynamo has captured: the callable of its calls."""
         graph = _LossGraph(self, module, examples)
         self.graphs.append(graph)
         return graph

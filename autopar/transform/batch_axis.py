@@ -1,4 +1,4 @@
-"""Where the rows of a batch go: the axis each value holds them on, and the tasks worth cutting along it.
+"""Propagation of the batch axis: the axis each value holds them on, and the tasks worth cutting along it.
 
 The analysis is a forward pass that follows one axis through the cuts the tasks allow, then passes that take
 back cuts with nothing to gain (`stretches`). It assigns at most one axis to a value; a task whose inputs disagree
@@ -173,7 +173,7 @@ class _Flow:
         return self.begun(task), 1
 
     def worth(self, task: Task, cut: Cut, joined: int, held: int) -> bool:
-        """Whether a cut of `held` bytes into parts pays for the `joined` bytes that it needs whole."""
+        """True if a cut of `held` bytes into parts pays for the `joined` bytes that it needs whole."""
         made = sum(map(self.bytes, task.outputs))
         if SUMMED in cut.outputs and joined:
             return False
@@ -209,7 +209,7 @@ class _Flow:
         return found
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
-        """Whether a cut leaves each row to itself, so that any rows may make up a part."""
+        """True if a cut leaves each row to itself, so that any rows may make up a part."""
         return len({self.graph.value[name].shape[axis] for name, axis in self.cut_axes(task, cut)}) == 1
 
     def cut_axes(self, task: Task, cut: Cut) -> Iterator[tuple[str, int]]:
@@ -238,7 +238,7 @@ class _Flow:
         return None, 1
 
     def right(self, task: Task, cut: Cut) -> bool:
-        """Whether parts have whole numbers of rows everywhere."""
+        """True if parts have whole numbers of rows everywhere."""
         for name, axis in self.cut_axes(task, cut):
             if self.graph.value[name].shape[axis] % self.rows:
                 return False

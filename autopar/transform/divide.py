@@ -146,7 +146,7 @@ def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Gr
 
 
 def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
-    """Whether a task that adds gives its one summand that is left as it is."""
+    """True if a task that adds gives its one summand that is left as it is."""
     if task.target not in _ADDS or task.kwargs or len(left) != 1:
         return False
     summand, made = values[left[0]], values[task.outputs[0]]

@@ -109,7 +109,7 @@ def _chains(graph: Graph) -> list[list[str]]:
 
 
 def _adds(graph: Graph, task: Task) -> bool:
-    """Whether a task adds two values of one kind, and does no more than that."""
+    """True if a task adds two values of one kind, and does no more than that."""
     if task.target != "aten.add.Tensor" or task.kwargs or task.after:
         return False
     if len(task.inputs) != 2 or len(task.args) != 2:

@@ -164,7 +164,7 @@ class _Choice:
         return found
 
     def ready(self, name: str) -> bool:
-        """Whether a storage is there in the backward without being computed again."""
+        """True if a storage is there in the backward without being computed again."""
         return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
 
     def again(self, name: str, *, costly: bool) -> list[Task] | None:
@@ -185,7 +185,7 @@ class _Choice:
         return list(found.values())
 
     def repeats(self, task: Task, costly: bool) -> bool:
-        """Whether a task may be computed again: it has no effect, and no more FLOPs than allowed."""
+        """True if a task may be computed again: it has no effect, and no more FLOPs than allowed."""
         if task.phase != "forward" or task.random or task.home or task.after:
             return False
         storages = {self.graph.value[name].storage for name in (*task.inputs, *task.outputs)}

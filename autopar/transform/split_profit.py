@@ -50,7 +50,7 @@ class Stretches:
         return self.graph.value[name].bytes
 
     def wanted(self, name: str) -> bool:
-        """Whether a task or the caller reads a value."""
+        """True if a task or the caller reads a value."""
         return bool(self.graph.readers[name]) or name in self.graph.results
 
     def made_cut(self) -> set[str]:

@@ -96,7 +96,7 @@ def own(graph: Graph) -> Graph:
 
 
 def _light(task: Task, graph: Graph) -> bool:
-    """Whether a task of one input and one output does next to nothing, and nothing besides."""
+    """True if a task of one input and one output does next to nothing, and nothing besides."""
     if len(task.outputs) != 1 or len(task.inputs) != 1 or task.after or task.random or task.home:
         return False
     return task.free or (task.phase != "update" and graph.value[task.outputs[0]].bytes <= NUMBER)

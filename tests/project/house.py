@@ -1,13 +1,33 @@
-"""The house in figures: `python tests/project/house.py`. import-linter has the arrows and circles (`lint-imports`)."""
+"""The house in figures: `python tests/project/house.py`. import-linter has the arrows (`lint-imports`)."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import networkx
+
 PACKAGE = Path(__file__).parents[2] / "autopar"
 LONG = 80
 """Lines above which a function counts as long."""
+
+
+def imports() -> networkx.DiGraph:
+    """Files and the files they import, within functions and for types too; a package is its `__init__`."""
+    paths = {path.relative_to(PACKAGE.parent).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
+    files = {parts[:-1] if parts[-1] == "__init__" else parts: path for parts, path in paths.items()}
+    graph = networkx.DiGraph()
+    for name, path in files.items():
+        package = name if path.name == "__init__.py" else name[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package[: len(package) - node.level + 1]
+                base += tuple(node.module.split(".")) if node.module else ()
+                for alias in node.names:
+                    target = (*base, alias.name) if (*base, alias.name) in files else base
+                    if target != name:
+                        graph.add_edge(name, target)
+    return graph
 
 
 def figures() -> dict[str, int]:
@@ -21,6 +41,9 @@ def figures() -> dict[str, int]:
     return {
         "rooms and files at the top": len(
             {path.relative_to(PACKAGE).parts[0] for path in python} - {"__init__.py"}
+        ),
+        "files in circles": sum(
+            len(part) for part in networkx.strongly_connected_components(imports()) if len(part) > 1
         ),
         "lines": sum(lines.values()),
         "files": len(lines),

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
 import pytest
-from house import figures
+from house import figures, imports
 
 import autopar
 
@@ -57,6 +58,11 @@ def test_files_are_short(path: Path) -> None:
 @pytest.mark.slow
 def test_the_top_fits_a_glance() -> None:
     assert figures()["rooms and files at the top"] <= 18
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = imports()
+    assert len(graph) > 200 and networkx.is_directed_acyclic_graph(graph)
 
 
 def test_contracts_are_kept() -> None:

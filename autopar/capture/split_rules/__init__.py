@@ -1,4 +1,4 @@
-"""Which axes of a call may be cut, and how its outputs rejoin: rules by operator, at the ATen level.
+"""Sharding rules by operator, at the ATen level: axes that may be cut, and how outputs rejoin.
 
 The rules answer what DTensor's operator strategies answer for shards (`torch.distributed.tensor._ops`), for
 parts of any proportion: a cut names one axis of each tensor, and part i of k takes the same share of each.

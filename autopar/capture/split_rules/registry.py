@@ -82,7 +82,7 @@ class Call:
         return self.arguments[name].dim()
 
     def is_tensor(self, name: str) -> bool:
-        """Whether this overload has the argument and was given a tensor for it."""
+        """True if this overload has the argument and was given a tensor for it."""
         return isinstance(self.arguments.get(name), torch.Tensor)
 
     @property

@@ -33,7 +33,7 @@ def _fused(
     scale: float | None,
     gqa: bool,
 ) -> bool:
-    """Whether the kernel is one that does not keep the whole matrix of scores."""
+    """True if the kernel is one that does not keep the whole matrix of scores."""
     choice = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     return bool(choice != SDPBackend.MATH.value)
 

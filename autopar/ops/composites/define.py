@@ -139,7 +139,7 @@ def _restored(item: Any, saved: Iterator[Tensor]) -> Any:
 
 
 def _marks(item: Any, need: Any) -> list[bool]:
-    """Whether each tensor of one argument needs its gradient."""
+    """True if each tensor of one argument needs its gradient."""
     if isinstance(item, list):
         return [bool(mark) for part, mark in zip(item, need) if part is ...] if ... in item else []
     return [bool(need)] if item is ... else []

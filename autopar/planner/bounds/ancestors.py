@@ -1,4 +1,4 @@
-"""What a cluster's ancestors and followers take: those it must have on its own device to start early, and all that must
+"""Bounds by a cluster's ancestors and followers: those it must have on its own device to start early, and all that must
 come before it or follow it when that shares the machine."""
 
 from __future__ import annotations

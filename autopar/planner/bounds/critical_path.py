@@ -1,4 +1,4 @@
-"""How early each cluster can start on each device, and how much must follow it, if queues and wires were never busy."""
+"""Critical-path bound: heads and tails of clusters on each device, without contention."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _tails(instance: Instance, net: Network, seconds: Floats, once: bool) -> Flo
 
 
 def repeats(instance: Instance, r: int) -> bool:
-    """Whether a cluster might be done once more elsewhere: it waits for values alone and is bound to no other
+    """True if a cluster might be done once more elsewhere: it waits for values alone and is bound to no other
     cluster."""
     cluster = instance.costed.clusters[r]
     return len(instance.able[r]) > 1 and not cluster.after and cluster.colocate is None

@@ -1,4 +1,4 @@
-"""How long the work lasts when it is shared out at best: devices, wires and memory as prices."""
+"""Load bound: work shared out at best, with devices, wires and memory as prices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long work and transfers last when traded at best: what is not computed where it is read crosses a wire."""
+"""Communication bound: work and transfers traded at best; what is not computed where it is read crosses a wire."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Market:
         return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
 
     def crowded(self, load: Load) -> bool:
-        """Whether wires have more to carry than they can when each cluster is where `load` has it cheapest."""
+        """True if wires have more to carry than they can when each cluster is where `load` has it cheapest."""
         at = np.where(self.able, self.work * load.price, np.inf).argmin(axis=1)
         there = np.zeros_like(self.work)
         there[np.arange(len(at)), at] = 1.0

@@ -51,7 +51,7 @@ def repeated(race: Race, start: Entry, params: DuplicateParams = PARAMS) -> Entr
 
 
 def _promising(instance: Instance) -> bool:
-    """Whether there are lists of the graph (`anneal`), and a cluster in it that may be computed again and of which it
+    """True if there are lists of the graph (`anneal`), and a cluster in it that may be computed again and of which it
     takes time to move what it makes."""
     costed = instance.costed
     return not instance.modes and any(

@@ -14,9 +14,9 @@ from ..bounds.critical_path import ways
 from ..bounds.load import load
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
-from . import Params
 from .model import Literal, Model, Units, solver
 from .proof import built, read
+from .result import Params
 from .transfers import Transfers
 from .windows import joined
 

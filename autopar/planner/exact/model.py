@@ -176,7 +176,7 @@ class Model:
             self.on.append(grouped[g] if offered and g >= 0 else row)
 
     def _may(self, r: int, d: int) -> bool:
-        """Whether a cluster can be on a device in a schedule no longer than the best known."""
+        """True if a cluster can be on a device in a schedule no longer than the best known."""
         total = self.ways.head[r][d] + self.instance.seconds[r][d] + self.ways.tail[r][d]
         return total < math.inf and self.units.floor(total) <= self.aim
 

@@ -1,4 +1,4 @@
-"""What is proven of a problem so far, and the two ways to prove more: the whole model, and parts of it."""
+"""State of a proof, and the two ways to prove more: the whole model, and parts of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..bounds.load import Load, load
 from ..model.instance import Instance
 from ..model.memory import memory
 from ..model.simulator import Move, Play, Schedule
-from . import Exact, Params
 from .memory import cap
 from .model import Model, Units, price, solver
+from .result import Exact, Params
 from .transfers import Transfers
 from .windows import joined, narrowed
 
@@ -43,17 +43,17 @@ class Proof:
 
     @property
     def optimal(self) -> bool:
-        """Whether no schedule is shorter by more than the tolerance."""
+        """True if no schedule is shorter by more than the tolerance."""
         return self.best.makespan <= self.bound * (1 + self.params.tolerance)
 
     @property
     def late(self) -> bool:
-        """Whether what is left until the ceiling in seconds is too little to prove anything more in."""
+        """True if what is left until the ceiling in seconds is too little to prove anything more in."""
         return not self.optimal and time.monotonic() >= self._last
 
     @property
     def going(self) -> bool:
-        """Whether there is something left to prove, and to spend on it."""
+        """True if there is something left to prove, and to spend on it."""
         return not self.optimal and not self.late and self.spent < self.params.effort and bool(self._stages)
 
     def known(self) -> Exact:
@@ -78,7 +78,7 @@ class Proof:
         self._raise(self.ways.length)
 
     def _solved(self, units: Units, effort: float) -> bool:
-        """Whether one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
+        """True if one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
         ceiling in seconds."""
         instance, aim = self.instance, units.floor(self._below)
         model, transfers = built(

@@ -122,7 +122,7 @@ class Transfers:
     def _when(
         self, pairs: list[tuple[int, int]], sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
     ) -> Literal:
-        """Whether a value is on one of the sources and wanted on the device paired with it."""
+        """True if a value is on one of the sources and wanted on the device paired with it."""
         literals = self.model.literals
         wishes: dict[int, list[int]] = {}
         for source, target in pairs:

@@ -54,7 +54,7 @@ class Partitioning:
 
 
 def is_partitioning(data: Any) -> bool:
-    """Whether parsed JSON is of this set."""
+    """True if parsed JSON is of this set."""
     return isinstance(data, Mapping) and "nodes" in data and "edges" in data and "tasks" not in data
 
 

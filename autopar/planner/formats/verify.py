@@ -1,4 +1,4 @@
-"""Whether a plan of a graph file can be carried out as it says: judged from the format's definitions alone.
+"""True if a plan of a graph file can be carried out as it says: judged from the format's definitions alone.
 
 Plain JSON data in, sentences out. Nothing here knows how plans are made, or imports what makes them.
 """

@@ -28,7 +28,7 @@ def single(instance: Instance, device: int) -> list[Schedule]:
 
 
 def is_single(instance: Instance, device: int) -> bool:
-    """Whether every cluster can run on `device`."""
+    """True if every cluster can run on `device`."""
     return all(device in allowed for allowed in instance.allowed)
 
 

@@ -65,7 +65,7 @@ def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
 
 
 def plain(instance: Instance) -> bool:
-    """Whether there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
+    """True if there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
     several lanes for one cluster."""
     return not instance.costed.machine.queued and not instance.modes
 
@@ -76,7 +76,7 @@ def crowded(instance: Instance) -> bool:
 
 
 def polished(instance: Instance) -> bool:
-    """Whether chains can go on from what is found here: not where memory is short, runs take several lanes, or there is
+    """True if chains can go on from what is found here: not where memory is short, runs take several lanes, or there is
     no native search."""
     return instance.clusters <= POLISHED and not instance.tight and not instance.modes and searches()
 

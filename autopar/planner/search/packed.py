@@ -164,7 +164,7 @@ class _Packing:
 
 
 class State:
-    """Whether what runs keep fits; `spare` is as much as there can be beside it."""
+    """True if what runs keep fits; `spare` is as much as there can be beside it."""
 
     def __init__(self, instance: Instance) -> None:
         storages: dict[str, int] = {}
@@ -193,9 +193,9 @@ class State:
         return found
 
     def fits(self, placement: Sequence[int]) -> bool:
-        """Whether there is room for the state of a placement."""
+        """True if there is room for the state of a placement."""
         return bool(self._left(placement).min() >= 0)
 
     def surely(self, placement: Sequence[int]) -> bool:
-        """Whether there is room for all values at once as well."""
+        """True if there is room for all values at once as well."""
         return bool(self._left(placement).min() >= self.spare)

@@ -1,4 +1,4 @@
-"""How busy every device and wire is in one period: what a placement of groups is judged by."""
+"""Loads of devices and wires in one period, by which a placement of groups is judged."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def apart(plan: Plan, least: float) -> float:
 
 
 def fits(plan: Plan, period: float) -> bool:
-    """Whether caps hold with a call begun every `period` seconds, each as in the plan. O(n log n) for n changes."""
+    """True if caps hold with a call begun every `period` seconds, each as in the plan. O(n log n) for n changes."""
     if period <= 0:
         return True
     for memory in plan.memory:

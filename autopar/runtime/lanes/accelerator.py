@@ -1,4 +1,4 @@
-"""How steps are written for a lane of an accelerator: a `torch.Stream` and a host thread that feeds it.
+"""Lane backend of an accelerator: a `torch.Stream` and a host thread that feeds it.
 
 A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on
 the CPU, the thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a

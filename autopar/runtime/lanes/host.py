@@ -1,4 +1,4 @@
-"""How steps are written for a lane whose work has ended when the call returns: a CPU worker or an emulated
+"""Lane backend whose work has ended when the call returns: a CPU worker or an emulated
 queue.
 """
 

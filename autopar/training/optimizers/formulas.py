@@ -95,7 +95,7 @@ def _several(given: _Stepped) -> tuple[torch.Tensor, ...]:
 
 
 def _equal(counts: Column) -> bool:
-    """Whether step counts are the same, as far as the host can tell."""
+    """True if step counts are the same, as far as the host can tell."""
     return all(count.device.type == "cpu" for count in counts) and len({count.item() for count in counts}) < 2
 
 
@@ -193,7 +193,7 @@ def _near(value: Any, device: torch.device) -> Any:
 
 
 def alike(group: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a step gives an element the same bits wherever in a tensor it stands, so that tensors may be one.
+    """True if a step gives an element the same bits wherever in a tensor it stands, so that tensors may be one.
 
     Kernels round vectors and what is left over at the end of a tensor differently in some dtypes and builds of
     torch, so they are tried, once for each combination of flags.

@@ -200,5 +200,5 @@ def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def holds_batch(shape: tuple[int, ...], axes: Sequence[int]) -> bool:
-    """Whether the batch may lie on one of the axes: it lies on one of the first two."""
+    """True if the batch may lie on one of the axes: it lies on one of the first two."""
     return any(axis < 2 and shape[axis] > 1 for axis in axes)

@@ -1,4 +1,4 @@
-"""What every picture has around its chart: title, badge, key figures, legend, ticks of a time axis."""
+"""Frame of every picture: title, badge, key figures, legend, ticks of a time axis."""
 
 from __future__ import annotations
 

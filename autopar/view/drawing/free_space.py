@@ -1,4 +1,4 @@
-"""Where a label may go: rectangles and lines that are taken, and whether a rectangle is free of them."""
+"""Free space for labels: rectangles and lines that are taken, and whether a rectangle is free of them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Rect:
         return Rect(self.x - pad, self.y - pad, self.w + 2 * pad, self.h + 2 * pad)
 
     def meets(self, other: Rect) -> bool:
-        """Whether the two share any area."""
+        """True if the two share any area."""
         across = self.x < other.x + other.w and other.x < self.x + self.w
         return across and self.y < other.y + other.h and other.y < self.y + self.h
 
     def crosses(self, start: Point, end: Point) -> bool:
-        """Whether a line from `start` to `end` passes through it (Liang and Barsky, 1984)."""
+        """True if a line from `start` to `end` passes through it (Liang and Barsky, 1984)."""
         low, high = 0.0, 1.0
         for origin, step, least, most in (
             (start[0], end[0] - start[0], self.x, self.x + self.w),
@@ -91,7 +91,7 @@ class Room:
             self._lines[cell].append((start, end, under))
 
     def free(self, rect: Rect) -> bool:
-        """Whether nothing taken meets it."""
+        """True if nothing taken meets it."""
         return not any(
             any(rect.meets(other) for other in self._rects.get(cell, ()))
             or any(rect.crosses(start, end) for start, end, _ in self._lines.get(cell, ()))
@@ -99,12 +99,12 @@ class Room:
         )
 
     def unlined(self, rect: Rect) -> bool:
-        """Whether no line over the boxes passes through it."""
+        """True if no line over the boxes passes through it."""
         lines = (line for cell in _cells(rect) for line in self._lines.get(cell, ()))
         return not any(rect.crosses(start, end) for start, end, under in lines if not under)
 
     def open(self, start: Point, end: Point) -> bool:
-        """Whether a line from `start` to `end` touches no rectangle that is taken."""
+        """True if a line from `start` to `end` touches no rectangle that is taken."""
         rects = (rect for cell in _cells(_around(start, end)) for rect in self._rects.get(cell, ()))
         return not any(rect.crosses(start, end) for rect in rects)
 

@@ -64,7 +64,7 @@ def fill_of(shade: Shade, phase: str) -> str:
 
 
 def strips(phase: str) -> tuple[bool, bool]:
-    """Whether a box has its device's pattern at its left, and at its right edge: the forward at the left, the
+    """True if a box has its device's pattern at its left, and at its right edge: the forward at the left, the
     backward at the right, sums and updates at both, so that phases are told without colour."""
     return phase != "backward", phase not in ("forward", "")
 

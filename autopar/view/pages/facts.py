@@ -1,4 +1,4 @@
-"""What the page of a placed graph says of a box or an arrow."""
+"""Facts of a box or an arrow on the page of a placed graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which column each device and lane gets: an order in which transfers join neighbours, widths by what is
+"""Columns of devices and lanes: an order in which transfers join neighbours, widths by what is
 used."""
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _joins(group: list[Card], card: Card, short: float, strict: bool) -> bool:
 
 
 def _kin(one: Card, other: Card) -> bool:
-    """Whether two cards lie in one numbered block, or, outside of such, below one module."""
+    """True if two cards lie in one numbered block, or, outside of such, below one module."""
     if one.phase != other.phase:
         return False
     if one.block or other.block:
@@ -197,7 +197,7 @@ def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
 
 
 def _follows(one: Card, other: Card) -> bool:
-    """Whether the next block comes after the one before, in the same phase: up in a forward, down in a backward."""
+    """True if the next block comes after the one before, in the same phase: up in a forward, down in a backward."""
     if one.block is None or other.block is None or one.phase != other.phase:
         return False
     return one.block[0] == other.block[0] and abs(one.block[1] - other.block[1]) == 1

@@ -1,4 +1,4 @@
-"""What clusters, values and stretches of time are called in pictures and reports."""
+"""Names of clusters, values and stretches of time in pictures and reports."""
 
 from __future__ import annotations
 

@@ -177,6 +177,6 @@ def critical_spans(timeline: Timeline) -> list[Span]:
 
 
 def _related(before: Span, after: Span) -> bool:
-    """Whether the second could have waited for the first: one lane, or data that comes to its device."""
+    """True if the second could have waited for the first: one lane, or data that comes to its device."""
     source = before.dst if before.kind == "copy" else before.device
     return before.lane == after.lane or source == (after.src if after.kind == "copy" else after.device)
