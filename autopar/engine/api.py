@@ -20,7 +20,7 @@ from ..ir.device import Device
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.batch_split import Split
-from ..pipeline.options import Options, Pins
+from ..pipeline.options import Kernels, Options, Pins
 from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
 from ..training.losses import Loss
@@ -51,6 +51,7 @@ def compile(
     reassociate: bool = False,
     verify_replicas: bool = False,
     home: Home = "auto",
+    kernels: Kernels = "eager",
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> Compiled:
@@ -75,6 +76,10 @@ def compile(
     verify_replicas: compare checksums of the copies of weights on other devices at each call.
     home: "auto", copies of weights stay on each device that reads them; or the device that all weights are on, or
     module path or glob → device: these live there alone, and each call brings them to who reads them elsewhere.
+    kernels: "eager" computes with PyTorch's own kernels, bit for bit as the model does. "auto" compiles the model in
+    the background with every library that is here ("inductor", "inductor frozen", "onnxruntime", "openvino"), holds
+    each against eager, times them on this machine and takes the fastest, which is remembered for the next process.
+    Eager serves until then. A library's name takes that one.
     fullgraph, dynamic: as in `torch.compile`: refuse a model that is not one graph; leave sizes open from the start
     (True), never (False), or once they have varied (None).
 
@@ -102,6 +107,7 @@ def compile(
         reassociate=reassociate,
         verify_replicas=verify_replicas,
         home=home,
+        kernels=kernels,
     )
     compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
     if example_inputs is not None or example_kwargs is not None:

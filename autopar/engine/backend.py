@@ -15,6 +15,8 @@ from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.plan_cache import Done
+from ..pipeline.stages import Prepared
+from ..runtime.tuned import TunedExecutor
 from .served import Planned, Served
 from .session import Session
 
@@ -81,6 +83,15 @@ class Backend(Session):
             )
         if self.root is not None:
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
+        choices = [
+            prepared.choice
+            for served in self.served
+            for prepared in served.programs.values()
+            if isinstance(prepared, Prepared)
+        ]
+        found += [
+            str(choice.verdict) for choice in choices if choice is not None and choice.verdict is not None
+        ]
         found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
         return [*found, *list(self.breaks)]
 
@@ -88,6 +99,12 @@ class Backend(Session):
         """The latest plan of each graph that is placed, in the order of their capture."""
         kept = [list(served.programs.values()) for served in self.served]
         return [programs[-1].plan for programs in kept if programs]
+
+    def tuned(self) -> list[TunedExecutor]:
+        """The executors that compile kernels."""
+        programs = [prepared for served in self.served for prepared in served.programs.values()]
+        plain = [prepared.executor for prepared in programs if isinstance(prepared, Prepared)]
+        return [executor for executor in plain if isinstance(executor, TunedExecutor)]
 
     def forget(self) -> None:
         """Drop the programs of the graph that was called last."""

@@ -110,6 +110,11 @@ class Compiled:
         """Capture, plan and lower for these arguments without running."""
         self._placement.prepare(*args, **kwargs)
 
+    def wait(self) -> None:
+        """Wait until the kernels of all calls so far, and of what was prepared, are compiled and chosen."""
+        for executor in self._placement.backend.tuned():
+            executor.wait()
+
     @property
     def machine(self) -> Machine:
         """What it runs on."""

@@ -28,6 +28,7 @@ from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
+from ..runtime.tuned import TunedExecutor
 from ..training.dropin import Training
 from ..training.memory_caps import plan_training
 from .model_check import answer, asked
@@ -126,6 +127,8 @@ class Served:
         backend.latest = self, prepared
         if backend.preparing:
             self._unchecked.add(key)
+            if isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor):
+                prepared.executor.begin(self.arguments.inputs(args))
             raise Done
         if self._unchecked and key in self._unchecked:
             self._unchecked.discard(key)

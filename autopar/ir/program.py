@@ -1,4 +1,4 @@
-"""Exactly which steps: `Program`, flat lists of `Compute`, `Copy`, `Record`, `Wait` and `Free`, one list a
+"""Exactly which steps: `Program`, flat lists of `Compute`, `Piece`, `Copy`, `Record`, `Wait` and `Free`, one list a
 lane.
 
 A buffer is one value on one device, named `value@device`. A lane executes its steps in order; between lanes
@@ -26,6 +26,16 @@ class Compute:
     """Call a task: read `reads`, allocate and fill `writes`. Both name buffers on the lane's device."""
 
     task: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Call a kernel that does the work of several tasks at once: read `reads`, allocate and fill `writes`. What the
+    tasks make for each other is the kernel's own, and in no buffer."""
+
+    tasks: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
@@ -64,8 +74,23 @@ class Free:
     buffer: str
 
 
-Step: TypeAlias = Compute | Copy | Record | Wait | Free
+Step: TypeAlias = Compute | Piece | Copy | Record | Wait | Free
 Kind: TypeAlias = Literal["given", "resident", "made", "result"]
+
+
+def tasks_of(step: Step) -> tuple[str, ...]:
+    """The tasks that a step computes, in turn."""
+    return (step.task,) if isinstance(step, Compute) else step.tasks if isinstance(step, Piece) else ()
+
+
+def reads(step: Step) -> tuple[str, ...]:
+    """The buffers a step reads."""
+    return step.reads if isinstance(step, Compute | Piece) else (step.src,) if isinstance(step, Copy) else ()
+
+
+def makes(step: Step) -> tuple[str, ...]:
+    """The buffers a step allocates."""
+    return step.writes if isinstance(step, Compute | Piece) else (step.dst,) if isinstance(step, Copy) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +125,9 @@ class Program:
     results.
 
     `outputs` are buffer names in the order of the graph's outputs, `updates` (buffer, input or state value)
-    pairs to be written back once every lane is done. `workspace` is (task, scratch bytes). `caps` is (device,
-    bytes). `keeps` is (buffer, state value): once every lane is done the buffer is the resident copy of the state
-    on its device.
+    pairs to be written back once every lane is done. `workspace` is (first task of a step, scratch bytes). `caps` is
+    (device, bytes). `keeps` is (buffer, state value): once every lane is done the buffer is the resident copy of the
+    state on its device.
     """
 
     name: str
@@ -175,11 +200,11 @@ class Program:
 
 
 def _words(step: Step) -> list[str]:
-    if isinstance(step, Compute):
+    if isinstance(step, Compute | Piece):
         reads, writes = " ".join(map(_word, step.reads)), " ".join(map(_word, step.writes))
         return [
-            "compute",
-            _word(step.task),
+            "compute" if isinstance(step, Compute) else "piece",
+            " ".join(map(_word, tasks_of(step))),
             ":",
             *([reads] if reads else []),
             "->",
@@ -298,10 +323,16 @@ class _Reader:
         if words[0].isdigit():
             words, quoted = words[1:], quoted[1:]
         match words:
-            case ["compute", task, ":", *rest]:
-                arrows = [i for i, word in enumerate(rest) if word == "->" and not quoted[3 + i]]
-                if len(arrows) == 1:
-                    return Compute(task, tuple(rest[: arrows[0]]), tuple(rest[arrows[0] + 1 :]))
+            case ["compute" | "piece" as kind, *rest]:
+                marks = {mark: [i for i, word in enumerate(rest) if word == mark and not quoted[1 + i]]
+                         for mark in (":", "->")}  # fmt: skip
+                if all(len(places) == 1 for places in marks.values()):
+                    colon, arrow = marks[":"][0], marks["->"][0]
+                    tasks, read, made = rest[:colon], rest[colon + 1 : arrow], rest[arrow + 1 :]
+                    if tasks and kind == "piece":
+                        return Piece(tuple(tasks), tuple(read), tuple(made))
+                    if len(tasks) == 1:
+                        return Compute(tasks[0], tuple(read), tuple(made))
             case ["copy", src, "->", dst]:
                 return Copy(src, dst)
             case ["record", event]:
@@ -311,6 +342,6 @@ class _Reader:
             case ["free", buffer]:
                 return Free(buffer)
         raise self.wrong(
-            "expected 'compute TASK : READS -> WRITES', 'copy SRC -> DST', 'record EVENT', 'wait EVENT' "
-            "or 'free BUFFER'"
+            "expected 'compute TASK : READS -> WRITES', 'piece TASKS : READS -> WRITES', 'copy SRC -> DST', "
+            "'record EVENT', 'wait EVENT' or 'free BUFFER'"
         )

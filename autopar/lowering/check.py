@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..errors import ProgramError
 from ..ir.graph import Graph
-from ..ir.program import Compute, Copy, Free, Program, Record, Wait
+from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Wait
 from ..text.tables import size
 from .draw_turns import turns
 from .memory_bound import Peak, footprint
@@ -72,6 +72,8 @@ def _where(program: Program, at: tuple[str, int]) -> str:
     match step:
         case Compute(task=task):
             what = f"task {task!r}"
+        case Piece(tasks=tasks):
+            what = f"piece of {len(tasks)} tasks from {tasks[0]!r}"
         case Copy(src=src, dst=dst):
             what = f"copy {src} -> {dst}"
         case Free(buffer=buffer):

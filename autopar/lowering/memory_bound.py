@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ..ir.program import Compute, Copy, Free, Program
+from ..ir.program import Compute, Copy, Free, Piece, Program, tasks_of
 from .vector_clocks import History
 
 
@@ -70,10 +70,10 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
         for position, step in enumerate(lane.steps):
             new = extra = 0
             device = lane.device
-            if isinstance(step, Compute):
+            if isinstance(step, Compute | Piece):
                 own = (program.buffer[name] for name in step.writes)
                 new = sum(buffer.bytes for buffer in own if buffer.storage == buffer.name)
-                extra = scratch.get(step.task, 0)
+                extra = scratch.get(tasks_of(step)[0], 0)
             elif isinstance(step, Copy):
                 device, new = program.buffer[step.dst].device, program.buffer[step.dst].bytes
             elif isinstance(step, Free):

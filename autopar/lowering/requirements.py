@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..errors import ProgramError
 from ..ir.graph import Graph, Task
-from ..ir.program import Buffer, Compute, Copy, Free, Program
+from ..ir.program import Buffer, Compute, Copy, Free, Piece, Program, tasks_of
 
 At: TypeAlias = tuple[int, int]
 """A step: index of its lane in the program, position in the lane."""
@@ -44,10 +44,11 @@ def demands(program: Program) -> list[Demand]:
     for index, lane in enumerate(program.lanes):
         for position, step in enumerate(lane.steps):
             at = (index, position)
-            if isinstance(step, Compute):
-                if step.task in tasks:
-                    raise wrong(program, at, f"task {step.task!r} has run before; each runs once")
-                tasks.add(step.task)
+            if isinstance(step, Compute | Piece):
+                for task in tasks_of(step):
+                    if task in tasks:
+                        raise wrong(program, at, f"task {task!r} has run before; each runs once")
+                    tasks.add(task)
                 _compute(program, at, step, uses)
             elif isinstance(step, Copy):
                 _copy(program, at, step, uses)
@@ -72,7 +73,8 @@ def wrong(program: Program, at: At, text: str) -> ProgramError:
     """The error for what is wrong with one step."""
     lane = program.lanes[at[0]]
     step = lane.steps[at[1]]
-    what = f" (task {step.task!r})" if isinstance(step, Compute) else ""
+    tasks = tasks_of(step)
+    what = f" (task {tasks[0]!r}{' and others' if len(tasks) > 1 else ''})" if tasks else ""
     return ProgramError(f"step {at[1]} of lane {lane.name}{what}: {text}")
 
 
@@ -139,7 +141,7 @@ def _write(program: Program, at: At, buffer: Buffer, uses: dict[str, _Use]) -> N
     uses[buffer.name].made = at
 
 
-def _compute(program: Program, at: At, step: Compute, uses: dict[str, _Use]) -> None:
+def _compute(program: Program, at: At, step: Compute | Piece, uses: dict[str, _Use]) -> None:
     device = program.lanes[at[0]].device
     read = [_known(program, at, name) for name in step.reads]
     written = [_known(program, at, name) for name in step.writes]
@@ -152,7 +154,9 @@ def _compute(program: Program, at: At, step: Compute, uses: dict[str, _Use]) -> 
             )
     for buffer in read:
         uses[buffer.name].read.append(at)
-    storages = {buffer.storage for buffer in read} | {buffer.name for buffer in written}
+    # A kernel of several tasks hands on no memory that it was given.
+    lent = {buffer.storage for buffer in read} if isinstance(step, Compute) else set()
+    storages = lent | {buffer.name for buffer in written}
     for buffer in written:
         _write(program, at, buffer, uses)
         if buffer.storage not in storages:
@@ -225,10 +229,10 @@ def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[D
 def matches(program: Program, graph: Graph) -> list[Demand]:
     """What the program must keep to compute `graph`, or ProgramError where it computes something else."""
     at = {
-        step.task: (index, position)
+        task: (index, position)
         for index, lane in enumerate(program.lanes)
         for position, step in enumerate(lane.steps)
-        if isinstance(step, Compute)
+        for task in tasks_of(step)
     }
     for name in at:
         if name not in graph.task:
@@ -247,9 +251,15 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
         if task.name not in at:
             raise ProgramError(f"no lane runs {task.where}")
         step = program.lanes[at[task.name][0]].steps[at[task.name][1]]
-        assert isinstance(step, Compute)
-        _task(program, graph, task, at[task.name], step)
-        found += [Demand(at[name], at[task.name], f"must come after task {name!r}") for name in task.after]
+        if isinstance(step, Compute):
+            _task(program, graph, task, at[task.name], step)
+        elif isinstance(step, Piece) and step.tasks[0] == task.name:
+            _piece(program, graph, at[task.name], step)
+        found += [
+            Demand(at[name], at[task.name], f"must come after task {name!r}")
+            for name in task.after
+            if at[name] != at[task.name]
+        ]
     return found
 
 
@@ -325,3 +335,29 @@ def _task(program: Program, graph: Graph, task: Task, at: At, step: Compute) -> 
             raise wrong(
                 program, at, f"buffer {name} is a view into {root}, but is said to have its own storage"
             )
+
+
+def _piece(program: Program, graph: Graph, at: At, step: Piece) -> None:
+    """The tasks of a piece come each after what it reads, and the piece reads what they do not make themselves."""
+    made: set[str] = set()
+    read: dict[str, None] = {}
+    done: set[str] = set()
+    for name in step.tasks:
+        if name not in graph.task:
+            raise wrong(program, at, f"the graph has no task {name!r}")
+        task = graph.task[name]
+        late = [other for other in task.after if other in step.tasks and other not in done]
+        if late or task.random:
+            why = f"comes before {late[0]!r}, which it must follow" if late else "draws random numbers"
+            raise wrong(program, at, f"task {name!r} {why}")
+        read.update(dict.fromkeys(value for value in task.inputs if value not in made))
+        made.update(task.outputs)
+        done.add(name)
+    if early := made & read.keys():
+        raise wrong(program, at, f"{min(early)!r} is read before the task that makes it")
+    reads = tuple(program.buffer[name].value for name in step.reads)
+    if set(reads) != read.keys() or len(set(reads)) != len(reads):
+        raise wrong(program, at, f"it reads {', '.join(reads) or 'nothing'}, its tasks {', '.join(read)}")
+    for name in step.writes:
+        if program.buffer[name].value not in made:
+            raise wrong(program, at, f"none of its tasks makes {program.buffer[name].value!r}")

@@ -16,11 +16,15 @@ from ..errors import DeviceError, PlanError
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..planner import require_policy
+from ..runtime.kernels import STACKS
 from .batch_split import require_split
 
 Pins: TypeAlias = Mapping[str, str | int | torch.device]
 """Devices by module path, glob, or path of a parameter, as in the device maps of Hugging Face accelerate: "" is the
 whole model, a number an accelerator."""
+
+
+Kernels: TypeAlias = Literal["eager", "auto", "inductor", "inductor frozen", "onnxruntime", "openvino"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Options:
     reassociate: bool = False
     verify_replicas: bool = False
     home: Home = "auto"
+    kernels: Kernels = "eager"
 
     def __post_init__(self) -> None:
         if not isinstance(self.pins, Mapping) or not all(isinstance(path, str) for path in self.pins):
@@ -52,6 +57,7 @@ class Options:
         _one_of("check", self.check, ("first", "always", "never"))
         _one_of("outputs", self.outputs, ("as_input", "as_placed"))
         _one_of("batch_norm", self.batch_norm, ("full", "per_part"))
+        _one_of("kernels", self.kernels, ("eager", "auto", *(stack.name for stack in STACKS)))
         for name in ("measure", "reassociate", "verify_replicas"):
             _one_of(name, getattr(self, name), (True, False))
         if self.recompute not in (None, "auto") and not _is_share(self.recompute):

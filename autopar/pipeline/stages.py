@@ -30,12 +30,14 @@ from ..planner import replan
 from ..planner.baseline import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
+from ..runtime.tuned import TunedExecutor
 from ..system.garbage import uncollected
 from ..text.progress import ticking
 from ..text.tables import seconds
 from ..transform.draws import local
 from ..transform.parameter_groups import grouped
 from .batch_split import best_plan, passed_over, split_graph
+from .kernel_choice import KernelChoice, compilable
 from .options import Options
 from .propagate import propagated
 
@@ -54,8 +56,9 @@ class Prepared:
     captured: Captured
     plan: Plan
     program: Program
-    executor: Executor
+    executor: Executor | TunedExecutor
     single_s: float | None = None
+    choice: KernelChoice | None = None
 
     def slower(self, slow_down: float) -> None:
         """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
@@ -78,21 +81,28 @@ def prepare(
     """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
     tensors = captured.flatten(args)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
-    prepared = bind(captured, plan, pool)
+    prepared = bind(captured, plan, pool, options.kernels)
     single = plan.best_single
     if options.measure and given is None and single and repeatable(captured, plan):
         alone = replace(options, policy=f"single {single[0]}", split=None)
-        rival = bind(captured, plan_captured(captured, machine, alone, tensors), pool)
+        rival = bind(captured, plan_captured(captured, machine, alone, tensors), pool, options.kernels)
         return timed("race", race, prepared, rival, tensors)
     return prepared
 
 
-def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepared:
-    """The program of a plan, proved, and bound to the live model."""
+def bind(captured: Captured, plan: Plan, pool: Replicas | None = None, kernels: str = "eager") -> Prepared:
+    """The program of a plan, proved, and bound to the live model; with compiled kernels once there are any."""
     program = proved(plan).program
     if not copies(plan):
         captured = captured.kernels_trusted()
-    return Prepared(captured, plan, program, Executor(captured, plan, program, pool))
+    pool = pool or Replicas()
+    executor = Executor(captured, plan, program, pool)
+    if kernels == "eager" or (why := compilable(captured, plan)):
+        if kernels != "eager":
+            log.info("kernels are eager's: %s", why)
+        return Prepared(captured, plan, program, executor)
+    choice = KernelChoice(kernels, captured, plan, program, pool, executor)
+    return Prepared(captured, plan, program, TunedExecutor(executor, choice), choice=choice)
 
 
 def copies(plan: Plan) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from ..ops import resolve as bind
 from .codegen import Code, Style, lane_code
 from .events import Gates
 from .fast_calls import fast
+from .kernels import Kernel
 from .lanes import accelerator
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 LaneFunction = Callable[[list[Any], Any], None]
+_NONE: Mapping[str, Kernel] = MappingProxyType({})
 
 
 class Assembly:
@@ -34,8 +37,10 @@ class Assembly:
     `streamed` says whether lanes have streams of their own, other than the caller's.
     """
 
-    def __init__(self, captured: Captured, plan: Plan, program: Program) -> None:
-        self.captured, self.plan, self.program = captured, plan, program
+    def __init__(
+        self, captured: Captured, plan: Plan, program: Program, kernels: Mapping[str, Kernel] = _NONE
+    ) -> None:
+        self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
         self.layout = layout(program, self.graph)
         self.devices = tuple(
@@ -90,6 +95,7 @@ class Assembly:
                 backend.device,
                 style,
                 lambda task: backend.call(self._callable(task)),
+                self.kernels,
             )
         return self._codes[lane, recorded]
 

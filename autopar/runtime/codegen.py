@@ -20,8 +20,9 @@ from typing import Any, TypeAlias
 import torch
 
 from ..ir.graph import Argument, Const, Graph, Ref, Task
-from ..ir.program import Compute, Copy, Free, Lane, Program, Record, Step, Wait
+from ..ir.program import Compute, Copy, Free, Lane, Piece, Program, Record, Step, Wait
 from ..ops import resolve as bind
+from .kernels import Kernel
 from .lanes.host import apart
 from .slots import Layout
 
@@ -102,10 +103,10 @@ class Style:
 class _Writer:
     def __init__(
         self, program: Program, graph: Graph, lane: Lane, layout: Layout, device: torch.device, style: Style,
-        call: Callable[[Task], Callable[..., Any]],
+        call: Callable[[Task], Callable[..., Any]], kernels: Mapping[str, Kernel],
     ) -> None:  # fmt: skip
         self.program, self.graph, self.lane, self.layout = program, graph, lane, layout
-        self.device, self.style, self.call = device, style, call
+        self.device, self.style, self.call, self.kernels = device, style, call, kernels
         self.lines: list[str] = []
         self.steps: list[int] = []
         self.names: dict[str, Any] = {}
@@ -181,6 +182,14 @@ class _Writer:
         if task.unpack and "_" in targets:
             self.line("del _", index)
 
+    def piece(self, step: Piece, index: int) -> None:
+        kernel = self.kernels[step.tasks[0]]
+        arguments = [self.read(step.reads[position]) for position in kernel.takes]
+        targets = [self.make(name) for name in step.writes]
+        text = f"{self.bind(('kernel', id(kernel)), 't', kernel.call)}({', '.join(arguments)})"
+        text = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}"
+        self.work(step, index, f"{text}  # {kernel.stack}: {len(step.tasks)} tasks", targets)
+
     def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
         """Lines that make sure of memory that is this lane's to free, or the caller's to write to, where an operator
         may hand on what it was given though no schema says so.
@@ -233,6 +242,8 @@ class _Writer:
         match step:
             case Compute():
                 self.compute(step, index)
+            case Piece():
+                self.piece(step, index)
             case Copy():
                 self.copy(step, index)
             case Wait():
@@ -255,12 +266,12 @@ def _is_user(function: Callable[..., Any]) -> bool:
 
 def lane_code(
     program: Program, graph: Graph, lane: Lane, layout: Layout, device: torch.device, style: Style,
-    call: Callable[[Task], Callable[..., Any]],
+    call: Callable[[Task], Callable[..., Any]], kernels: Mapping[str, Kernel],
 ) -> Code:  # fmt: skip
-    """The code of one lane, whose tensors are on `device`; `call` gives the callable of a task. Linear in its
-    steps.
+    """The code of one lane, whose tensors are on `device`; `call` gives the callable of a task, `kernels` those of
+    pieces by their first task. Linear in its steps.
     """
-    writer = _Writer(program, graph, lane, layout, device, style, call)
+    writer = _Writer(program, graph, lane, layout, device, style, call, kernels)
     writer.line("def lane(s, d):", -1)
     if style.recorded:
         writer.line(f"r = d.recorder({lane.name!r})", -1)

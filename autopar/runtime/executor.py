@@ -18,6 +18,7 @@ from ..ir.timeline import Timeline
 from . import thread_state as ambient
 from .bind_program import Assembly
 from .flat_transfer import pieces
+from .kernels import Kernel
 from .lane_threads import Call, Crew
 from .lanes import accelerator
 from .lanes.emulated_clock import TOLERANCE, Clock
@@ -47,9 +48,14 @@ class Executor:
     """
 
     def __init__(
-        self, captured: Captured, plan: Plan, program: Program, pool: Replicas | None = None
+        self,
+        captured: Captured,
+        plan: Plan,
+        program: Program,
+        pool: Replicas | None = None,
+        kernels: Mapping[str, Kernel] | None = None,
     ) -> None:
-        self._captured, self._program = captured, program
+        self._captured, self._program, self._kernels = captured, program, kernels or {}
         self._pool = pool or Replicas()
         self._graph = plan.costed.graph
         self._lock = threading.Lock()
@@ -84,7 +90,7 @@ class Executor:
 
     def _assemble(self, plan: Plan) -> None:
         self._plan = plan
-        self._assembly = Assembly(self._captured, plan, self._program)
+        self._assembly = Assembly(self._captured, plan, self._program, self._kernels)
         self._crew = Crew(self._assembly)
         weakref.finalize(self, stop_all, self._crew.workers)
         self._bind()

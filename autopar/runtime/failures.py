@@ -8,7 +8,7 @@ import torch
 
 from ..errors import RunError
 from ..ir.device_kind import kind_of
-from ..ir.program import Compute, Copy, Lane, Record, Wait
+from ..ir.program import Compute, Copy, Lane, Piece, Record, Wait, tasks_of
 
 if TYPE_CHECKING:
     from .bind_program import Assembly
@@ -41,6 +41,9 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
     what = f"lane {name}"
     if isinstance(step, Compute):
         what = assembly.graph.task[step.task].where
+    elif isinstance(step, Piece):
+        first = assembly.graph.task[step.tasks[0]].where
+        what = f"the kernel of {len(step.tasks)} tasks from {first}"
     elif isinstance(step, Copy):
         what = f"the copy of {step.src} to {step.dst}"
     found = f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}"
@@ -48,7 +51,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
     kind = assembly.torch_device(source.device).type
     if kind == "cpu" or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
         return RunError(found)
-    if isinstance(step, Compute) and not isinstance(error, torch.AcceleratorError):
+    if isinstance(step, Compute | Piece) and not isinstance(error, torch.AcceleratorError):
         return RunError(f"{found} (or a task launched before it there did: accelerators report errors late)")
     launched = _launched(assembly, source, index if source is lane else len(source.steps))
     return RunError(
@@ -73,9 +76,9 @@ def _source(assembly: Assembly, lane: Lane, index: int) -> Lane:
 def _launched(assembly: Assembly, lane: Lane, index: int) -> str:
     """The last tasks launched on the device of a lane before its step `index` (its end where that is -1)."""
     steps = list(lane.steps[: index if index >= 0 else None])
-    if not any(isinstance(step, Compute) for step in steps):
+    if not any(map(tasks_of, steps)):
         lanes = (other for other in assembly.program.lanes if other.device == lane.device)
         steps = [step for other in lanes for step in other.steps]
-    tasks = [assembly.graph.task[step.task].where for step in steps if isinstance(step, Compute)]
+    tasks = [assembly.graph.task[task].where for step in steps for task in tasks_of(step)]
     last = "; ".join(reversed(tasks[-SHOWN:]))
     return f" (last first: {last})" if last else ""

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..ir.program import Compute
+from ..ir.program import tasks_of
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction
 from .events import Gates
@@ -113,7 +113,7 @@ class Crew:
         assembly, threads = self.assembly, torch.get_num_threads()
 
         def weight(backend: HostLane) -> tuple[bool, int]:
-            tasks = sum(isinstance(step, Compute) for step in backend.lane.steps)
+            tasks = sum(len(tasks_of(step)) for step in backend.lane.steps)
             return backend.device.type == "cpu", tasks
 
         able = [

@@ -14,9 +14,8 @@ import torch
 
 from ..ir.graph import Graph
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Lane, Program, Step
+from ..ir.program import Compute, Copy, Lane, Piece, Program, Step, makes
 from ..ir.timeline import Memory, Span, Timeline
-from .slots import makes
 
 
 class _Account:
@@ -89,6 +88,8 @@ def title(step: Step, graph: Graph) -> str:
     if isinstance(step, Compute):
         task = graph.task[step.task]
         return f"{task.name} · {task.module}" if task.module else task.name
+    if isinstance(step, Piece):
+        return f"{step.tasks[0]} to {step.tasks[-1]}, {len(step.tasks)} tasks"
     return f"{step.src} to {step.dst}" if isinstance(step, Copy) else ""
 
 
@@ -215,6 +216,13 @@ class Recording:
                         called=words.value(made.value),
                     )
                 )
+                continue
+            if isinstance(step, Piece):
+                task = graph.task[step.tasks[0]]
+                spans.append(
+                    Span(lane.name, lane.device, "compute", costed.cluster_of[task.name], start, end, "",
+                         task.module, task.source, called=title(step, graph), phase=task.phase)
+                )  # fmt: skip
                 continue
             task, run = graph.task[step.task], costed.cluster_of[step.task]
             spans.append(

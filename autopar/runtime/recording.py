@@ -13,6 +13,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from .executor import Executor
+from .tuned import TunedExecutor
 
 log = logging.getLogger("autopar")
 
@@ -59,7 +60,7 @@ class _Clocked(Protocol):
         """The plan."""
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> Executor | TunedExecutor:
         """What runs the program."""
 
     def slower(self, slow_down: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..ir.graph import Graph
-from ..ir.program import Compute, Copy, Free, Program, Record, Step, Wait
+from ..ir.program import Free, Program, Record, Wait, makes, reads
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,6 @@ def _uses(
                 else:
                     last[name] = (lane.name, index)
     return maker, freed, last, shared
-
-
-def reads(step: Step) -> tuple[str, ...]:
-    """The buffers a step reads."""
-    return step.reads if isinstance(step, Compute) else (step.src,) if isinstance(step, Copy) else ()
-
-
-def makes(step: Step) -> tuple[str, ...]:
-    """The buffers a step allocates."""
-    return step.writes if isinstance(step, Compute) else (step.dst,) if isinstance(step, Copy) else ()
 
 
 def events(program: Program, kind: type[Record] | type[Wait]) -> Iterator[tuple[str, str]]:

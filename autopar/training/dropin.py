@@ -28,6 +28,7 @@ from ..pipeline.stages import Prepared, copies
 from ..runtime.autograd_bridge import Bridge, Written, own
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
+from ..runtime.tuned import TunedExecutor
 from .halves import STANDING, Apart, Half
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
@@ -102,7 +103,7 @@ class Training:
         return None
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> Executor | TunedExecutor:
         """What runs the forward."""
         return self.forward.executor
 

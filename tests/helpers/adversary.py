@@ -17,7 +17,7 @@ import torch
 
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph, Task
-from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
+from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Piece, Program, Record, Wait
 from autopar.ops import resolve as bind
 
 
@@ -99,6 +99,8 @@ class _Run:
                 recorded.add(step.event)
             elif isinstance(step, Compute):
                 self.compute(step, lanes[index])
+            elif isinstance(step, Piece):
+                self.piece(step, lanes[index])
             elif isinstance(step, Copy):
                 self.allocate(self.program.buffer[step.dst].device, (step.dst,), 0, f"copy to {step.dst}")
                 self.held[step.dst] = _copied(self.read(step.src))
@@ -155,9 +157,21 @@ class _Run:
         self.held.update(zip(step.writes, outputs))
         self.used[lane.device] -= scratch
 
-    def call(self, task: Task, device: str) -> list[Any]:
+    def piece(self, step: Piece, lane: Lane) -> None:
+        """A kernel hands on nothing that it was given, and nothing twice."""
+        scratch = self.scratch.get(step.tasks[0], 0)
+        self.allocate(lane.device, step.writes, scratch, f"the piece from {step.tasks[0]!r}")
+        inner = {self.program.buffer[name].value: self.read(name) for name in step.reads}
+        for name in step.tasks:
+            task = self.graph.task[name]
+            inner.update(zip(task.outputs, self.call(task, lane.device, inner)))
+        made = {name: _copied(inner[self.program.buffer[name].value]) for name in step.writes}
+        self.held.update(made)
+        self.used[lane.device] -= scratch
+
+    def call(self, task: Task, device: str, inner: Mapping[str, Any] | None = None) -> list[Any]:
         def read(value: str) -> Any:
-            return self.read(f"{value}@{device}")
+            return self.read(f"{value}@{device}") if inner is None else inner[value]
 
         here = torch.device("cpu")
         function = bind.target(task.target, self.calls)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.ir.program import Copy, Program, Record, Wait
+from autopar.ir.program import Copy, Program, Record, Wait, reads
 from autopar.lowering.check import Report
 from autopar.lowering.memory_bound import footprint
 from autopar.lowering.requirements import At
 from autopar.lowering.vector_clocks import joined
-from autopar.runtime.slots import reads
 
 
 def redundant(report: Report) -> tuple[tuple[str, int], ...]:

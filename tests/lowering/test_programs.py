@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from samples import every
 
 from autopar.errors import ProgramError
-from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Wait
+from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Piece, Program, Record, Wait
 from autopar.lowering.lower import lower
 
 PLANS = {f"{index} {each.costed.graph.name}": each for index, each in enumerate(every())}
@@ -29,6 +29,7 @@ many = st.lists(names, max_size=3).map(tuple)
 counts = st.integers(0, 10**15)
 steps = st.one_of(
     st.builds(Compute, names, many, many),
+    st.builds(Piece, st.lists(names, min_size=1, max_size=3).map(tuple), many, many),
     st.builds(Copy, names, names),
     st.builds(Record, names),
     st.builds(Wait, names),

@@ -1,0 +1,18 @@
+"""Kernels: the work of many tasks in one call, compiled by libraries that others keep. `STACKS` lists them,
+the quickest to compile first."""
+
+from __future__ import annotations
+
+from .inductor import Inductor
+from .onnx_runtime import OnnxRuntime
+from .open_vino import OpenVino
+from .stack import Kernel, Refusal, Stack
+
+STACKS: tuple[Stack, ...] = (
+    OnnxRuntime(),
+    OpenVino(),
+    Inductor("inductor frozen", frozen=True),
+    Inductor("inductor", frozen=False),
+)
+
+__all__ = ["STACKS", "Kernel", "Refusal", "Stack"]

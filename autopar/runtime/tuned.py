@@ -1,0 +1,166 @@
+"""`TunedExecutor`: the eager program of a plan at first, its fastest compiled form once that is known."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..ir.plan import Plan
+from ..ir.timeline import Timeline
+from .executor import Executor
+from .replicas import Watch
+
+log = logging.getLogger("autopar")
+
+AFTER = 3
+"""Calls in a row, with the same weights, before anything is compiled."""
+
+
+class Changed(Exception):
+    """Weights have changed while kernels were compiled that fold them; to be tried again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """One way to run a program: its executor, and a `watch` on the weights that are folded into its kernels."""
+
+    name: str
+    executor: Executor
+    watch: Watch | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """True if its kernels hold the weights as they are now."""
+        return self.watch is None or self.watch.unchanged()
+
+
+Choose = Callable[[Sequence[Any], "TunedExecutor"], "Arrangement | None"]
+"""Compiles and times arrangements on the inputs of a call; the fastest, None where that is the eager program."""
+
+
+class TunedExecutor:
+    """Runs `plain`, the eager program, until `choose` has found a faster arrangement of the same plan, and again as
+    soon as weights change that its kernels have folded.
+
+    `choose` works in a thread of its own after `AFTER` calls, and once more that many calls after a change. A call
+    waits for no compiler; while arrangements are timed, it waits for at most one block of calls (`turn`).
+    """
+
+    def __init__(self, plain: Executor, choose: Choose) -> None:
+        self.plain, self._choose = plain, choose
+        self.turn = threading.RLock()
+        self.chosen: Arrangement | None = None
+        self._stale: Arrangement | None = None
+        self._calls = 0
+        self._done = False
+        self._builder: threading.Thread | None = None
+        _alive.add(self)
+
+    inline = None
+    """A compiled arrangement looks at its weights before each call."""
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """One call. Raises RunError when a task fails."""
+        chosen = self.chosen
+        if chosen is not None and chosen.fresh:
+            return chosen.executor(inputs)
+        with self.turn:
+            made = self.plain(inputs)
+        self._after(inputs)
+        return made
+
+    def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
+        """One call and, with `record`, its measured timeline."""
+        chosen = self.chosen
+        if chosen is not None and chosen.fresh:
+            return chosen.executor.run(inputs, record)
+        with self.turn:
+            made = self.plain.run(inputs, record)
+        self._after(inputs)
+        return made
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Compile and choose from now on, in the background, for inputs like these."""
+        if self._done or self._builder is not None:
+            return
+        examples = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+        own = weakref.ref(self)
+
+        def build() -> None:
+            tuned = own()
+            if tuned is not None:
+                tuned._build(examples)
+
+        self._builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
+        self._builder.start()
+
+    def wait(self) -> None:
+        """Wait until what is compiled is chosen; at once where nothing is."""
+        builder = self._builder
+        if builder is not None:
+            builder.join()
+
+    def current(self) -> bool:
+        """True if every copy of state that it reads is up to date."""
+        return self.plain.current()
+
+    def rebind(self, plan: Plan) -> None:
+        """Run as `plan` says from the next call on, with eager kernels."""
+        self._done, self.chosen = True, None
+        self.plain.rebind(plan)
+
+    def close(self) -> None:
+        """End the threads of all arrangements. A later call starts them again."""
+        self.wait()
+        self.plain.close()
+        if self.chosen is not None:
+            self.chosen.executor.close()
+
+    def _after(self, inputs: Sequence[Any]) -> None:
+        """Count an eager call; compile after enough of them in which nothing changed."""
+        chosen, self.chosen = self.chosen, None
+        if chosen is not None:
+            log.info("%s: weights have changed, eager serves", chosen.name)
+            self._stale, self._done, self._calls = chosen, False, 0
+        if self._done or self._builder is not None:
+            return
+        if self._stale is not None and self._stale.watch is not None and not self._stale.fresh:
+            self._stale.watch.take()
+            self._calls = 0
+        self._calls += 1
+        if self._calls >= AFTER:
+            self.begin(inputs)
+
+    def _build(self, examples: Sequence[Any]) -> None:
+        self._calls, self._done = 0, True
+        try:
+            self.chosen = self._choose(examples, self)
+            self._stale = None
+        except Changed:
+            self._done = False
+        except BaseException as error:
+            log.warning("compiling kernels failed, eager serves: %s: %s", type(error).__name__, error)
+        self._builder = None
+
+    def _forked(self) -> None:
+        # Threads of the libraries are not in the child.
+        self.chosen, self._builder, self._done = None, None, True
+        self.turn = threading.RLock()
+
+
+_alive: weakref.WeakSet[TunedExecutor] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tuned in list(_alive):
+        tuned._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
