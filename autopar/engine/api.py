@@ -211,6 +211,7 @@ def train_step(
     reassociate: bool = False,
     verify_replicas: bool = False,
     home: Home = "auto",
+    kernels: Literal["eager", "auto", "inductor"] = "eager",
 ) -> TrainStep:
     """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
 
@@ -224,6 +225,7 @@ def train_step(
     to 1, that may stay saved.
     reassociate: let long chains of additions be added in another order.
     verify_replicas: compare checksums of all copies of the weights at each call.
+    kernels: as in `compile`; libraries that fold weights into their kernels have no part in training.
 
     Gradients that wait in `.grad`, whoever left them there, are added to those of the next step, as `backward` does.
     Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
@@ -243,6 +245,7 @@ def train_step(
         reassociate,
         verify_replicas,
         home,
+        kernels,
     ).fitting(machine, model)
     options.living(machine, model)
     return TrainStep(

@@ -15,7 +15,6 @@ from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.plan_cache import Done
-from ..pipeline.stages import Prepared
 from ..runtime.tuned import TunedExecutor
 from .served import Planned, Served
 from .session import Session
@@ -83,15 +82,7 @@ class Backend(Session):
             )
         if self.root is not None:
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
-        choices = [
-            prepared.choice
-            for served in self.served
-            for prepared in served.programs.values()
-            if isinstance(prepared, Prepared)
-        ]
-        found += [
-            str(choice.verdict) for choice in choices if choice is not None and choice.verdict is not None
-        ]
+        found += [executor.note for executor in self.tuned() if executor.note]
         found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
         return [*found, *list(self.breaks)]
 
@@ -102,9 +93,9 @@ class Backend(Session):
 
     def tuned(self) -> list[TunedExecutor]:
         """The executors that compile kernels."""
-        programs = [prepared for served in self.served for prepared in served.programs.values()]
-        plain = [prepared.executor for prepared in programs if isinstance(prepared, Prepared)]
-        return [executor for executor in plain if isinstance(executor, TunedExecutor)]
+        programs = [planned for served in self.served for planned in served.programs.values()]
+        executors = [executor for planned in programs for executor in planned.executors]
+        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
 
     def forget(self) -> None:
         """Drop the programs of the graph that was called last."""

@@ -243,7 +243,7 @@ class Served:
             return prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
         tensors = captured.flatten(args)
         joint, apart = plan_training(captured, backend.machine, options, tensors, given)
-        return Training(joint, apart, backend.pool, backend.recorder)
+        return Training(joint, apart, backend.pool, backend.recorder, options.kernels)
 
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """The results of one call."""

@@ -1,68 +1,39 @@
-"""Choice of the compiled form of a program that is the fastest on this machine: build, check, race, verdict."""
+"""Choice of the compiled form of a program that is the fastest on this machine."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ..capture import Captured
-from ..capture.strides import laid
 from ..costs.blocks import Turn, median, timed
+from ..errors import AutoparError
 from ..ir.plan import Plan
-from ..ir.program import Piece, Program
-from ..lowering.check import check
-from ..lowering.pieces import pieced
 from ..runtime.executor import Executor
-from ..runtime.kernels import STACKS, Kernel, Refusal, Stack
-from ..runtime.kernels.module import module_of
+from ..runtime.kernels import STACKS, Refusal
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement, Changed, TunedExecutor
-from ..system import cache
 from ..text.progress import ticking
-from .compare import error, limit
+from . import kernel_verdict
+from .kernel_build import Form, Sample, arranged, aside, perturbed, trying
+from .kernel_verdict import Verdict
 
 log = logging.getLogger("autopar")
 
 BUILD_S = 60.0
-"""Seconds of compiling after which no other stack is begun."""
+"""Seconds of compiling after which nothing else is begun."""
 ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
 """Undisturbed blocks of each contestant, seconds after which fewer are enough, seconds of a block."""
+FIRST = 3
+"""Rounds of the race between libraries; the fastest goes on with other numbers of threads and lanes."""
 WORTH = 0.03
-"""Share of eager's seconds that a compiled form must save."""
-NICE = 10
-"""How far a thread that compiles stands back behind the caller's, on systems where threads can."""
-_Made = TypeVar("_Made")
-
-
-@dataclass
-class Verdict:
-    """What came of a race: the name of the fastest arrangement, the median seconds of each, and why others were not in
-    it."""
-
-    winner: str = "eager"
-    seconds: dict[str, float] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        eager = self.seconds.get("eager", 0.0)
-        if not eager:
-            return f"kernels: {self.winner}"
-        ratios = {name: took / eager for name, took in self.seconds.items()}
-        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != self.winner)
-        lost = "".join(f"; {name}: {why}" for name, why in self.refused.items())
-        return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
+"""Share of eager's seconds that a compiled form must save, and of one lane's that several must."""
 
 
 def compilable(captured: Captured, plan: Plan) -> str:
@@ -72,8 +43,6 @@ def compilable(captured: Captured, plan: Plan) -> str:
         return "its devices are not here, or run on a declared clock"
     if any(machine.device[placed.device].torch_type != "cpu" for placed in plan.placed):
         return "it is not of the CPU alone"
-    if captured.tangents or graph.updates:
-        return "it trains, or changes its buffers"
     if any(task.random for task in graph.tasks):
         return "it draws random numbers"
     for memory in plan.memory:
@@ -86,211 +55,156 @@ def compilable(captured: Captured, plan: Plan) -> str:
 
 
 class KernelChoice:
-    """The choice for one program. `wanted` is the name of a stack, or "auto" for the fastest of all."""
+    """The choice for one program, which it makes when called. `wanted` is the name of a library, or "auto" for the
+    fastest of all. `on_lanes` gives the same graph planned on as many lanes as there are threads, of one thread each;
+    None where that is the plan already."""
 
     def __init__(
-        self, wanted: str, captured: Captured, plan: Plan, program: Program, pool: Replicas, plain: Executor
+        self, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None = None
     ) -> None:
-        self.wanted, self.captured, self.plan, self.program = wanted, captured, plan, program
-        self.pool, self.plain, self.graph = pool, plain, plan.costed.graph
-        self.threads = torch.get_num_threads()
+        self.wanted, self.form, self.pool, self.on_lanes = wanted, form, pool, on_lanes
+        self.key = kernel_verdict.signature(form.plan.costed.graph, form.program, form.threads)
         self.verdict: Verdict | None = None
 
+    @property
+    def note(self) -> str:
+        """The verdict; "" before there is one."""
+        name = self.form.plan.costed.graph.name
+        return f"{name}: {self.verdict}" if self.verdict is not None else ""
+
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
-        """The fastest arrangement on these inputs, None for the eager program. Raises Changed."""
-        known = self.verdict or self._kept()
-        stacks = [stack for stack in STACKS if self.wanted in ("auto", stack.name)]
+        """The fastest arrangement on these inputs, None for the eager program. Raises Changed where weights change
+        meanwhile."""
+        state = self.form.captured.state
+        masters = [self.pool.master(name, *state[name]) for name in self.form.plan.costed.graph.state]
+        watch = self.pool.watch(masters)
+        plain = trying(self.form, self.form.program, self.pool) or tuned.plain
+        with tuned.turn:
+            samples = [Sample(each, _copied(plain(each))) for each in (inputs, perturbed(inputs))]
+        race = _Race(self, tuned, plain, samples, watch)
+        known = self.verdict or (kernel_verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
             self.verdict = known
             return None
-        if known is not None:
-            stacks = [stack for stack in stacks if stack.name == known.winner]
-        verdict = Verdict()
-        started, found = time.perf_counter(), []
-        masters = [self.pool.master(name, *self.captured.state[name]) for name in self.graph.state]
-        watch = self.pool.watch(masters)
-        with ticking("autopar: kernels"), tuned.turn:
-            expected = [self._eager(each) for each in (inputs, perturbed(inputs))]
-        for stack in stacks:
-            if time.perf_counter() - started > BUILD_S:
-                verdict.refused[stack.name] = f"not tried, {BUILD_S:.0f} s of compiling were over"
-                continue
-            try:
-                with ticking(f"autopar: kernels of {stack.name}"):
-                    found.append(aside(partial(self._arranged, stack, inputs, expected, watch)))
-            except Exception as problem:
-                if not watch.unchanged():
-                    raise Changed from problem
-                verdict.refused[stack.name] = reason(problem)
-                log.info("%s is not used: %s", stack.name, verdict.refused[stack.name])
-        if known is not None and found:
+        if known is not None and (made := race.build(known.winner)):
             self.verdict = known
-            return found[0]
-        best = self._race(inputs, found, tuned, verdict)
-        self.verdict = verdict
-        self._keep(verdict)
-        log.info("%s", verdict)
+            return made
+        best = race.run()
+        self.verdict = race.verdict
+        if self.wanted == "auto" and race.verdict.seconds:
+            kernel_verdict.store(self.key, race.verdict)
+        log.info("%s", race.verdict)
         return best
 
-    def _eager(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
-        return inputs, [
-            item.clone() if isinstance(item, torch.Tensor) else item for item in self.plain(inputs)
-        ]
 
-    def _arranged(
+class _Race:
+    """Contestants of one choice."""
+
+    def __init__(
         self,
-        stack: Stack,
-        inputs: Sequence[Any],
-        expected: Sequence[tuple[Sequence[Any], list[Any]]],
+        choice: KernelChoice,
+        tuned: TunedExecutor,
+        plain: Executor,
+        samples: Sequence[Sample],
         watch: Watch,
-    ) -> Arrangement:
-        """The program with pieces that a stack compiled. Raises Refusal where there is none, or its answers differ."""
-        if missing := stack.missing():
-            raise Refusal(missing)
-        graph, captured = self.graph, self.captured
-        calls = captured.calls
-        program = pieced(
-            self.program, graph, lambda task: task.target in calls or not stack.keeps(task, graph)
-        )
-        pieces = [step for lane in program.lanes for step in lane.steps if isinstance(step, Piece)]
-        if not pieces:
-            raise Refusal("it can do none of the tasks")
-        check(program, graph)
-        state = {name: owner[key] for name, (owner, key) in captured.state.items()} if stack.frozen else {}
-        device = torch.device("cpu")
-        kernels: dict[str, Kernel] = {}
-        seen: dict[str, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
-        for piece in pieces:
-            module, takes = module_of(piece, program, graph, device, state)
-            kernels[piece.tasks[0]] = Kernel("eager", _seeing(module, piece.tasks[0], seen), takes)
-        plain = Executor(captured, self.plan, program, self.pool, kernels)
-        plain(inputs)
-        plain.close()
-        for piece in pieces:
-            first, start = piece.tasks[0], time.perf_counter()
-            module, takes = module_of(piece, program, graph, device, state)
-            read, wanted = seen[first]
-            call = fitting(stack.build(module, read, self.threads), read, wanted)
-            folded = tuple(n for n in (program.buffer[b].value for b in piece.reads) if n in state)
-            kernels[first] = Kernel(stack.name, call, takes, folded, time.perf_counter() - start)
-        made = Executor(captured, self.plan, program, self.pool, kernels)
-        for given, reference in expected:
-            for found, right in zip(made(given), reference):
-                if (off := error(found, right)) > limit(right):
-                    raise Refusal(
-                        f"its answer differs from eager's by {off:.1g}, {limit(right):.1g} is allowed"
-                    )
-        if not watch.unchanged():
-            raise Refusal("weights changed while it was compiled")
-        return Arrangement(stack.name, made, watch if stack.frozen else None)
+    ) -> None:
+        self.choice, self.tuned, self.plain, self.samples, self.watch = choice, tuned, plain, samples, watch
+        self.verdict, self.started = Verdict(), time.perf_counter()
+        self.made: dict[str, Arrangement] = {}
 
-    def _race(
-        self, inputs: Sequence[Any], found: Sequence[Arrangement], tuned: TunedExecutor, verdict: Verdict
-    ) -> Arrangement | None:
-        """Time the arrangements and the eager program in turn; the fastest, None for eager."""
-        if not found:
+    def build(self, name: str) -> Arrangement | None:
+        """The arrangement of this name, None where there is none: `onnxruntime`, `onnxruntime, 1 thread`,
+        `onnxruntime, 2 lanes`."""
+        library, _, how = name.partition(", ")
+        stack = next((stack for stack in STACKS if stack.name == library), None)
+        if stack is None:
             return None
-        turns = {"eager": Turn(lambda: self.plain(inputs), self.threads)}
-        for each in found:
-            turns[each.name] = Turn(_caller(each.executor, inputs), self.threads)
+        if time.perf_counter() - self.started > BUILD_S:
+            self.verdict.refused[name] = f"not tried, {BUILD_S:.0f} s of compiling were over"
+            return None
+        try:
+            form = self._form(how)
+            with ticking(f"autopar: kernels of {name}"):
+                work = partial(arranged, name, stack, form, self.choice.pool, self.samples, self.watch)
+                self.made[name] = aside(work)
+        except Exception as problem:
+            if not self.watch.unchanged():
+                raise Changed from problem
+            self.verdict.refused[name] = reason(problem)
+            log.info("%s is not used: %s", name, self.verdict.refused[name])
+        return self.made.get(name)
+
+    def run(self) -> Arrangement | None:
+        """The fastest of all, None for eager."""
+        choice = self.choice
+        for stack in STACKS:
+            if choice.wanted not in ("auto", stack.name):
+                continue
+            if stack.frozen and choice.form.changing:
+                self.verdict.refused[stack.name] = "it folds the weights, which change from call to call"
+            else:
+                self.build(stack.name)
+        if not self.made:
+            return None
+        self._time(["eager", *self.made], FIRST)
+        best = min(self.made, key=self.verdict.seconds.__getitem__)
+        self._close(keep=[best])
+        finalists = [best, *(self._others(best) if choice.form.threads > 1 and choice.on_lanes else ())]
+        self._time(["eager", *finalists], ROUNDS)
+        least = min(finalists, key=self.verdict.seconds.__getitem__)
+        # Threads of lanes cost the caller more than their seconds here.
+        if self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds[best]:
+            least = best
+        if (
+            choice.wanted == "auto"
+            and self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds["eager"]
+        ):
+            self._close(keep=[])
+            return None
+        self._close(keep=[least])
+        self.verdict.winner = least
+        return self.made[least]
+
+    def _others(self, best: str) -> list[str]:
+        """The fastest library with one thread, and in lanes of one thread each where these can be faster: they take
+        at the least what one thread takes for everything, divided by their number."""
+        threads = self.choice.form.threads
+        if self.build(alone := f"{best}, 1 thread") is None:
+            return []
+        self._time([alone, best], FIRST)
+        seconds = self.verdict.seconds
+        lanes = f"{best}, {threads} lanes"
+        if seconds[alone] / threads > (1 - WORTH) * seconds[best] or self.build(lanes) is None:
+            return [alone]
+        return [alone, lanes]
+
+    def _form(self, how: str) -> Form:
+        form, on_lanes = self.choice.form, self.choice.on_lanes
+        if how == "1 thread":
+            return Form(form.captured, form.plan, form.program, 1)
+        if how and on_lanes is not None:
+            with suppress(AutoparError):
+                form = on_lanes()
+            if form.lanes == 1:
+                raise Refusal("the planner has no use for a second lane")
+        return form
+
+    def _time(self, names: Sequence[str], rounds: int) -> None:
+        inputs, turns = self.samples[0].inputs, {}
+        for name in names:
+            call = self.made[name].tried if name in self.made else self.plain
+            turns[name] = Turn(partial(call, inputs), self.choice.form.threads)
         with ticking("autopar: timing kernels"):
-            blocks = timed(turns, ROUNDS, RACE_S, BLOCK_S, tuned.turn)
-        verdict.seconds = {name: median(own) for name, own in blocks.items()}
-        eager = verdict.seconds["eager"]
-        best = min(found, key=lambda each: verdict.seconds[each.name])
-        if self.wanted == "auto" and verdict.seconds[best.name] > (1 - WORTH) * eager:
-            return None
-        verdict.winner = best.name
-        for each in found:
-            if each is not best:
-                each.executor.close()
-        return best
+            blocks = timed(turns, rounds, RACE_S, BLOCK_S, self.tuned.turn)
+        self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})
 
-    def _key(self) -> str:
-        tasks = [(t.target, str(t.args), str(t.kwargs)) for t in self.graph.tasks]
-        values = [(value.name, value.shape, value.dtype) for value in self.graph.values]
-        text = repr((tasks, values, str(self.program), self.threads))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def _kept(self) -> Verdict | None:
-        """The verdict of an earlier process; None where there is none."""
-        entry = cache.load(_file()).get(self._key()) if self.wanted == "auto" else None
-        with suppress(TypeError):
-            return Verdict(**entry) if isinstance(entry, Mapping) else None
-        return None
-
-    def _keep(self, verdict: Verdict) -> None:
-        if self.wanted == "auto" and verdict.seconds:
-            entries = cache.load(_file())
-            entries[self._key()] = vars(verdict)
-            cache.store(_file(), entries)
+    def _close(self, keep: Sequence[str]) -> None:
+        for name in [name for name in self.made if name not in keep]:
+            self.made.pop(name).executor.close()
 
 
-def _file() -> Any:
-    packages = ("torch", "onnxruntime", "openvino")
-    return cache.file_for("kernels", [_version(name) for name in packages])
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
-
-
-def _seeing(
-    module: Callable[..., Any], name: str, seen: dict[str, tuple[Sequence[Any], Sequence[Any]]]
-) -> Callable[..., Any]:
-    """A module that notes what it is given and what it makes."""
-
-    def call(*tensors: torch.Tensor) -> Any:
-        with torch.no_grad():
-            made = module(*tensors)
-        seen[name] = [tensor.detach() for tensor in tensors], made
-        return made
-
-    return call
-
-
-def _caller(executor: Executor, inputs: Sequence[Any]) -> Callable[[], Any]:
-    return lambda: executor(inputs)
-
-
-def fitting(
-    call: Callable[..., Any], read: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
-) -> Callable[..., Any]:
-    """A kernel that lays out its results as eager does. Raises Refusal where they are no such tensors."""
-    made = call(*read)
-    if len(made) != len(wanted):
-        raise Refusal(f"it makes {len(made)} results, eager {len(wanted)}")
-    for ours, right in zip(made, wanted):
-        if ours.dtype != right.dtype or ours.shape != right.shape:
-            raise Refusal(
-                f"it makes {ours.dtype} of shape {list(ours.shape)}, eager {right.dtype} of {list(right.shape)}"
-            )
-    strides = [
-        None if ours.stride() == right.stride() else right.stride() for ours, right in zip(made, wanted)
-    ]
-    if not any(strides):
-        return call
-
-    def fitted(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [own if to is None else laid(own, to) for own, to in zip(call(*tensors), strides)]
-
-    return fitted
-
-
-def perturbed(inputs: Sequence[Any]) -> list[Any]:
-    """Other inputs of the same kind: floats scaled and shifted, the rest in another order along the first axis."""
-
-    def other(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
-            return item
-        if item.is_floating_point() or item.is_complex():
-            return item * 0.7 + 0.1
-        return item.flip(0) if item.dim() else item.clone()
-
-    return [other(item) for item in inputs]
+def _copied(outputs: Sequence[Any]) -> list[Any]:
+    return [item.clone() if isinstance(item, torch.Tensor) else item for item in outputs]
 
 
 def reason(problem: Exception) -> str:
@@ -299,24 +213,3 @@ def reason(problem: Exception) -> str:
     text = lines[0] if lines else type(problem).__name__
     text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
     return text if len(text) <= 160 else f"{text[:157]}..."
-
-
-def aside(work: Callable[[], _Made]) -> _Made:
-    """Do work in a thread that stands back behind others, and wait for it."""
-    made: list[_Made] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        try:
-            made.append(work())
-        except BaseException as problem:
-            failed.append(problem)
-
-    thread = threading.Thread(target=run, name="autopar compiler", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]

@@ -14,6 +14,7 @@ import torch
 
 from ..capture import Captured
 from ..costs.clustering import unfused
+from ..costs.detect import detect
 from ..costs.emulation import slowed, with_slow_down
 from ..costs.homes import Home, homes_asked, streamed
 from ..costs.pins import pinned_sums, resolve, resolve_sums
@@ -37,6 +38,7 @@ from ..text.tables import seconds
 from ..transform.draws import local
 from ..transform.parameter_groups import grouped
 from .batch_split import best_plan, passed_over, split_graph
+from .kernel_build import Form
 from .kernel_choice import KernelChoice, compilable
 from .options import Options
 from .propagate import propagated
@@ -58,7 +60,11 @@ class Prepared:
     program: Program
     executor: Executor | TunedExecutor
     single_s: float | None = None
-    choice: KernelChoice | None = None
+
+    @property
+    def executors(self) -> list[Executor | TunedExecutor]:
+        """What runs its programs."""
+        return [self.executor]
 
     def slower(self, slow_down: float) -> None:
         """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
@@ -81,7 +87,11 @@ def prepare(
     """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
     tensors = captured.flatten(args)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
-    prepared = bind(captured, plan, pool, options.kernels)
+
+    def planned(other: Machine) -> Plan:
+        return plan_captured(captured, other, replace(options, measure=False), tensors)
+
+    prepared = bind(captured, plan, pool, options.kernels, planned)
     single = plan.best_single
     if options.measure and given is None and single and repeatable(captured, plan):
         alone = replace(options, policy=f"single {single[0]}", split=None)
@@ -90,19 +100,51 @@ def prepare(
     return prepared
 
 
-def bind(captured: Captured, plan: Plan, pool: Replicas | None = None, kernels: str = "eager") -> Prepared:
-    """The program of a plan, proved, and bound to the live model; with compiled kernels once there are any."""
-    program = proved(plan).program
+def bind(
+    captured: Captured,
+    plan: Plan,
+    pool: Replicas | None = None,
+    kernels: str = "eager",
+    planned: Callable[[Machine], Plan] | None = None,
+    changing: bool = False,
+) -> Prepared:
+    """The program of a plan, proved, and bound to the live model; with compiled kernels once there are any. `planned`
+    plans the same graph on another machine."""
+    whole, program = captured, proved(plan).program
     if not copies(plan):
         captured = captured.kernels_trusted()
     pool = pool or Replicas()
+    on_lanes = None
+    threads = torch.get_num_threads()
+    if planned is not None and threads > 1 and plan.costed.machine.serial:
+
+        def on_lanes() -> Form:
+            other = planned(detect([f"cpu*{threads}"]))
+            return Form(whole, other, proved(other).program, 1)
+
+    return executed(captured, plan, program, pool, kernels, on_lanes, changing)
+
+
+def executed(
+    captured: Captured,
+    plan: Plan,
+    program: Program,
+    pool: Replicas,
+    kernels: str,
+    on_lanes: Callable[[], Form] | None = None,
+    changing: bool = False,
+) -> Prepared:
+    """A proved program bound to the live model, with compiled kernels once there are any. `changing` says that weights
+    change from call to call; `on_lanes` is that of `KernelChoice`."""
     executor = Executor(captured, plan, program, pool)
-    if kernels == "eager" or (why := compilable(captured, plan)):
-        if kernels != "eager":
-            log.info("kernels are eager's: %s", why)
+    if kernels == "eager":
         return Prepared(captured, plan, program, executor)
-    choice = KernelChoice(kernels, captured, plan, program, pool, executor)
-    return Prepared(captured, plan, program, TunedExecutor(executor, choice), choice=choice)
+    if why := compilable(captured, plan):
+        log.info("kernels of %s are eager's: %s", captured.graph.name, why)
+        return Prepared(captured, plan, program, executor)
+    form = Form(captured, plan, program, torch.get_num_threads(), changing or bool(plan.costed.graph.updates))
+    choice = KernelChoice(kernels, form, pool, on_lanes)
+    return Prepared(captured, plan, program, TunedExecutor(executor, choice))
 
 
 def copies(plan: Plan) -> bool:

@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -29,20 +29,33 @@ class Changed(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """One way to run a program: its executor, and a `watch` on the weights that are folded into its kernels."""
+    """One way to run a program: its executor, a `watch` on the weights that are folded into its kernels, and the same
+    without effects (`trial`)."""
 
     name: str
     executor: Executor
-    watch: Watch | None = None
+    watch: Watch | None
+    trial: Executor
 
     @property
     def fresh(self) -> bool:
         """True if its kernels hold the weights as they are now."""
         return self.watch is None or self.watch.unchanged()
 
+    def tried(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """A call without effects, the look at its weights included; None where they have changed."""
+        return self.trial(inputs) if self.fresh else None
 
-Choose = Callable[[Sequence[Any], "TunedExecutor"], "Arrangement | None"]
-"""Compiles and times arrangements on the inputs of a call; the fastest, None where that is the eager program."""
+
+class Choose(Protocol):
+    """Compiles and times arrangements."""
+
+    def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None:
+        """The fastest on these inputs, None where that is the eager program. Raises Changed."""
+
+    @property
+    def note(self) -> str:
+        """What came of it, in one sentence; "" before."""
 
 
 class TunedExecutor:
@@ -62,6 +75,11 @@ class TunedExecutor:
         self._done = False
         self._builder: threading.Thread | None = None
         _alive.add(self)
+
+    @property
+    def note(self) -> str:
+        """What serves, and what the others took; "" before that is known."""
+        return self._choose.note
 
     inline = None
     """A compiled arrangement looks at its weights before each call."""

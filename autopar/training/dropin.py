@@ -24,7 +24,7 @@ from ..costs.emulation import slowed
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..ir.timeline import Timeline
-from ..pipeline.stages import Prepared, copies
+from ..pipeline.stages import Prepared, copies, executed
 from ..runtime.autograd_bridge import Bridge, Written, own
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
@@ -42,7 +42,10 @@ class Training:
     their first use, one for each set of outputs that had a gradient.
     """
 
-    def __init__(self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder) -> None:
+    def __init__(
+        self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder, kernels: str = "eager"
+    ) -> None:
+        self.kernels = kernels
         self.captured = captured if copies(apart.joint) else captured.kernels_trusted()
         self.apart, self.pool, self.recorder = apart, pool, recorder
         self.halves = apart.halves
@@ -85,7 +88,7 @@ class Training:
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
         plan = slowed(half.plan, self.slow_down)
-        return Prepared(captured, plan, half.program, Executor(captured, plan, half.program, self.pool))
+        return executed(captured, plan, half.program, self.pool, self.kernels, changing=True)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -106,6 +109,11 @@ class Training:
     def executor(self) -> Executor | TunedExecutor:
         """What runs the forward."""
         return self.forward.executor
+
+    @property
+    def executors(self) -> list[Executor | TunedExecutor]:
+        """What runs its programs, as far as they were called."""
+        return [prepared.executor for prepared in self._made()]
 
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The caller's own tensors that have a gradient, in the order of `captured.gradients`."""

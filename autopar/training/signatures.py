@@ -21,6 +21,7 @@ from ..pipeline.plan_cache import Kept
 from ..pipeline.stages import rewritten, timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
+from ..runtime.tuned import TunedExecutor
 from .losses import Loss, the_loss
 from .updates import Signature
 
@@ -81,6 +82,12 @@ class Signatures:
         """Forget what serves a signature; the next call makes it anew."""
         for graph in self.graphs:
             graph.kept.drop(signature)
+
+    def tuned(self) -> list[TunedExecutor]:
+        """The executors that compile kernels."""
+        signatures = [signature for graph in self.graphs for signature in graph.kept.values()]
+        executors = [executor for signature in signatures for executor in signature.executors]
+        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
 
     def close(self) -> None:
         """Stop the threads of all programs; the next call starts them again."""

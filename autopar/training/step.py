@@ -276,6 +276,7 @@ class TrainStep(Recorded):
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
         ready = self.ready()
         notes = [*unused([ready.captured.graph], self.options.pins), self._updated()]
+        notes += [executor.note for executor in self._signatures.tuned() if executor.note]
         return explain(plan, measured, None, notes)
 
     def _updated(self) -> str:
@@ -302,6 +303,11 @@ class TrainStep(Recorded):
         """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
         tensor, through `.data` or a numpy view."""
         self._signatures.pool.forget()
+
+    def wait(self) -> None:
+        """Wait until the kernels of all steps so far are compiled and chosen."""
+        for executor in self._signatures.tuned():
+            executor.wait()
 
     def close(self) -> None:
         """Stop the worker threads of every plan; the next call starts them again."""

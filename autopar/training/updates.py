@@ -20,8 +20,10 @@ from ..pipeline.options import Options
 from ..pipeline.plan_cache import again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
+from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
+from ..runtime.tuned import TunedExecutor
 from . import optimizers
 from .losses import own_path, own_paths, resident_tangent, trained
 
@@ -109,7 +111,7 @@ class Signature:
     def _placed(self, kind: str, captured: Captured) -> Prepared:
         plan = timed("plan", self._planned, kind, captured)
         self._plans.setdefault(kind, plan)
-        return bind(captured, plan, self.pool)
+        return bind(captured, plan, self.pool, self.options.kernels, changing=True)
 
     def _planned(self, kind: str, captured: Captured) -> Plan:
         if kind in self._plans:
@@ -199,12 +201,17 @@ class Signature:
             taken.add(storage)
         return found
 
+    @property
+    def executors(self) -> list[Executor | TunedExecutor]:
+        """What runs its programs, as far as they were called."""
+        made = self.__dict__
+        found = (made.get("gradients"), made.get("overlapped"), self._whole)
+        return [prepared.executor for prepared in found if prepared is not None]
+
     def close(self) -> None:
         """Stop the threads of its programs."""
-        made = self.__dict__
-        for prepared in (made.get("gradients"), made.get("overlapped"), self._whole):
-            if prepared is not None:
-                prepared.executor.close()
+        for executor in self.executors:
+            executor.close()
 
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Folding:
     def keeps(self, task: Any, graph: Any) -> bool:
         return True
 
-    def build(self, module: Any, examples: Any, threads: int) -> Callable[..., Any]:
+    def build(self, module: Any, examples: Any, threads: int, lanes: int) -> Callable[..., Any]:
         if self.error:
             raise RuntimeError(self.error)
         self.built += 1
@@ -53,8 +53,12 @@ class Folding:
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    threads = torch.get_num_threads()
+    # With more there are more contestants.
+    torch.set_num_threads(1)
     with torch.no_grad():
         yield
+    torch.set_num_threads(threads)
 
 
 def using(monkeypatch: pytest.MonkeyPatch, *stacks: Stack, fastest: str = "") -> None:
@@ -63,6 +67,8 @@ def using(monkeypatch: pytest.MonkeyPatch, *stacks: Stack, fastest: str = "") ->
     monkeypatch.setattr(options, "STACKS", stacks)
 
     def timed(turns: Any, *_: Any) -> dict[str, list[Block]]:
+        for turn in turns.values():
+            turn.call()
         return {name: [Block(1.0 if name == fastest else 2.0, 1, False)] for name in turns}
 
     monkeypatch.setattr(kernel_choice, "timed", timed)
@@ -173,6 +179,37 @@ def test_the_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     # Other sizes are another question.
     compiled(mlp(), torch.randn(6, 8))
     assert (first.built, second.built) == (2, 3)
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tower(x) for tower in self.towers], 1)
+
+
+def test_the_fastest_library_goes_on_with_one_thread_and_on_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    threads: list[tuple[int, int]] = []
+
+    class Noting(Folding):
+        def build(self, module: Any, examples: Any, count: int, lanes: int) -> Callable[..., Any]:
+            threads.append((count, lanes))
+            return super().build(module, examples, count, lanes)
+
+    using(monkeypatch, Noting(), fastest="folding, 2 lanes")
+    model, x = Towers().eval(), torch.randn(512, 256)
+    fast = compiled(model, x)
+    assert chosen(fast) == "folding, 2 lanes"
+    assert threads[:2] == [(2, 1), (1, 1)]
+    assert set(threads[2:]) == {(1, 2)}
+    torch.testing.assert_close(fast(x), model(x))
+    # Another process builds that alone.
+    threads.clear()
+    assert chosen(compiled(Towers().eval(), x)) == "folding, 2 lanes"
+    assert set(threads) == {(1, 2)}
 
 
 def test_eager_serves_until_then_and_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,3 +350,52 @@ def test_each_compiler_is_equal_to_eager(stack: Stack, case: str) -> None:
         *(torch.utils._pytree.tree_leaves(each(x)) for each in (fast, model)), strict=True
     ):
         torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
+
+
+class Residual(nn.Module):
+    """Convolutions with statistics of the batch, a skip and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.two, self.head = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.norm(self.one(x)))
+        return self.head((h + torch.tanh(self.two(h))).mean((2, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["step", "loop"])
+def test_training_with_compiled_kernels_is_that_of_eager(door: str) -> None:
+    """Losses, weights and statistics over some steps, while kernels take over."""
+    x, y = torch.randn(4, 3, 6, 6), torch.randint(4, (4,))
+    criterion = nn.CrossEntropyLoss()
+    found: dict[str, Any] = {}
+    with torch.enable_grad():
+        for kind in ("eager", "inductor"):
+            torch.manual_seed(2)
+            model = Residual()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            if door == "step":
+                step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)  # type: ignore[arg-type]
+            else:
+                fast = autopar.compile(model, ["cpu"], kernels=kind)  # type: ignore[arg-type]
+            losses = []
+            for index in range(10):
+                if door == "step":
+                    losses.append(float(step(x, y)))
+                else:
+                    loss = criterion(fast(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(float(loss))
+                if index == 6:
+                    (step if door == "step" else fast).wait()
+            found[kind] = losses, model.state_dict()
+            if kind == "inductor":
+                tuned = step._signatures.tuned() if door == "step" else fast._placement.backend.tuned()
+                assert [each for each in tuned if each.chosen is not None], [each.note for each in tuned]
+    torch.testing.assert_close(found["inductor"][0], found["eager"][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["inductor"][1], found["eager"][1], rtol=1e-4, atol=1e-5)

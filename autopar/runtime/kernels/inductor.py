@@ -37,7 +37,7 @@ class Inductor:
         return task.target.startswith(_OWN) or not task.target.startswith(_UNROLLED)
 
     def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int
+        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, lanes: int
     ) -> Callable[..., Any]:
         """Compile a piece. Raises whatever inductor raises."""
         from torch._guards import TracingContext, tracing
@@ -45,8 +45,26 @@ class Inductor:
         from torch._inductor.compile_fx import compile_fx
         from torch._subclasses import FakeTensorMode
 
-        settings = {"freezing": self.frozen, "cpp.threads": threads, "fallback_random": True}
-        context = TracingContext(FakeTensorMode())
-        with torch.no_grad(), limited(threads), config.patch(settings), tracing(context):
-            made: Any = compile_fx(module, list(examples))
-        return cast(Callable[..., Any], made)
+        settings = {
+            "freezing": self.frozen,
+            "cpp.threads": threads,
+            "fallback_random": True,
+            # Its wrapper in Python holds the interpreter's lock, so that lanes would take turns.
+            "cpp_wrapper": lanes > 1,
+        }
+        with torch.no_grad(), config.patch(settings), tracing(TracingContext(FakeTensorMode())):
+            made = cast(Callable[..., Any], compile_fx(module, list(examples)))
+        strides = [tensor.stride() for tensor in examples]
+        fewer = lanes == 1 and threads != torch.get_num_threads()
+
+        def call(*tensors: torch.Tensor) -> Any:
+            if [tensor.stride() for tensor in tensors] != strides:
+                # Its kernels are for one layout in memory, and refuse any other.
+                return module(*tensors)
+            if fewer:
+                # Kernels that are PyTorch's own take the number of the thread.
+                with limited(threads):
+                    return made(*tensors)
+            return made(*tensors)
+
+        return call

@@ -33,7 +33,7 @@ class OnnxRuntime:
         return task.target.startswith("aten.") and all(value.dtype in _DTYPES for value in values)
 
     def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int
+        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, lanes: int
     ) -> Callable[..., Any]:
         """Compile a piece. Raises Refusal where it is too large for one file, else whatever the libraries raise."""
         import onnxruntime
@@ -47,6 +47,9 @@ class OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
+        if lanes > 1:
+            # Helpers that spin between two pieces take the core of another lane.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
         places = [int(name.rpartition("arg")[2]) for name in names]

@@ -32,7 +32,7 @@ class OpenVino:
         return plain and all(value.dtype in _DTYPES for value in values)
 
     def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int
+        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, _: int
     ) -> Callable[..., Any]:
         """Compile a piece. Raises whatever the libraries raise."""
         import openvino

@@ -42,6 +42,7 @@ class Stack(Protocol):
         """True if a task can be part of a piece."""
 
     def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int
+        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, lanes: int, /
     ) -> Callable[..., Any]:
-        """Compile a module of ATen calls for inputs like `examples` and a number of threads. Raises anything."""
+        """Compile a module of ATen calls for inputs like `examples` and a number of threads, as one of `lanes` that
+        run at the same time. Raises anything."""

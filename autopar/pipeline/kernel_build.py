@@ -1,0 +1,198 @@
+"""One plan with the kernels of one library: cut into pieces, compiled, and held against eager."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+from ..capture import Captured
+from ..capture.strides import laid
+from ..ir.plan import Plan
+from ..ir.program import Piece, Program
+from ..lowering.check import check
+from ..lowering.pieces import pieced
+from ..runtime.executor import Executor
+from ..runtime.kernels import Kernel, Refusal, Stack
+from ..runtime.kernels.module import module_of
+from ..runtime.replicas import Replicas, Watch
+from ..runtime.tuned import Arrangement
+from .compare import error, limit
+
+NICE = 10
+"""How far a thread that compiles stands back behind the caller's, on systems where threads can."""
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs of a call, and what eager makes of them."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A proved program of a plan, to be run with `threads` in each of its lanes."""
+
+    captured: Captured
+    plan: Plan
+    program: Program
+    threads: int
+    changing: bool = False
+    """True if its weights change from call to call, so that no kernel can fold them."""
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that compute."""
+        return len(self.program.lanes)
+
+
+def arranged(
+    name: str, stack: Stack, form: Form, pool: Replicas, samples: Sequence[Sample], watch: Watch
+) -> Arrangement:
+    """The form with pieces that a library compiled; `watch` is one on all of its state. Raises Refusal where there are
+    no pieces, the weights have changed since, or an answer differs from that of a sample, and whatever the library
+    raises."""
+    if missing := stack.missing():
+        raise Refusal(missing)
+    captured, graph, device = form.captured, form.plan.costed.graph, torch.device("cpu")
+    program = pieced(
+        form.program, graph, lambda task: task.target in captured.calls or not stack.keeps(task, graph)
+    )
+    pieces = [step for lane in program.lanes for step in lane.steps if isinstance(step, Piece)]
+    if not pieces:
+        raise Refusal("it can do none of the tasks")
+    check(program, graph)
+    state = {name: owner[key] for name, (owner, key) in captured.state.items()} if stack.frozen else {}
+    modules = {piece.tasks[0]: module_of(piece, program, graph, device, state) for piece in pieces}
+    seen = _seen(form, program, pool, modules, samples[0].inputs)
+    kernels = {}
+    for piece in pieces:
+        first, start = piece.tasks[0], time.perf_counter()
+        (module, takes), (read, wanted) = modules[first], seen[first]
+        call = fitting(stack.build(module, read, form.threads, form.lanes), read, wanted)
+        folded = tuple(n for n in (program.buffer[b].value for b in piece.reads) if n in state)
+        kernels[first] = Kernel(stack.name, call, takes, folded, time.perf_counter() - start)
+    made = Executor(captured, form.plan, program, pool, kernels)
+    trial = trying(form, program, pool, kernels) or made
+    for sample in samples:
+        for found, right in zip(trial(sample.inputs), sample.outputs):
+            if (off := error(found, right)) > limit(right):
+                raise Refusal(f"its answer differs from eager's by {off:.1g}, {limit(right):.1g} is allowed")
+    if not watch.unchanged():
+        raise Refusal("weights changed while it was compiled")
+    return Arrangement(name, made, watch if stack.frozen else None, trial)
+
+
+def trying(
+    form: Form, program: Program, pool: Replicas, kernels: Mapping[str, Kernel] = MappingProxyType({})
+) -> Executor | None:
+    """An executor that gives what the program would write back after its outputs, and leaves all as it was; None where
+    it writes nothing back."""
+    if not program.updates and not program.keeps:
+        return None
+    made = (*program.outputs, *(buffer for buffer, _ in program.updates))
+    tried = replace(program, outputs=made, updates=(), keeps=())
+    return Executor(form.captured, form.plan, tried, pool, kernels)
+
+
+_Tensors = Sequence[torch.Tensor]
+
+
+def _seen(
+    form: Form,
+    program: Program,
+    pool: Replicas,
+    modules: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]],
+    inputs: Sequence[Any],
+) -> dict[str, tuple[_Tensors, _Tensors]]:
+    """What each piece is given and makes in a call with eager kernels."""
+    seen: dict[str, tuple[_Tensors, _Tensors]] = {}
+
+    def noting(name: str, module: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: torch.Tensor) -> Any:
+            with torch.no_grad():
+                made = module(*tensors)
+            seen[name] = [tensor.detach() for tensor in tensors], made
+            return made
+
+        return call
+
+    kernels = {
+        name: Kernel("eager", noting(name, module), takes) for name, (module, takes) in modules.items()
+    }
+    executor = trying(form, program, pool, kernels) or Executor(
+        form.captured, form.plan, program, pool, kernels
+    )
+    try:
+        executor(inputs)
+    finally:
+        executor.close()
+    return seen
+
+
+def fitting(
+    call: Callable[..., Any], read: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+) -> Callable[..., Any]:
+    """A kernel that lays out its results as eager does. Raises Refusal where they are no such tensors."""
+    made = call(*read)
+    if len(made) != len(wanted):
+        raise Refusal(f"it makes {len(made)} results, eager {len(wanted)}")
+    for ours, right in zip(made, wanted):
+        if ours.dtype != right.dtype or ours.shape != right.shape:
+            raise Refusal(
+                f"it makes {ours.dtype} of shape {list(ours.shape)}, eager {right.dtype} of {list(right.shape)}"
+            )
+    strides = [
+        None if ours.stride() == right.stride() else right.stride() for ours, right in zip(made, wanted)
+    ]
+    if not any(strides):
+        return call
+
+    def fitted(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [own if to is None else laid(own, to) for own, to in zip(call(*tensors), strides)]
+
+    return fitted
+
+
+def perturbed(inputs: Sequence[Any]) -> list[Any]:
+    """Other inputs of the same kind: floats scaled and shifted, the rest in another order along the first axis."""
+
+    def other(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        if item.is_floating_point() or item.is_complex():
+            return item * 0.7 + 0.1
+        return item.flip(0) if item.dim() else item.clone()
+
+    return [other(item) for item in inputs]
+
+
+def aside(work: Callable[[], _Made]) -> _Made:
+    """Do work in a thread that stands back behind others, and wait for it."""
+    made: list[_Made] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        try:
+            made.append(work())
+        except BaseException as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=run, name="autopar compiler", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
