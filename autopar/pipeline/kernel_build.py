@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-import time
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -20,15 +18,12 @@ from ..ir.program import Piece, Program
 from ..lowering.check import check
 from ..lowering.pieces import pieced
 from ..runtime.executor import Executor
-from ..runtime.kernels import Kernel, Refusal, Stack
+from ..runtime.kernels import Kernel, Refusal, Stack, Work
 from ..runtime.kernels.module import module_of
+from ..runtime.kernels.worker import Worker
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement
 from .compare import error, limit
-
-NICE = 10
-"""How far a thread that compiles stands back behind the caller's, on systems where threads can."""
-_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,14 @@ class Form:
 
 
 def arranged(
-    name: str, stack: Stack, form: Form, pool: Replicas, samples: Sequence[Sample], watch: Watch
-) -> Arrangement:
+    name: str,
+    stack: Stack,
+    form: Form,
+    pool: Replicas,
+    samples: Sequence[Sample],
+    watch: Watch,
+    worker: Worker,
+) -> Arrangement:  # fmt: skip
     """The form with pieces that a library compiled; `watch` is one on all of its state. Raises Refusal where there are
     no pieces, the weights have changed since, or an answer differs from that of a sample, and whatever the library
     raises."""
@@ -77,11 +78,13 @@ def arranged(
     seen = _seen(form, program, pool, modules, samples[0].inputs)
     kernels = {}
     for piece in pieces:
-        first, start = piece.tasks[0], time.perf_counter()
-        (module, takes), (read, wanted) = modules[first], seen[first]
-        call = fitting(stack.build(module, read, form.threads, form.lanes), read, wanted)
-        folded = tuple(n for n in (program.buffer[b].value for b in piece.reads) if n in state)
-        kernels[first] = Kernel(stack.name, call, takes, folded, time.perf_counter() - start)
+        (module, takes), (read, wanted) = modules[piece.tasks[0]], seen[piece.tasks[0]]
+        with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
+            work = Work(module, read, form.threads, form.lanes, Path(folder))
+            folded = {n: state[n] for n in (program.buffer[b].value for b in piece.reads) if n in state}
+            worker.compile(stack.name, piece, program, graph, folded, work)
+            call = fitting(stack.load(work), read, wanted)
+        kernels[piece.tasks[0]] = Kernel(stack.name, call, takes)
     made = Executor(captured, form.plan, program, pool, kernels)
     trial = trying(form, program, pool, kernels) or made
     for sample in samples:
@@ -175,24 +178,3 @@ def perturbed(inputs: Sequence[Any]) -> list[Any]:
         return item.flip(0) if item.dim() else item.clone()
 
     return [other(item) for item in inputs]
-
-
-def aside(work: Callable[[], _Made]) -> _Made:
-    """Do work in a thread that stands back behind others, and wait for it."""
-    made: list[_Made] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        try:
-            made.append(work())
-        except BaseException as problem:
-            failed.append(problem)
-
-    thread = threading.Thread(target=run, name="autopar compiler", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,11 +18,12 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
+from ..runtime.kernels.worker import Worker, reason
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement, Changed, TunedExecutor
 from ..text.progress import ticking
 from . import kernel_verdict
-from .kernel_build import Form, Sample, arranged, aside, perturbed, trying
+from .kernel_build import Form, Sample, arranged, perturbed, trying
 from .kernel_verdict import Verdict
 
 log = logging.getLogger("autopar")
@@ -54,6 +56,10 @@ def compilable(captured: Captured, plan: Plan) -> str:
     return ""
 
 
+_one = threading.Lock()
+"""Held while kernels are compiled and timed: two at once would disturb each other."""
+
+
 class KernelChoice:
     """The choice for one program, which it makes when called. `wanted` is the name of a library, or "auto" for the
     fastest of all. `on_lanes` gives the same graph planned on as many lanes as there are threads, of one thread each;
@@ -75,6 +81,10 @@ class KernelChoice:
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         """The fastest arrangement on these inputs, None for the eager program. Raises Changed where weights change
         meanwhile."""
+        with _one:
+            return self._chosen(inputs, tuned)
+
+    def _chosen(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         state = self.form.captured.state
         masters = [self.pool.master(name, *state[name]) for name in self.form.plan.costed.graph.state]
         watch = self.pool.watch(masters)
@@ -109,6 +119,7 @@ class _Race:
         watch: Watch,
     ) -> None:
         self.choice, self.tuned, self.plain, self.samples, self.watch = choice, tuned, plain, samples, watch
+        self.worker = Worker()
         self.verdict, self.started = Verdict(), time.perf_counter()
         self.made: dict[str, Arrangement] = {}
 
@@ -125,8 +136,9 @@ class _Race:
         try:
             form = self._form(how)
             with ticking(f"autopar: kernels of {name}"):
-                work = partial(arranged, name, stack, form, self.choice.pool, self.samples, self.watch)
-                self.made[name] = aside(work)
+                self.made[name] = arranged(
+                    name, stack, form, self.choice.pool, self.samples, self.watch, self.worker
+                )
         except Exception as problem:
             if not self.watch.unchanged():
                 raise Changed from problem
@@ -205,11 +217,3 @@ class _Race:
 
 def _copied(outputs: Sequence[Any]) -> list[Any]:
     return [item.clone() if isinstance(item, torch.Tensor) else item for item in outputs]
-
-
-def reason(problem: Exception) -> str:
-    """One line of an error."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    text = lines[0] if lines else type(problem).__name__
-    text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
-    return text if len(text) <= 160 else f"{text[:157]}..."

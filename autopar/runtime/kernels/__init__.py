@@ -6,7 +6,7 @@ from __future__ import annotations
 from .inductor import Inductor
 from .onnx_runtime import OnnxRuntime
 from .open_vino import OpenVino
-from .stack import Kernel, Refusal, Stack
+from .stack import Kernel, Refusal, Stack, Work
 
 STACKS: tuple[Stack, ...] = (
     OnnxRuntime(),
@@ -15,4 +15,4 @@ STACKS: tuple[Stack, ...] = (
     Inductor("inductor", frozen=False),
 )
 
-__all__ = ["STACKS", "Kernel", "Refusal", "Stack"]
+__all__ = ["STACKS", "Kernel", "Refusal", "Stack", "Work"]

@@ -1,24 +1,24 @@
-"""PyTorch's own compiler, without Dynamo: a piece is a graph of ATen calls already, so no guard is needed."""
+"""PyTorch's own compiler, ahead of time: a piece is a graph of ATen calls already, so that no guard is needed."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import fx
 
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
+from .stack import Work
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it writes out step by step, or that it cannot see into."""
-_OWN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
+_SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
 
 
 class Inductor:
-    """Inductor with weights as arguments, or `frozen`: folded into the kernel and packed for it."""
+    """AOTInductor with weights as arguments, or `frozen`: folded into the kernel and packed for it."""
 
     def __init__(self, name: str, frozen: bool) -> None:
         self.name, self.frozen = name, frozen
@@ -27,44 +27,41 @@ class Inductor:
         """It needs a C++ compiler."""
         from torch._inductor import config
 
-        found = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
-        if any(each and shutil.which(each) for each in (*found, "g++", "clang++")):
-            return ""
-        return "no C++ compiler is on PATH"
+        named = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
+        found = any(each and shutil.which(each) for each in (*named, "g++", "clang++"))
+        return "" if found else "no C++ compiler is on PATH; install g++"
 
     def keeps(self, task: Task, _: Graph) -> bool:
         """All but recurrent layers and composites of ours."""
-        return task.target.startswith(_OWN) or not task.target.startswith(_UNROLLED)
+        return task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
 
-    def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, lanes: int
-    ) -> Callable[..., Any]:
+    def compile(self, work: Work) -> None:
         """Compile a piece. Raises whatever inductor raises."""
-        from torch._guards import TracingContext, tracing
+        import torch._inductor
         from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx
-        from torch._subclasses import FakeTensorMode
 
-        settings = {
-            "freezing": self.frozen,
-            "cpp.threads": threads,
-            "fallback_random": True,
-            # Its wrapper in Python holds the interpreter's lock, so that lanes would take turns.
-            "cpp_wrapper": lanes > 1,
-        }
-        with torch.no_grad(), config.patch(settings), tracing(TracingContext(FakeTensorMode())):
-            made = cast(Callable[..., Any], compile_fx(module, list(examples)))
-        strides = [tensor.stride() for tensor in examples]
-        fewer = lanes == 1 and threads != torch.get_num_threads()
+        settings = {"freezing": self.frozen, "cpp.threads": work.threads, "fallback_random": True}
+        with torch.no_grad(), config.patch(settings):
+            exported = torch.export.export(work.module, tuple(work.examples))
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / "piece.pt2"))
+
+    def load(self, work: Work) -> Callable[..., Any]:
+        """The kernel of a piece."""
+        import torch._inductor
+
+        # One call at a time and no more buffers than that takes: a lane has one thread.
+        made: Any = torch._inductor.aoti_load_package(str(work.folder / "piece.pt2"))
+        run, module, strides = made.loader.boxed_run, work.module, [t.stride() for t in work.examples]
+        fewer = work.lanes == 1 and work.threads != torch.get_num_threads()
 
         def call(*tensors: torch.Tensor) -> Any:
             if [tensor.stride() for tensor in tensors] != strides:
-                # Its kernels are for one layout in memory, and refuse any other.
+                # It reads memory as the examples had it, and does not look.
                 return module(*tensors)
             if fewer:
                 # Kernels that are PyTorch's own take the number of the thread.
-                with limited(threads):
-                    return made(*tensors)
-            return made(*tensors)
+                with limited(work.threads):
+                    return run([*tensors])
+            return run([*tensors])
 
         return call

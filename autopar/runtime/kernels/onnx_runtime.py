@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import fx
 
 from ...ir.graph import Graph, Task
-from .stack import Refusal
+from .stack import Refusal, Work
 
+LARGEST = 2**31 - 2**26
+"""Bytes of weights that fit into one file, beside the graph."""
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
@@ -32,53 +31,38 @@ class OnnxRuntime:
         values = (graph.value[name] for name in (*task.inputs, *task.outputs))
         return task.target.startswith("aten.") and all(value.dtype in _DTYPES for value in values)
 
-    def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, lanes: int
-    ) -> Callable[..., Any]:
-        """Compile a piece. Raises Refusal where it is too large for one file, else whatever the libraries raise."""
+    def compile(self, work: Work) -> None:
+        """Export a piece. Raises Refusal where it is too large for one file, else whatever the libraries raise."""
+        if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
+            raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
+        with torch.no_grad():
+            exported = torch.onnx.export(work.module, tuple(work.examples), dynamo=True, verbose=False)
+        assert exported is not None
+        (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
+
+    def load(self, work: Work) -> Callable[..., Any]:
+        """The kernel of a piece: a session of its own."""
         import onnxruntime
 
-        if sum(tensor.nbytes for tensor in module.buffers()) > 2**31 - 2**26:
-            raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
-        with _quiet(), torch.no_grad():
-            exported = torch.onnx.export(module, tuple(examples), dynamo=True, verbose=False, optimize=True)
-            assert exported is not None
-            model = exported.model_proto.SerializeToString()
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads, options.inter_op_num_threads = work.threads, 1
         options.log_severity_level = 3
-        if lanes > 1:
+        if work.lanes > 1:
             # Helpers that spin between two pieces take the core of another lane.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(work.folder / "piece.onnx"), options, providers=["CPUExecutionProvider"]
+        )
         names = [each.name for each in session.get_inputs()]
-        places = [int(name.rpartition("arg")[2]) for name in names]
-        order = {place: index for index, place in enumerate(_places(module))}
-        taken = [order[place] for place in places]
+        # What a piece is given and does not need, the exporter leaves out.
+        given = [str(node.target) for node in work.module.graph.find_nodes(op="placeholder")]
+        taken = [(name, given.index(name)) for name in names]
         run = session.run
 
         def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            feeds = {name: tensors[at].numpy() for name, at in zip(names, taken)}
-            return [torch.from_numpy(made) for made in run(None, feeds)]
+            return [
+                torch.from_numpy(made)
+                for made in run(None, {name: tensors[at].numpy() for name, at in taken})
+            ]
 
         return call
-
-
-def _places(module: fx.GraphModule) -> list[int]:
-    """The numbers in the names of its arguments."""
-    nodes = module.graph.find_nodes(op="placeholder")
-    return [int(str(node.target).removeprefix("arg")) for node in nodes]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the exporter logs of its progress."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels):
-            each.setLevel(level)

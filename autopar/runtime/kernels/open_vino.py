@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import fx
 
 from ...ir.graph import Graph, Task
+from .stack import Work
 
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
@@ -31,27 +31,31 @@ class OpenVino:
         )
         return plain and all(value.dtype in _DTYPES for value in values)
 
-    def build(
-        self, module: fx.GraphModule, examples: Sequence[torch.Tensor], threads: int, _: int
-    ) -> Callable[..., Any]:
-        """Compile a piece. Raises whatever the libraries raise."""
+    def compile(self, work: Work) -> None:
+        """Convert a piece. Raises whatever the library raises."""
         import openvino
 
         with torch.no_grad():
-            exported = torch.export.export(module, tuple(examples))
+            exported = torch.export.export(work.module, tuple(work.examples))
         model = openvino.convert_model(exported)
-        model.reshape({each: list(tensor.shape) for each, tensor in zip(model.inputs, examples)})
+        model.reshape({each: list(tensor.shape) for each, tensor in zip(model.inputs, work.examples)})
+        openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
+
+    def load(self, work: Work) -> Callable[..., Any]:
+        """The kernel of a piece: a compiled model and a request of its own."""
+        import openvino
+
         settings = {
             # On CPUs with bfloat16 units it would compute in that.
             "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_NUM_THREADS": work.threads,
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
+            # Models of several lanes would all be pinned to the first core.
             "ENABLE_CPU_PINNING": False,
         }
-        compiled = openvino.Core().compile_model(model, "CPU", settings)
-        request = compiled.create_infer_request()
-        count = len(model.outputs)
+        compiled = openvino.Core().compile_model(work.folder / "piece.xml", "CPU", settings)
+        request, count = compiled.create_infer_request(), len(compiled.outputs)
 
         def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
             feeds = {at: tensor.numpy() for at, tensor in enumerate(tensors)}

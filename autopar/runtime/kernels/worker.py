@@ -1,0 +1,148 @@
+"""A process that compiles: started by `Worker`, it reads a job a line and answers each with a line.
+
+Run as `python -m autopar.runtime.kernels.worker`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...ir.graph import Graph
+from ...ir.program import Piece, Program
+from ...ir.serialize import decode, encode
+from . import STACKS
+from .module import module_of
+from .stack import Refusal, Work
+
+NICE = 10
+"""How far it stands back behind the caller's process."""
+LONGEST_S = 120.0
+"""Seconds that a library may take for one piece."""
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+class Worker:
+    """A process that compiles one piece at a time; another one where it has ended. It ends with who holds it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def compile(
+        self, stack: str, piece: Piece, program: Program, graph: Graph, state: Mapping[str, Any], work: Work
+    ) -> None:
+        """Compile a piece of a program into `work.folder`; `state` are the weights to be folded. Raises Refusal with
+        what the library says, or where it takes longer than `LONGEST_S` seconds."""
+        steps = [
+            (lane, at) for lane in range(len(program.lanes)) for at in range(len(program.lanes[lane].steps))
+        ]
+        (place,) = ((lane, at) for lane, at in steps if program.lanes[lane].steps[at] is piece)
+        job = {
+            "stack": stack,
+            "at": place,
+            "threads": work.threads,
+            "lanes": work.lanes,
+            "graph": encode(graph),
+        }
+        (work.folder / "job.json").write_text(json.dumps({**job, "program": str(program)}))
+        tensors = {"state": dict(state), "examples": list(work.examples)}
+        torch.save(tensors, work.folder / "tensors.pt")
+        if answer := self._asked(str(work.folder)):
+            raise Refusal(answer)
+
+    def _asked(self, folder: str) -> str:
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._process = self._started()
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        late = threading.Timer(LONGEST_S, process.kill)
+        late.start()
+        try:
+            stdin.write(json.dumps(folder) + "\n")
+            stdin.flush()
+            answer = stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            late.cancel()
+        if answer:
+            return str(json.loads(answer))
+        code = process.wait()
+        return (
+            f"it takes longer than {LONGEST_S:.0f} s" if code < 0 else f"its process ended with code {code}"
+        )
+
+    def _started(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        weakref.finalize(self, _end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def reason(problem: BaseException) -> str:
+    """One line of an error."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    text = lines[0] if lines else type(problem).__name__
+    text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def compiled(folder: Path) -> None:
+    """Do the job that lies in a folder. Raises anything."""
+    job = json.loads((folder / "job.json").read_text())
+    tensors = torch.load(folder / "tensors.pt", weights_only=True, mmap=True)
+    program, graph = Program.parse(job["program"]), decode(Graph, job["graph"])
+    lane, at = job["at"]
+    piece = program.lanes[lane].steps[at]
+    assert isinstance(piece, Piece)
+    torch.set_num_threads(job["threads"])
+    module, _ = module_of(piece, program, graph, torch.device("cpu"), tensors["state"])
+    (stack,) = (stack for stack in STACKS if stack.name == job["stack"])
+    stack.compile(Work(module, tensors["examples"], job["threads"], job["lanes"], folder))
+
+
+def main(jobs: Sequence[str] | Any) -> None:
+    """Answer each job."""
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+    # Libraries print; the pipe is for answers alone.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in jobs:
+        try:
+            compiled(Path(json.loads(line)))
+            answer = ""
+        except Exception as problem:
+            answer = reason(problem)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.stdin)
