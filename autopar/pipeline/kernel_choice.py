@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,7 +28,7 @@ from .kernel_verdict import Verdict
 log = logging.getLogger("autopar")
 
 BUILD_S = 60.0
-"""Seconds of compiling after which nothing else is begun."""
+"""Seconds of a core spent on compiling after which nothing else is begun."""
 ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
 """Undisturbed blocks of each contestant, seconds after which fewer are enough, seconds of a block."""
 FIRST = 3
@@ -120,7 +119,7 @@ class _Race:
     ) -> None:
         self.choice, self.tuned, self.plain, self.samples, self.watch = choice, tuned, plain, samples, watch
         self.worker = Worker()
-        self.verdict, self.started = Verdict(), time.perf_counter()
+        self.verdict = Verdict()
         self.made: dict[str, Arrangement] = {}
 
     def build(self, name: str) -> Arrangement | None:
@@ -130,7 +129,7 @@ class _Race:
         stack = next((stack for stack in STACKS if stack.name == library), None)
         if stack is None:
             return None
-        if time.perf_counter() - self.started > BUILD_S:
+        if self.worker.spent_s > BUILD_S:
             self.verdict.refused[name] = f"not tried, {BUILD_S:.0f} s of compiling were over"
             return None
         try:

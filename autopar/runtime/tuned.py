@@ -91,7 +91,7 @@ class TunedExecutor:
             return chosen.executor(inputs)
         with self.turn:
             made = self.plain(inputs)
-        self._after(inputs)
+        self._after(inputs, chosen)
         return made
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
@@ -101,7 +101,7 @@ class TunedExecutor:
             return chosen.executor.run(inputs, record)
         with self.turn:
             made = self.plain.run(inputs, record)
-        self._after(inputs)
+        self._after(inputs, chosen)
         return made
 
     def begin(self, inputs: Sequence[Any]) -> None:
@@ -141,12 +141,13 @@ class TunedExecutor:
         if self.chosen is not None:
             self.chosen.executor.close()
 
-    def _after(self, inputs: Sequence[Any]) -> None:
-        """Count an eager call; compile after enough of them in which nothing changed."""
-        chosen, self.chosen = self.chosen, None
-        if chosen is not None:
-            log.info("%s: weights have changed, eager serves", chosen.name)
-            self._stale, self._done, self._calls = chosen, False, 0
+    def _after(self, inputs: Sequence[Any], old: Arrangement | None) -> None:
+        """Count an eager call, made in the place of one by `old`, whose weights have changed; compile after enough of
+        them in which nothing changed."""
+        if old is not None and self.chosen is old:
+            self.chosen = None
+            log.info("%s: weights have changed, eager serves", old.name)
+            self._stale, self._done, self._calls = old, False, 0
         if self._done or self._builder is not None:
             return
         if self._stale is not None and self._stale.watch is not None and not self._stale.fresh:

@@ -56,12 +56,16 @@ class Folding:
 class _Idle:
     """No process: the compilers of tests compile as they load."""
 
+    spent_s = 0.0
+
     def compile(self, *_: Any) -> None:
         """Nothing."""
 
 
 class _Here:
     """Compiles in this process, which saves the start of another."""
+
+    spent_s = 0.0
 
     def compile(self, stack: str, *job: Any) -> None:
         """Compile a piece."""
@@ -267,6 +271,23 @@ def test_many_threads_while_kernels_come_and_go(monkeypatch: pytest.MonkeyPatch)
     # Threads that come first at the same time may each have a graph captured.
     assert any(each.chosen is not None for each in fast._placement.backend.tuned())
     assert not wrong
+
+
+def test_kernels_that_come_in_the_middle_of_a_call_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Folding(), fastest="folding")
+    model, x = mlp(), torch.randn(5, 8)
+    fast = compiled(model, x)
+    (executor,) = fast._placement.backend.tuned()
+    found, executor.chosen = executor.chosen, None
+    plain = executor.plain
+
+    def slow(inputs: Any) -> Any:
+        executor.chosen = found
+        return plain(inputs)
+
+    executor.plain = slow
+    fast(x)
+    assert executor.chosen is found
 
 
 def test_what_is_recorded_names_the_piece(monkeypatch: pytest.MonkeyPatch) -> None:

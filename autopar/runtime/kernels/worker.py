@@ -24,9 +24,9 @@ from . import STACKS
 from .module import module_of
 from .stack import Refusal, Work
 
-NICE = 10
+NICE = 5
 """How far it stands back behind the caller's process."""
-LONGEST_S = 120.0
+LONGEST_S = 240.0
 """Seconds that a library may take for one piece."""
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,6 +36,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self.spent_s = 0.0
+        """Seconds of a core that it has worked, C++ compilers included."""
 
     def compile(
         self, stack: str, piece: Piece, program: Program, graph: Graph, state: Mapping[str, Any], work: Work
@@ -56,10 +58,12 @@ class Worker:
         (work.folder / "job.json").write_text(json.dumps({**job, "program": str(program)}))
         tensors = {"state": dict(state), "examples": list(work.examples)}
         torch.save(tensors, work.folder / "tensors.pt")
-        if answer := self._asked(str(work.folder)):
+        answer, spent = self._asked(str(work.folder))
+        self.spent_s += spent
+        if answer:
             raise Refusal(answer)
 
-    def _asked(self, folder: str) -> str:
+    def _asked(self, folder: str) -> tuple[str, float]:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._started()
@@ -77,11 +81,11 @@ class Worker:
         finally:
             late.cancel()
         if answer:
-            return str(json.loads(answer))
+            text, spent = json.loads(answer)
+            return str(text), float(spent)
         code = process.wait()
-        return (
-            f"it takes longer than {LONGEST_S:.0f} s" if code < 0 else f"its process ended with code {code}"
-        )
+        why = f"it takes longer than {LONGEST_S:.0f} s" if code < 0 else f"its process ended with code {code}"
+        return why, LONGEST_S
 
     def _started(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
@@ -134,13 +138,15 @@ def main(jobs: Sequence[str] | Any) -> None:
     # Libraries print; the pipe is for answers alone.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    done = 0.0
     for line in jobs:
         try:
             compiled(Path(json.loads(line)))
             answer = ""
         except Exception as problem:
             answer = reason(problem)
-        answers.write(json.dumps(answer) + "\n")
+        spent, done = sum(os.times()[:4]) - done, sum(os.times()[:4])
+        answers.write(json.dumps([answer, spent]) + "\n")
         answers.flush()
 
 
