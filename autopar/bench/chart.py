@@ -70,7 +70,8 @@ def _bar(svg: Svg, row: Row, index: int, y: float, at: Callable[[float], float])
         return
     ratio, shade = row.ratio(one.name), own if one.name.startswith("autopar") else other
     svg.rect(start, y + 3, at(ratio) - start, LINE - 6, fill=shade.fill, stroke=shade.hue)
-    low, high = (at(quartile / row.outcomes[0].median) for quartile in one.quartiles)
+    ends = [at(quartile / row.outcomes[0].median) for quartile in one.quartiles]
+    low, high = (min(max(x, start), end) for x in ends)
     svg.line((low, y + LINE / 2), (high, y + LINE / 2), "end")
     note = " ".join((f"{ratio:.3f}", f"({seconds(one.median)})", one.remark()))
     svg.text(end + 8, y + 14, fonts.fit(note, RIGHT - 8, 11), 11, QUIET)

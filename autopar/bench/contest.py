@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import signal
 import threading
 import time
@@ -54,7 +55,8 @@ def contest(title: str, case: Case, rivals: Sequence[Rival], budget: Budget) -> 
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, wide, case.train)
-                outcome = replace(outcome, error=error, reason=why and f"WRONG: {why}")
+                finite = error if math.isfinite(error) else None
+                outcome = replace(outcome, error=finite, reason=why and f"WRONG: {why}")
                 if not why:
                     turns[rival.name] = Turn(entrant.call, _threads(rival))
             outcomes.append(outcome)

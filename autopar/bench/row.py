@@ -50,9 +50,9 @@ class Outcome:
         if not self.blocks:
             return self.reason
         if any(block.disturbed is None for block in self.blocks):
-            return "not known if others used the cores"
+            return "perhaps disturbed: this system does not tell"
         if len(self.quiet) == len(self.blocks) and any(block.disturbed for block in self.blocks):
-            return "DISTURBED: others used the cores"
+            return "DISTURBED by other work"
         return ""
 
 

@@ -48,7 +48,7 @@ def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[R
             command = [sys.executable, "-m", "autopar", "bench", f"{__package__}.stack_models:{name}"]
             command += [word for batch in MODELS[name] for word in ("--batch", batch)]
             command += [*words, "--json", str(path), *(["--train"] if name in TRAINED else [])]
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             found = json.loads(path.read_text())["rows"] if path.exists() else []
         said = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
         yield name, [read(row) for row in found], said[-1] if done.returncode else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,30 +129,28 @@ def _contests(chosen: argparse.Namespace) -> int:
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     try:
-        if chosen.factory:
-            for row in _rows(chosen):
+        for name, found, reason in (
+            _batches(chosen) if chosen.factory else stacks.run(chosen.only, _words(chosen))
+        ):
+            for row in found:
                 print(f"\n{row}", flush=True)
-                rows.append(row)
-        else:
-            for name, found, reason in stacks.run(chosen.only, _words(chosen)):
-                rows += found
-                skipped |= {name: reason} if reason else {}
-                if chosen.json:
-                    _write(chosen.json, _data(rows, skipped))
+            rows += found
+            if reason:
+                print(f"\n{name} skipped: {reason}", flush=True)
+                skipped[name] = reason
+            if chosen.json:
+                data = {"machine": machine(), "rows": [row.data() for row in rows], "skipped": skipped}
+                _write(chosen.json, data)
     finally:
         if rows:
             print(f"\n{summary(rows)}")
-        for name, reason in skipped.items():
-            print(f"{name} skipped: {reason}")
-        if chosen.json:
-            _write(chosen.json, _data(rows, skipped))
         if rows and chosen.plot:
             chart.save(rows, chosen.plot, machine())
     return 0
 
 
-def _rows(chosen: argparse.Namespace) -> Iterator[Row]:
-    """A row for each batch of the model, or one where no batch is asked for."""
+def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]:
+    """The model's name with its row for each batch, or for none where none is asked for; nothing is skipped."""
     import torch
 
     from ..bench import rivals, steps
@@ -169,8 +167,11 @@ def _rows(chosen: argparse.Namespace) -> Iterator[Row]:
         if not isinstance(model, torch.nn.Module):
             raise AutoparError(f"{chosen.factory} gives a {type(model).__name__}; bench needs an nn.Module")
         case = Case(model, args, (chosen.devices or "cpu").split(","), chosen.train)
-        title = [chosen.factory.partition(":")[2], *([f"batch {batch}"] if batch else [])]
-        yield contest(", ".join([*title, *(["training"] if chosen.train else [])]), case, taking, budget)
+        name = chosen.factory.partition(":")[2]
+        title = ", ".join(
+            [name, *([f"batch {batch}"] if batch else []), *(["training"] if chosen.train else [])]
+        )
+        yield name, [contest(title, case, taking, budget)], ""
 
 
 def _words(chosen: argparse.Namespace) -> list[str]:
@@ -184,9 +185,5 @@ def _words(chosen: argparse.Namespace) -> list[str]:
     ]
 
 
-def _data(rows: Sequence[Row], skipped: dict[str, str]) -> dict[str, object]:
-    return {"machine": machine(), "rows": [row.data() for row in rows], "skipped": skipped}
-
-
-def _write(path: Path, data: dict[str, object]) -> None:
+def _write(path: Path, data: Mapping[str, object]) -> None:
     path.write_text(json.dumps(data, indent=1) + "\n")
