@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import time
@@ -20,6 +19,8 @@ BLOCK_S = 0.1
 SETTLE_S = 0.005
 """Seconds of calls that are dropped before each block, one at the least: caches are the one before's, and its threads
 may still spin."""
+GROUPS = 8
+"""Looks at the clock in a block."""
 ELSEWHERE = 0.15
 """Cores' worth of work of others that a block may have seen and still count."""
 LEAST = 3
@@ -70,12 +71,14 @@ def _block(call: Callable[[], Any]) -> Block:
             call()
             dropped += 1
         _awaited()
-        calls = max(1, math.ceil(BLOCK_S * dropped / (time.perf_counter() - start)))
-        before, start = elsewhere(), time.perf_counter()
-        for _ in range(calls):
-            call()
-        _awaited()
-        took = time.perf_counter() - start
+        # Few enough at a time that calls which get slower by then do not make the block long.
+        group = max(1, int(BLOCK_S / GROUPS * dropped / (time.perf_counter() - start)))
+        calls, took, before, start = 0, 0.0, elsewhere(), time.perf_counter()
+        while took < BLOCK_S:
+            for _ in range(group):
+                call()
+            _awaited()
+            calls, took = calls + group, time.perf_counter() - start
         after = elsewhere()
     if before is None or after is None:
         return Block(took / calls, calls, None)

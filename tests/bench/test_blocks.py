@@ -72,6 +72,17 @@ def test_the_first_call_after_a_switch_is_not_timed(load):
     assert len(calls) >= sum(block.calls for block in found) + 3
 
 
+def test_calls_that_get_slower_do_not_make_a_block_long(load):
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        time.sleep(0.0001 if len(calls) < 60 else 0.02)
+
+    (found,) = timed({"a": Turn(call, 1)}, 1, 60.0).values()
+    assert found[0].calls < 40
+
+
 def test_others_work_is_the_cores_less_our_own(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks.os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
     monkeypatch.setattr(blocks, "_TICK_S", 0.01)
