@@ -92,4 +92,6 @@ def test_the_chart_has_longer_bars_for_longer_times(slowest):
     eager, compiled, own, other = (float(bar.get("width")) for bar in bars)
     assert compiled < eager == other and (own > eager) == (slowest > 1)
     assert len({bar.get("stroke") for bar in bars}) == 2
+    (one,) = [node for node in picture.iter(f"{space}text") if node.text == "1"]
+    assert float(bars[0].get("x")) + eager == pytest.approx(float(one.get("x")), abs=0.02)
     assert all(float(bar.get("x")) + float(bar.get("width")) <= float(picture.get("width")) for bar in bars)
