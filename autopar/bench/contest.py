@@ -46,15 +46,15 @@ def contest(title: str, case: Case, rivals: Sequence[Rival], budget: Budget) -> 
         reference = _eager(title, case, rivals[0])
 
         @cache
-        def wide() -> list[torch.Tensor]:
-            return rivals[0].build(case.doubled()).answers()
+        def nudged() -> list[list[torch.Tensor]]:
+            return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
 
         outcomes, turns = [], {}
         for rival in bar(rivals, f"{title}: building"):
             outcome, entrant, answers = _built(rival, case, budget.build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
-                error, why = wrong(answers, reference, wide, case.train)
+                error, why = wrong(answers, reference, nudged, case.train)
                 finite = error if math.isfinite(error) else None
                 outcome = replace(outcome, error=finite, reason=why and f"WRONG: {why}")
                 if not why:

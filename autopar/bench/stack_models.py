@@ -14,10 +14,13 @@ from torch.nn import functional
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
-def _torchvision() -> Any:
-    """`torchvision.models`, also of a build that lacks its operators, which none of these models calls."""
+def _library(name: str) -> Any:
+    """torchvision, or a library that imports it where it is there; also a build that lacks its operators, which none
+    of these models calls."""
     try:
-        return importlib.import_module("torchvision.models")
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
     except RuntimeError:
         for stale in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[stale]
@@ -25,24 +28,24 @@ def _torchvision() -> Any:
             torch.library.define(
                 f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             )
-        return importlib.import_module("torchvision.models")
+    return importlib.import_module(name)
 
 
 def googlenet(batch: int) -> Made:
     """GoogLeNet, of four branches a block; images of 224 × 224."""
-    model = _torchvision().googlenet(weights=None, init_weights=False, aux_logits=False)
+    model = _library("torchvision.models").googlenet(weights=None, init_weights=False, aux_logits=False)
     return model, (torch.randn(batch, 3, 224, 224),)
 
 
 def inception_v3(batch: int) -> Made:
     """Inception-v3; images of 299 × 299."""
-    model = _torchvision().inception_v3(weights=None, init_weights=False, aux_logits=False)
+    model = _library("torchvision.models").inception_v3(weights=None, init_weights=False, aux_logits=False)
     return model, (torch.randn(batch, 3, 299, 299),)
 
 
 def resnet18(batch: int) -> Made:
     """ResNet-18, trained; images of 128 × 128."""
-    return _torchvision().resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
+    return _library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
 
 
 def _sizes(width: int) -> dict[str, Any]:
@@ -61,10 +64,9 @@ class _Last(nn.Module):
 
 def bert_small(batch: int) -> Made:
     """BERT of four layers of 512; 128 tokens."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(num_hidden_layers=4, **_sizes(512))
-    return _Last(BertModel(config)), (torch.randint(5, config.vocab_size, (batch, 128)),)
+    library = _library("transformers")
+    config = library.BertConfig(num_hidden_layers=4, **_sizes(512))
+    return _Last(library.BertModel(config)), (torch.randint(5, config.vocab_size, (batch, 128)),)
 
 
 class _Towers(nn.Module):
@@ -82,11 +84,10 @@ class _Towers(nn.Module):
 def clip(batch: int) -> Made:
     """Two towers as CLIP has: a vision transformer of six layers of 384 over 49 patches, and a BERT of six
     layers of 256 over 32 tokens."""
-    from transformers import BertConfig, BertModel, ViTConfig, ViTModel
-
-    image = ViTConfig(num_hidden_layers=6, **_sizes(384), patch_size=32)
-    text = BertConfig(num_hidden_layers=6, **_sizes(256))
-    model = _Towers(ViTModel(image), BertModel(text), 256)
+    library = _library("transformers")
+    image = library.ViTConfig(num_hidden_layers=6, **_sizes(384), patch_size=32)
+    text = library.BertConfig(num_hidden_layers=6, **_sizes(256))
+    model = _Towers(library.ViTModel(image), library.BertModel(text), 256)
     return model, (torch.randn(batch, 3, 224, 224), torch.randint(5, text.vocab_size, (batch, 32)))
 
 

@@ -28,7 +28,7 @@ def made(text: str, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
     try:
         found = factory(**given)
     except ModuleNotFoundError as error:
-        raise AutoparError(f"{text} needs {error.name}, which is not installed; pip install it") from None
+        raise AutoparError(f"{text} lacks a package: {error}; install it") from None
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], (tuple, list)):
         raise AutoparError(f"{text} must return (model, (x, …)): a model and the tuple of its arguments")
     return found[0], tuple(found[1])

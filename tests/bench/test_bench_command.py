@@ -90,7 +90,7 @@ def test_a_training_step_is_timed(folder, capsys):
         (["mine:fixed", "--batch", "2"], "mine:fixed takes no batch; write it as def fixed(batch=1)"),
         (["mine:wide"], "mine:wide cannot be called without arguments; write it as def wide()"),
         (["mine:function"], "bench needs an nn.Module"),
-        (["mine:lacking"], "mine:lacking needs no_such_package, which is not installed"),
+        (["mine:lacking"], "mine:lacking lacks a package: No module named 'no_such_package'; install it"),
         (["mine:make", "--rivals", "tensorrt"], "the rival 'tensorrt' is not known; there are eager,"),
         (["mine:make", "--plot", "chart.gif"], "the name must end in .svg, .png"),
         (["mine:make", "--json", "nowhere/found.json"], "is not there; make it, or give another name"),
@@ -123,7 +123,7 @@ def test_options_that_do_not_go_together_are_refused(folder, words):
 
 @pytest.mark.slow
 def test_a_model_of_the_suite_that_lacks_its_library_is_skipped(tmp_path, monkeypatch, capsys):
-    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError(name='transformers')")
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('no transformers')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setitem(stacks.MODELS, "mlp784", ("2", "3"))
     call = ["--only", "bert_small", "--only", "mlp784", "--rivals", "eager-1", "--seconds", "0", "--json"]
@@ -132,7 +132,7 @@ def test_a_model_of_the_suite_that_lacks_its_library_is_skipped(tmp_path, monkey
     assert [row["title"] for row in found["rows"]] == ["mlp784, batch 2", "mlp784, batch 3"]
     assert list(found["skipped"]) == ["bert_small"]
     shown = capsys.readouterr().out
-    assert "bert_small skipped: " in shown and "transformers, which is not installed" in shown
+    assert "bert_small skipped: " in shown and "bert_small lacks a package: no transformers" in shown
     assert "geometric mean" in shown and "mlp784, batch 3" in shown
 
 
