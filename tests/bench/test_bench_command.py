@@ -11,6 +11,7 @@ import torch
 
 from autopar.__main__ import main
 from autopar.bench import blocks, stack_models, stacks
+from autopar.pipeline import compare
 
 MODEL = """
 import torch
@@ -142,8 +143,16 @@ def test_every_model_of_the_suite_is_there():
         assert len(batches) >= 2 and getattr(stack_models, name).__doc__
 
 
-@pytest.mark.parametrize("name", ["mlp784", "mlps", "lstms", "dlrm", "moe"])
-def test_the_answer_to_a_batch_has_its_rows(name):
-    model, args = getattr(stack_models, name)(3)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", stacks.MODELS)
+def test_the_answer_to_a_batch_has_its_rows_and_depends_on_them(name):
+    try:
+        model, args = getattr(stack_models, name)(3)
+    except ImportError as error:
+        pytest.skip(f"needs the extra [zoo]: {error}")
+    torch.manual_seed(1)
+    other = getattr(stack_models, name)(3)[1]
     with torch.no_grad():
-        assert model.eval()(*args).shape[0] == 3
+        model.train(name in stacks.TRAINED)
+        first, second = model(*args), model(*other)
+    assert first.shape[0] == 3 and compare.error(second, first) > 1e-2
