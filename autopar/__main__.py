@@ -73,7 +73,7 @@ def plan(argv: Sequence[str]) -> int:
 
 def bench(argv: Sequence[str]) -> int:
     """Measure against eager and rivals."""
-    from .bench import main as run
+    from .cli.bench import main as run
 
     return run(argv)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..text.tables import percent, seconds
+from .factory import made
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine; those of chips have a number."""
@@ -147,12 +146,7 @@ def _model(chosen: argparse.Namespace) -> int:
     from ..engine import api
     from ..ir.machine import Machine
 
-    made = _factory(chosen.factory)()
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], (tuple, list)):
-        raise AutoparError(
-            f"{chosen.factory} must return (model, (x, …)): a model and the tuple of its arguments"
-        )
-    model, inputs = made
+    model, inputs = made(chosen.factory)
     names = chosen.machine.split(",")
     real = all(map(_DEVICE.fullmatch, names))
     split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
@@ -168,17 +162,3 @@ def _model(chosen: argparse.Namespace) -> int:
                         policy=chosen.policy or "auto", split=split)  # fmt: skip
     _show(found, chosen, chosen.explain or [""], found.save)
     return 0
-
-
-def _factory(text: str) -> Callable[[], Any]:
-    module, _, name = text.partition(":")
-    if not name:
-        raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
-    sys.path.insert(0, "")
-    try:
-        found: Callable[[], Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
-    if not callable(found):
-        raise AutoparError(f"{text!r} is {found!r}; name a function that returns (model, (x, …))")
-    return found

@@ -79,17 +79,17 @@ def _write(target: Path, contents: str | bytes) -> None:
 
 writer(".html", Plan)(placed_page)
 writer(".svg", Plan)(placed_svg)
-writer(".png", Plan)(lambda plan, measured: _png(placed_svg(plan, measured)))
+writer(".png", Plan)(lambda plan, measured: png(placed_svg(plan, measured)))
 writer(".dot", Plan)(lambda plan, measured: dot_text(plan))
 writer(".txt", Plan)(lambda plan, measured: text_chart(plan))
 writer(".json", Timeline)(lambda timeline: trace_bytes(timeline, compress=False))
 writer(".json.gz", Timeline)(lambda timeline: trace_bytes(timeline, compress=True))
 writer(".svg", Timeline)(timeline_svg)
 writer(".html", Timeline)(timeline_page)
-writer(".png", Timeline)(lambda timeline: _png(timeline_svg(timeline)))
+writer(".png", Timeline)(lambda timeline: png(timeline_svg(timeline)))
 
 
-def _png(svg: str, scale: float = 2.0) -> bytes:
+def png(svg: str, scale: float = 2.0) -> bytes:
     """A picture as PNG, `scale` pixels for each of the SVG's.
 
     Raises AutoparError when cairosvg, or the cairo library of the system below it, is not installed.

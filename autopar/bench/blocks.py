@@ -1,0 +1,107 @@
+"""Interleaved blocks of calls, and which of them other processes disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..system.garbage import uncollected
+
+BLOCK_S = 0.1
+"""Seconds of a block, or one call where that takes longer."""
+SETTLE_S = 0.005
+"""Seconds of calls that are dropped before each block, one at the least: caches are the one before's, and its threads
+may still spin."""
+GROUPS = 8
+"""Looks at the clock in a block."""
+ELSEWHERE = 0.15
+"""Cores' worth of work of others that a block may have seen and still count."""
+LEAST = 3
+"""Undisturbed blocks that a median needs; as many times the rounds asked for are run at most to get these."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Seconds of each of some calls in a row; `disturbed` is None where the system does not tell."""
+
+    seconds: float
+    calls: int
+    disturbed: bool | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is timed, and torch's number of threads while it is."""
+
+    call: Callable[[], Any]
+    threads: int
+
+
+def timed(turns: Mapping[str, Turn], rounds: int, limit_s: float) -> dict[str, list[Block]]:
+    """Blocks of each contestant, in an order that changes from round to round: until each has `rounds` that nobody
+    disturbed, `LEAST` × `rounds` in all, or, `LEAST` each, `limit_s` seconds have passed."""
+    found: dict[str, list[Block]] = {name: [] for name in turns}
+    order, shuffle = list(turns), random.Random(0).shuffle
+    threads, began = torch.get_num_threads(), time.perf_counter()
+    try:
+        for turn in range(LEAST * rounds):
+            shuffle(order)
+            for name in order:
+                if sum(not block.disturbed for block in found[name]) < rounds:
+                    torch.set_num_threads(turns[name].threads)
+                    found[name].append(_block(turns[name].call))
+            if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def _block(call: Callable[[], Any]) -> Block:
+    with uncollected():
+        dropped, start = 0, time.perf_counter()
+        while not dropped or time.perf_counter() - start < SETTLE_S:
+            call()
+            dropped += 1
+        _awaited()
+        # Few enough at a time that calls which get slower by then do not make the block long.
+        group = max(1, int(BLOCK_S / GROUPS * dropped / (time.perf_counter() - start)))
+        calls, took, before, start = 0, 0.0, elsewhere(), time.perf_counter()
+        while took < BLOCK_S:
+            for _ in range(group):
+                call()
+            _awaited()
+            calls, took = calls + group, time.perf_counter() - start
+        after = elsewhere()
+    if before is None or after is None:
+        return Block(took / calls, calls, None)
+    # The system counts in ticks, of which one on each side may be another's.
+    return Block(took / calls, calls, after - before > ELSEWHERE * took + _TICK_S)
+
+
+def _awaited() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+
+
+def elsewhere(stat: Path = Path("/proc/stat")) -> float | None:
+    """Seconds that the cores of this process have worked for others, hypervisors among them, of which only
+    differences mean something; None where the system does not tell."""
+    own = {f"cpu{core}" for core in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
+    try:
+        rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+    except OSError:
+        return None
+    # user nice system idle iowait irq softirq steal; what guests use is in the first two already.
+    ticks = sum(int(row[i]) for row in rows if row[0] in own for i in (1, 2, 3, 6, 7, 8))
+    return ticks * _TICK_S - time.process_time() if ticks else None

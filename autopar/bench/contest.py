@@ -1,0 +1,153 @@
+"""A contest: each rival is built, held against eager, and timed in turns with all others that are right."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..errors import AutoparError
+from ..text.progress import bar
+from ..text.tables import seconds
+from .blocks import Turn, timed
+from .case import Case, Entrant, unsteady, wrong
+from .rivals import Rival
+from .row import Outcome, Row
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Undisturbed blocks of each; seconds after which timing ends; seconds in which a rival is to build and answer."""
+
+    rounds: int = 9
+    timing_s: float = 20.0
+    build_s: float = 120.0
+
+
+def contest(title: str, case: Case, rivals: Sequence[Rival], budget: Budget) -> Row:
+    """The outcome of every rival, the first of them eager: its blocks, or why it was not timed.
+
+    Raises AutoparError where eager fails, or its own answers differ from call to call.
+    """
+    case.model.train(case.train)
+    with ExitStack() as stack, torch.set_grad_enabled(case.train), _quiet():
+        stack.callback(_forget)
+        reference = _eager(title, case, rivals[0])
+
+        @cache
+        def nudged() -> list[list[torch.Tensor]]:
+            return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
+
+        outcomes, turns = [], {}
+        for rival in bar(rivals, f"{title}: building"):
+            outcome, entrant, answers = _built(rival, case, budget.build_s)
+            if entrant is not None:
+                stack.callback(entrant.close)
+                error, why = wrong(answers, reference, nudged, case.train)
+                finite = error if math.isfinite(error) else None
+                outcome = replace(outcome, error=finite, reason=why and f"WRONG: {why}")
+                if not why:
+                    turns[rival.name] = Turn(entrant.call, _threads(rival))
+            outcomes.append(outcome)
+        blocks = timed(turns, budget.rounds, budget.timing_s)
+    return Row(
+        title, case.train, tuple(replace(one, blocks=tuple(blocks.get(one.name, ()))) for one in outcomes)
+    )
+
+
+def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:
+    try:
+        first, second = (eager.build(case).answers() for _ in range(2))
+    except Exception as error:
+        raise AutoparError(f"{title} fails as it is: {_sentence(error)}") from error
+    if unsteady(first, second):
+        raise AutoparError(
+            f"the answers of {title} differ from call to call and cannot be compared; where it draws random numbers, "
+            "as dropout does, have the factory switch that off"
+        )
+    return first
+
+
+def _built(rival: Rival, case: Case, limit_s: float) -> tuple[Outcome, Entrant | None, list[torch.Tensor]]:
+    """A rival's entrant and its answers, or the reason why there are none."""
+    outcome = Outcome(rival.name, rival.versions(), rival.missing())
+    if outcome.reason:
+        return outcome, None, []
+    began, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(_threads(rival))
+    try:
+        with _limited(limit_s):
+            entrant = rival.build(case)
+            answers = entrant.answers()
+    except _LateError:
+        reason = f"not built within {seconds(limit_s)}"
+    except Exception as error:
+        reason = f"failed: {_sentence(error)}"
+    else:
+        return replace(outcome, built_s=time.perf_counter() - began), entrant, answers
+    finally:
+        torch.set_num_threads(threads)
+    return replace(outcome, reason=reason), None, []
+
+
+def _threads(rival: Rival) -> int:
+    return 1 if rival.one_thread else torch.get_num_threads()
+
+
+class _LateError(BaseException):
+    """The time is up; compilers catch every Exception and try something else."""
+
+
+@contextmanager
+def _limited(limit_s: float) -> Iterator[None]:
+    """Raise _LateError in the block once these seconds have passed, where the system and the thread allow it."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_: Any) -> None:
+        raise _LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _sentence(error: Exception) -> str:
+    """The first line that an error says, with its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
+def _forget() -> None:
+    torch.compiler.reset()
+    gc.collect()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what compilers say of themselves."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

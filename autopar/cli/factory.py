@@ -1,0 +1,58 @@
+"""`MODULE:FACTORY`: a user's callable that returns a model and its example arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import AutoparError
+
+
+def made(text: str, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
+    """The model and the arguments that `MODULE:FACTORY` returns, asked with `batch=` where one is given.
+
+    Raises AutoparError for what cannot be loaded, takes no batch, lacks a package, or returns something else.
+    """
+    factory = _factory(text)
+    given = {} if batch is None else {"batch": batch}
+    if not _takes(factory, given):
+        name = text.partition(":")[2]
+        if given:
+            raise AutoparError(
+                f"{text} takes no batch; write it as def {name}(batch=1), or leave --batch out"
+            )
+        raise AutoparError(f"{text} cannot be called without arguments; write it as def {name}()")
+    try:
+        found = factory(**given)
+    except ModuleNotFoundError as error:
+        raise AutoparError(f"{text} lacks a package: {error}; install it") from None
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], (tuple, list)):
+        raise AutoparError(f"{text} must return (model, (x, …)): a model and the tuple of its arguments")
+    return found[0], tuple(found[1])
+
+
+def _takes(factory: Callable[..., Any], given: dict[str, int]) -> bool:
+    try:
+        inspect.signature(factory).bind(**given)
+    except TypeError:
+        return False
+    except ValueError:  # a callable that does not tell
+        return True
+    return True
+
+
+def _factory(text: str) -> Callable[..., Any]:
+    module, _, name = text.partition(":")
+    if not name:
+        raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
+    sys.path.insert(0, "")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise AutoparError(f"{text!r} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise AutoparError(f"{text!r} is {found!r}; name a function that returns (model, (x, …))")
+    return found

@@ -1,0 +1,97 @@
+"""Rows of results: what a median is made of, many rows in a few figures, and rows as data and as a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from autopar.bench.blocks import Block
+from autopar.bench.chart import chart
+from autopar.bench.row import Outcome, Row, read, summary
+
+
+def outcome(name, *times, disturbed=(), **more):
+    blocks = (Block(seconds, 3, index in disturbed) for index, seconds in enumerate(times))
+    return Outcome(name, {"torch": "2"}, blocks=tuple(blocks), **more)
+
+
+def row(title, **times):
+    return Row(
+        title, False, tuple(outcome(name.replace("_", "-"), seconds) for name, seconds in times.items())
+    )
+
+
+def test_disturbed_blocks_do_not_count():
+    found = outcome("a", 1.0, 9.0, 2.0, 9.0, 3.0, disturbed=(1, 3))
+    assert found.median == 2.0 and found.quartiles == (1.5, 2.5) and not found.remark()
+
+
+def test_where_too_few_are_left_all_count_and_that_is_said():
+    found = outcome("a", 1.0, 9.0, 2.0, 9.0, disturbed=(1, 3))
+    assert found.median == 5.5 and found.remark().startswith("DISTURBED")
+
+
+def test_a_system_that_does_not_tell_is_said_to():
+    found = Outcome("a", {}, blocks=(Block(1.0, 1, None),))
+    assert found.median == 1.0 and found.remark().startswith("perhaps disturbed")
+
+
+def test_the_summary_holds_autopar_against_the_best_rival_and_eager():
+    rows = [
+        row("first", eager=4.0, compile=2.0, autopar=3.0),
+        row("second", eager=1.0, compile=4.0, autopar=0.5),
+        Row("third", False, (outcome("eager", 1.0), Outcome("autopar", {}, "WRONG"))),
+    ]
+    _, _, first, second, third, largest, mean = (line.split() for line in summary(rows).splitlines())
+    assert first == ["first", "compile", "0.500", "0.750", "1.500"]
+    assert second == ["second", "eager", "1.000", "0.500", "0.500"]
+    assert third == ["third", "eager", "1.000", "-", "-"]
+    assert largest == ["largest", "0.750", "1.500"]
+    assert mean[-1] == f"{math.sqrt(0.75 * 0.5):.3f}" and mean[-2] == f"{0.5 ** (1 / 3):.3f}"
+
+
+def test_a_row_is_read_as_it_was_written():
+    found = Row(
+        "a, batch 1",
+        True,
+        (
+            outcome("eager", 1.0, 2.0, 3.0, 4.0, disturbed=(2,), built_s=0.5, error=0.0),
+            Outcome("openvino", {"openvino": ""}, "openvino is not installed"),
+        ),
+    )
+    data = found.data()
+    assert read(json.loads(json.dumps(data, allow_nan=False))) == found
+    assert data["outcomes"][0]["ratio"] == 1.0 and "ratio" not in data["outcomes"][1]
+
+
+def test_the_table_names_who_has_no_time():
+    found = Row("a", False, (outcome("eager", 1.0), Outcome("openvino", {}, "openvino is not installed")))
+    line = str(found).splitlines()[-1]
+    assert line.split()[:6] == ["openvino", "-", "-", "-", "-", "-"] and line.endswith(
+        "openvino is not installed"
+    )
+
+
+@pytest.mark.parametrize("slowest", [1.0, 40.0])
+def test_the_chart_has_longer_bars_for_longer_times(slowest):
+    found = chart(
+        [
+            row('<odd> & "named"', eager=1.0, compile=0.4, autopar=0.9 * slowest),
+            Row("b", False, (outcome("eager", 2.0), Outcome("openvino", {}, "not <here>"))),
+        ],
+        "a machine",
+    )
+    picture = ElementTree.fromstring(found)
+    space = "{http://www.w3.org/2000/svg}"
+    texts = ["".join(node.itertext()) for node in picture.iter(f"{space}text")]
+    assert '<odd> & "named"' in texts and "not <here>" in texts
+    bars = [node for node in picture.iter(f"{space}rect") if node.get("stroke")]
+    eager, compiled, own, other = (float(bar.get("width")) for bar in bars)
+    assert compiled < eager == other and (own > eager) == (slowest > 1)
+    assert len({bar.get("stroke") for bar in bars}) == 2
+    (one,) = [node for node in picture.iter(f"{space}text") if node.text == "1"]
+    assert float(bars[0].get("x")) + eager == pytest.approx(float(one.get("x")), abs=0.02)
+    assert all(float(bar.get("x")) + float(bar.get("width")) <= float(picture.get("width")) for bar in bars)
