@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import AutoparError
 
-SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "gpu")
+SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "predictions", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,9 @@ from ..ir.machine import Machine
 from ..system import cache
 from ..system.cores import cores
 from . import calibrate as probe
+from . import scales
+from .measure import chip
+from .probes import scaled
 
 log = logging.getLogger("autopar")
 
@@ -167,7 +170,8 @@ def stand_in(device: Device, alike: int, measured: Measurements) -> Device:
 def accelerator(device: Device, _: int, measured: Measurements) -> Device:
     """An accelerator of this machine."""
     figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
-    return replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+    rated = replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+    return replace(rated, scales=scales.kept(chip(rated)))
 
 
 def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
@@ -179,7 +183,8 @@ def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
         whole = measured.get(f"cpu, {total} threads", probe.rates, "cpu", total)
         shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
         figures = {**shared, "launch_s": figures["launch_s"]}
-    return replace(_rated(device, figures), threads=count, chip=cache.processor())
+    rated = replace(_rated(device, figures), threads=count, chip=cache.processor())
+    return replace(rated, scales=scaled(rated))
 
 
 def _title(name: str) -> str:

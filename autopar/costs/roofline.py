@@ -21,6 +21,8 @@ from .work import Work, family, touched, work
 VIEW_S = 1e-6
 """Seconds of the interpreter for a view, which touches no data."""
 
+CALL = "call"
+"""The family of calls themselves: their guards and arguments."""
 _SCRATCH = (
     "aten.convolution.",
     "aten.conv",
@@ -38,6 +40,7 @@ _SCRATCH = (
     "autopar.rms_norm_backward.",
 )
 """Ops whose kernels may take scratch memory: as much as they read and write is set aside for them."""
+
 
 def cost(
     graph: Graph,
@@ -68,7 +71,27 @@ def cost(
     allowed = _allowed(graph, pins or {}, caller)
     price = _Price(graph, machine, measured or {}, ratios or {})
     costs = tuple(price.of(task, allowed.get(task.name)) for task in graph.tasks)
-    return CostedGraph(graph, machine, costs, fuse(graph, machine, costs), tuple(home.items()), delivered)
+    clusters = fuse(graph, machine, costs)
+    return CostedGraph(
+        graph, machine, costs, clusters, tuple(home.items()), delivered, call_s=call_seconds(graph, machine)
+    )
+
+
+def call_seconds(graph: Graph, machine: Machine) -> float:
+    """Seconds of a call beside its tasks, on a host that calls were timed on; else 0."""
+    host = machine.device[machine.host]
+    return next((base + factor * checks(graph) for name, base, factor in host.scales if name == CALL), 0.0)
+
+
+def checks(graph: Graph) -> float:
+    """A measure of what the guards of a call look at, in seconds of one microsecond each: modules, state and tasks."""
+    modules = {""}
+    for task in graph.tasks:
+        path = task.module
+        while path not in modules:
+            modules.add(path)
+            path = path.rpartition(".")[0]
+    return 1e-6 * (len(modules) + len(graph.state) + len(graph.tasks))
 
 
 def signature(graph: Graph, task: Task) -> str:
@@ -135,7 +158,9 @@ class Estimator:
         if found is None and kind.startswith("product "):
             alike = [name for name in self._scales if name.startswith("product ")]
             side = int(kind.split()[1])
-            found = self._scales[min(alike, key=lambda name: abs(int(name.split()[1]) - side))] if alike else None
+            found = (
+                self._scales[min(alike, key=lambda name: abs(int(name.split()[1]) - side))] if alike else None
+            )
         if found is None:
             launch = self._scales.get("elementwise", (self.device.launch_s + self.device.dispatch_s, 1.0))[0]
             found = launch, 1.0

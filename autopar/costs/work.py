@@ -33,7 +33,7 @@ _LOOKUPS = (
 """Ops that read of their first input only as much as they write."""
 _BAGS = ("aten._embedding_bag", "aten.embedding_bag.", "autopar.embedding_bag.")
 """Ops that read a row of their first input for each element of their second."""
-_ROWS = ("aten.embedding.", "aten.index_select.", *_BAGS)
+ROWS = ("aten.embedding.", "aten.index_select.", *_BAGS)
 """Ops that read whole rows of their first input, anywhere in it."""
 _UNREAD = ("aten.empty", "aten.new_empty")
 _FLOATING = ("float", "bfloat", "complex")
@@ -91,7 +91,7 @@ def work(graph: Graph, task: Task) -> Work:
     if name in _RECURRENT and task.inputs:
         return Work(dtype, task.flops, moved, *_steps(graph, task))
     waits = 0
-    if task.target.startswith(_ROWS) and len(task.inputs) > 1:
+    if task.target.startswith(ROWS) and len(task.inputs) > 1:
         waits = math.prod(graph.value[task.inputs[1]].shape)
     return Work(dtype, task.flops, moved, waits=waits)
 
@@ -114,7 +114,7 @@ def family(graph: Graph, task: Task) -> str:
         return f"product {int(math.log2(max(1, _smallest_side(name, shapes)))) if task.flops else 0}"
     if name in ("convolution", "conv1d", "conv2d", "conv3d") and len(shapes) > 1:
         return _convolution(*shapes[:2])
-    if task.target.startswith(_ROWS):
+    if task.target.startswith(ROWS):
         return "rows"
     if name in _RECURRENT or task.target in UPDATES:
         return name

@@ -42,7 +42,7 @@ def compile(
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
-    measure: bool = False,
+    measure: bool | None = None,
     check: Literal["first", "always", "never"] = "first",
     outputs: Literal["as_input", "as_placed"] = "as_input",
     plan: Plan | str | PathLike[str] | None = None,
@@ -64,7 +64,9 @@ def compile(
     model, a number an accelerator. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
-    measure: time each distinct operation on each real device once instead of estimating it.
+    measure: time each distinct operation on each device here, about a second in all and kept from then on, instead of
+    estimating it: None, where there are several lanes to choose from and none is emulated (for one lane `explain` does
+    so, when it is asked); True, also what the plan and the best single device take as a whole; False, nothing.
     check: compare with eager at the first call of each signature, always, or never.
     outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
     plan: a Plan (or file) made before, edited or not, to be used as it is.
@@ -201,7 +203,7 @@ def train_step(
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
     check: Literal["first", "always", "never"] = "first",
-    measure: bool = False,
+    measure: bool | None = None,
     reassociate: bool = False,
     verify_replicas: bool = False,
     home: Home = "auto",

@@ -20,6 +20,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..pipeline.options import Options
+from ..pipeline.stages import Prepared
 from ..runtime.recording import Recording
 from .backend import Backend
 from .classes import sharing
@@ -130,11 +131,16 @@ class Compiled:
         return self._placement.backend.record()
 
     def explain(self) -> str:
-        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons."""
+        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons.
+
+        The operations of a plan for one lane, which needed no seconds of them, are timed now: about a second, once.
+        """
         from ..view import explain
 
         backend = self._placement.backend
         _, ready = backend.ready()
+        if isinstance(ready, Prepared) and backend.options.explains(backend.machine):
+            ready.measure()
         timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
         return explain(ready.plan, measured, ready.single_s, backend.notes())

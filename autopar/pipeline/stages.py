@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..costs.clustering import unfused
+from ..costs.clustering import repriced, unfused
 from ..costs.emulation import slowed, with_slow_down
 from ..costs.homes import Home, homes_asked, streamed
 from ..costs.pins import pinned_sums, resolve, resolve_sums
+from ..costs.ratios import Ratios, measured
 from ..costs.roofline import cost
 from ..errors import MemoryCapError, PlanError
 from ..ir.costed import CostedGraph
@@ -57,6 +58,19 @@ class Prepared:
     executor: Executor
     single_s: float | None = None
 
+    def measure(self) -> None:
+        """Time the operations of a program, on inputs made up, for what is predicted of it. The program stays."""
+        costed = self.plan.costed
+        graph, machine = costed.graph, costed.machine
+        if any(cost.how == "measured" for cost in costed.costs):
+            return
+        ratios = timed("measure", measured, graph, machine, self.captured.calls, present(self.captured))
+        priced = cost(graph, machine, homes=dict(costed.homes), deliver=costed.deliver, ratios=ratios)
+        plan = replan(repriced(costed, priced.costs), self.plan)
+        others = tuple(candidate for candidate in plan.candidates if candidate.policy != plan.policy)
+        self.plan = replace(plan, policy=self.plan.policy, candidates=others)
+        self.executor.rebind(self.plan)
+
     def slower(self, slow_down: float) -> None:
         """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
         self.plan = slowed(self.plan, slow_down)
@@ -74,10 +88,12 @@ def prepare(
     args: tuple[Any, ...],
     given: Plan | None,
     pool: Replicas | None = None,
+    recorded: Ratios | None = None,
 ) -> Prepared:
-    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
+    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`;
+    `recorded` is what its tasks took in calls before."""
     tensors = captured.flatten(args)
-    plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
+    plan = timed("plan", plan_captured, captured, machine, options, tensors, given, recorded)
     prepared = bind(captured, plan, pool)
     single = plan.best_single
     if options.measure and given is None and single and repeatable(captured, plan):
@@ -153,9 +169,10 @@ def plan_captured(
     options: Options,
     tensors: list[torch.Tensor],
     given: Plan | None = None,
+    recorded: Ratios | None = None,
 ) -> Plan:
     """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead. Its
-    values are those that the devices it places tasks on will make."""
+    values are those that the devices it places tasks on will make. `recorded` goes before what would be measured."""
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
@@ -167,12 +184,9 @@ def plan_captured(
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
     deliver = deliveries(graph, machine, homes, options.outputs, gradients)
 
-    def measured(candidate: Graph) -> Mapping[tuple[str, str], float] | None:
-        if not options.measure:
-            return None
-        from ..costs.measure import measure
-
-        return measure(candidate, machine, captured.calls)
+    ratios = {} if recorded is None else recorded
+    if recorded is None and options.measures(machine):
+        ratios = timed("measure", measured, graph, machine, captured.calls, present(captured, tensors))
 
     def price(candidate: Graph) -> CostedGraph:
         pinned = {
@@ -181,14 +195,13 @@ def plan_captured(
             if (task.origin or task.name) in pins
         }
         pinned.update(pinned_sums(candidate, sums))
-        known = measured(candidate)
-        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=known)
+        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, ratios=ratios)
 
     def moved(candidate: Graph, device: str) -> CostedGraph:
         own = {**homes, **dict.fromkeys(candidate.state, device)}
         to = deliveries(candidate, machine, own, options.outputs, gradients)
         only = dict.fromkeys((task.name for task in candidate.tasks), device)
-        return cost(candidate, machine, homes=own, deliver=to, pins=only, measured=measured(candidate))
+        return cost(candidate, machine, homes=own, deliver=to, pins=only, ratios=ratios)
 
     def held(plan: Plan) -> Plan:
         """The plan with what a model moved to one device would take, for it to be held against."""
@@ -218,6 +231,12 @@ def plan_captured(
         raise PlanError(
             f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
         ) from error
+
+
+def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+    """The tensors of a captured model by value: its state, and its inputs where they are given."""
+    state = {name: owner[key] for name, (owner, key) in captured.state.items()}
+    return {**state, **dict(zip(captured.graph.inputs, tensors))}
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
