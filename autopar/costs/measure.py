@@ -20,7 +20,7 @@ from ..text.progress import bar
 from . import calibrate as probe
 from . import scales
 from .replay import REFUSALS, made_up, replayed
-from .roofline import Estimator, signature
+from .roofline import CALL, Estimator, checks, signature
 from .scales import Sample
 from .work import family, work
 
@@ -38,6 +38,8 @@ MOST_KEPT = 50_000
 FAR = 3.0
 """Seconds that are so many times more or less than the roofline are measured again, up to `TIMES` times."""
 TIMES = 3
+APART_S = 2e-5
+"""Seconds by which they must be so: below, nothing is decided by them."""
 NEAR_BYTES = 8 << 20
 """Weights that may stay in a core's caches from call to call."""
 _MOST_COPIES = 16
@@ -80,6 +82,29 @@ def measure(
     if timed:
         log.info("measured %d operations in %.2f s", timed, time.perf_counter() - start)
     return book.known()
+
+
+def note(
+    graph: Graph,
+    machine: Machine,
+    calls: Mapping[str, Callable[..., Any]],
+    seconds: Mapping[tuple[str, str], float],
+    call_s: float,
+) -> None:
+    """Keep what recorded calls took, by (task, device), and what they took beside, as what was measured of a machine that
+    is here."""
+    path = cache.file_for("operations", [scales.VERSION, torch.__version__])
+    book = _Book(graph, machine, calls, cache.load(path))
+    for device in machine.devices:
+        for tasks in book.tasks.values():
+            took = [seconds[task.name, device.name] for task in tasks if (task.name, device.name) in seconds]
+            if took:
+                book.enter(device, tasks, statistics.fmean(took))
+        if device.traits.host and call_s > 0:
+            entry = {"family": CALL, "kernels": 1, "busy_s": checks(graph), "seconds": [call_s]}
+            book.entries[f"{chip(device)}, call: {graph.name}, {len(graph.tasks)} tasks"] = entry
+        scales.keep({chip(device): scales.fitted(book.samples(device))})
+    cache.store(path, dict(list(book.entries.items())[-MOST_KEPT:]))
 
 
 def chip(device: Device) -> str:
@@ -186,7 +211,9 @@ def _far(entry: Any, guess: float) -> bool:
     seconds = _seconds(entry)
     if not seconds:
         return entry is not None
-    return len(seconds) < TIMES and not 1 / FAR <= statistics.median(seconds) / max(guess, 1e-9) <= FAR
+    middle = statistics.median(seconds)
+    apart = abs(middle - guess) > APART_S and not guess / FAR <= middle <= FAR * guess
+    return apart and len(seconds) < TIMES
 
 
 def _timed(
@@ -207,7 +234,7 @@ def _timed(
         with probe.threads(device.threads):
             found = replayed(graph, tasks, on, calls, here, budget_s)
         for each in alike.values():
-            seconds = [time for task in each if (time := found[task.name]) is not None]
+            seconds = [took for task in each if (took := found[task.name]) is not None]
             yield each, statistics.fmean(seconds) if seconds else None
         return
     far = sum(graph.value[name].bytes for name in graph.state) > NEAR_BYTES

@@ -37,17 +37,27 @@ def measured(
     return _ratios(graph, machine, seconds)
 
 
-def recorded(plan: Plan, timelines: Iterable[Timeline]) -> Ratios:
-    """By the medians of recorded calls of a plan; of a task that was cut into parts also what all of them took together.
-    Seconds of a declared clock are those of the chips it stands in for."""
-    graph, machine = plan.costed.graph, plan.costed.machine
-    scale = machine.slow_down if machine.clock == "declared" else 1.0
+def recorded(plan: Plan, seconds: Mapping[tuple[str, str], float]) -> Ratios:
+    """By seconds of the tasks of a plan; of one that was cut into parts also what all of them took together."""
+    return _ratios(plan.costed.graph, plan.costed.machine, seconds)
+
+
+def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], float]:
+    """Seconds of each task of recorded calls of a plan, by (task, device): the medians. Those of a declared clock are the
+    chips' that it stands in for."""
+    scale = slowed(plan)
     samples: dict[tuple[str, str], list[float]] = {}
     for timeline in timelines:
         for span in timeline.spans:
             if span.kind == "compute" and span.cluster:
                 samples.setdefault((span.name, span.device), []).append((span.end - span.start) / scale)
-    return _ratios(graph, machine, {key: statistics.median(found) for key, found in samples.items()})
+    return {key: statistics.median(found) for key, found in samples.items()}
+
+
+def slowed(plan: Plan) -> float:
+    """How many times longer its calls last than the devices they are of would take."""
+    machine = plan.costed.machine
+    return machine.slow_down if machine.clock == "declared" else 1.0
 
 
 def _ratios(graph: Graph, machine: Machine, seconds: Mapping[tuple[str, str], float]) -> Ratios:

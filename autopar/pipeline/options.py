@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..costs.detect import current
+from ..costs.detect import current, present
 from ..costs.homes import Home, lives, require_home
 from ..costs.pins import naming, require_devices, require_paths
 from ..errors import DeviceError, PlanError
@@ -82,8 +82,9 @@ class Options:
         return not machine.serial and self.explains(machine) if self.measure is None else self.measure
 
     def explains(self, machine: Machine) -> bool:
-        """True if operations are timed before a prediction is shown: wherever devices are here."""
-        return not (self.measure is False or machine.absent or machine.emulated)
+        """True if operations are timed before a prediction is shown: wherever the devices are here, and none is a stand-in
+        or has figures of the user's own."""
+        return self.measure is not False and present(machine)
 
     def within(self, graph: Graph) -> Options:
         """The same for one graph of a model that the pins were held against: those that name something of it."""

@@ -49,7 +49,7 @@ RACES = 5
 @dataclass(eq=False)
 class Prepared:
     """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs.
-    `single_s` are the measured seconds of the best single device, None when it was not timed.
+    `source` is what was captured, with the strides of all outputs. `single_s` are the measured seconds of the best single device, None when it was not timed.
     """
 
     captured: Captured
@@ -57,6 +57,7 @@ class Prepared:
     program: Program
     executor: Executor
     single_s: float | None = None
+    source: Captured | None = None
 
     def measure(self) -> None:
         """Time the operations of a program, on inputs made up, for what is predicted of it. The program stays."""
@@ -64,7 +65,12 @@ class Prepared:
         graph, machine = costed.graph, costed.machine
         if any(cost.how == "measured" for cost in costed.costs):
             return
-        ratios = timed("measure", measured, graph, machine, self.captured.calls, present(self.captured))
+        self.reprice(timed("measure", measured, graph, machine, self.captured.calls, present(self.captured)))
+
+    def reprice(self, ratios: Ratios) -> None:
+        """Predict with other seconds of the tasks. The program stays."""
+        costed = self.plan.costed
+        graph, machine = costed.graph, costed.machine
         priced = cost(graph, machine, homes=dict(costed.homes), deliver=costed.deliver, ratios=ratios)
         plan = replan(repriced(costed, priced.costs), self.plan)
         others = tuple(candidate for candidate in plan.candidates if candidate.policy != plan.policy)
@@ -106,9 +112,8 @@ def prepare(
 def bind(captured: Captured, plan: Plan, pool: Replicas | None = None) -> Prepared:
     """The program of a plan, proved, and bound to the live model."""
     program = proved(plan).program
-    if not copies(plan):
-        captured = captured.kernels_trusted()
-    return Prepared(captured, plan, program, Executor(captured, plan, program, pool))
+    trusted = captured if copies(plan) else captured.kernels_trusted()
+    return Prepared(trusted, plan, program, Executor(trusted, plan, program, pool), source=captured)
 
 
 def copies(plan: Plan) -> bool:
