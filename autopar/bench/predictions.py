@@ -1,8 +1,8 @@
 """What `explain` predicts of a call ÷ what calls take, over thirty ordinary models on one CPU.
 
-`probes`: the roofline with the scales of a fresh machine. `learned`: with those fitted to the models above it in the table
-besides. `measured`: every operation of the model timed. Blocks of calls stand before and after the measuring; those during
-which others used the cores do not count as long as there are three others.
+`probes`: the roofline with the scales of a fresh machine. `learned`: with those fitted to the models above it in the
+table besides. `measured`: every operation of the model timed. Blocks of calls stand before and after the measuring;
+those during which others used the cores do not count as long as there are three others.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PATIENCE_S = 6.0
 
 
 def run(rounds: int = 0) -> dict[str, Any]:
-    """Print and return the ratios of each model, their medians and their 90th percentiles of |ratio − 1|; `rounds` blocks
-    before and after the measuring."""
+    """Print and return the ratios of each model, and median and 90th percentile of |ratio − 1|; `rounds` blocks before
+    and after the measuring."""
     data: dict[str, Any] = {"models": {}}
     before = os.environ.get("AUTOPAR_CACHE")
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

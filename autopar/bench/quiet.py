@@ -14,7 +14,7 @@ QUIET = 0.15
 
 
 class Block(NamedTuple):
-    """Median seconds of the calls of a block, and cores that others used meanwhile; 0 where the system does not tell."""
+    """Median seconds of the calls of a block, and cores that others used meanwhile; 0 where the system is silent."""
 
     seconds: float
     others: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -20,14 +21,15 @@ Call: TypeAlias = tuple[nn.Module, tuple[Any, ...]]
 class Recurrent(nn.Module):
     """Layers of one recurrent kind beside each other over one sequence, batch first."""
 
-    def __init__(self, kind: type[nn.RNNBase], layers: int, features: int, hidden: int) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], layers: int, features: int, hidden: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(kind(features, hidden, batch_first=True) for _ in range(layers))
         self.head = nn.Linear(layers * hidden, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of each row, of a sequence (batch, length, features)."""
-        return self.head(torch.cat([layer(x)[0][:, -1] for layer in self.layers], 1))
+        scores: Tensor = self.head(torch.cat([layer(x)[0][:, -1] for layer in self.layers], 1))
+        return scores
 
 
 class Recommender(nn.Module):
@@ -37,6 +39,7 @@ class Recommender(nn.Module):
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
         self.below = nn.Sequential(nn.Linear(13, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU())
+        self.pairs: Tensor
         pairs = (tables + 1) * tables // 2
         self.above = nn.Sequential(nn.Linear(pairs + width, 256), nn.ReLU(), nn.Linear(256, 1))
         self.register_buffer("pairs", torch.triu_indices(tables + 1, tables + 1, 1), persistent=False)
@@ -46,7 +49,8 @@ class Recommender(nn.Module):
         dense = self.below(numbers)
         found = torch.stack([dense, *(bag(index) for bag, index in zip(self.bags, indices))], 1)
         products = found @ found.transpose(1, 2)
-        return self.above(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
+        scores: Tensor = self.above(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
+        return scores
 
 
 class Experts(nn.Module):
@@ -61,7 +65,8 @@ class Experts(nn.Module):
         """What the experts make of x (batch, width), in the same shape."""
         weights = self.gate(x).softmax(-1)
         made = torch.stack([expert(x) for expert in self.experts], 1)
-        return (made * weights[:, :, None]).sum(1)
+        mixed: Tensor = (made * weights[:, :, None]).sum(1)
+        return mixed
 
 
 def models() -> dict[str, Callable[[], Call]]:
@@ -88,7 +93,7 @@ def _seeded(make: Callable[[], Call]) -> Callable[[], Call]:
 
 def _mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:]):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

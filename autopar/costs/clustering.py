@@ -257,8 +257,8 @@ def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
 def _seconds(
     held: Sequence[Task], machine: Machine, costs: Mapping[str, TaskCost]
 ) -> tuple[tuple[float | None, ...], float]:
-    """Seconds of tasks one after the other on each device, and of the host's Python in them: no more than what they take
-    on the host."""
+    """Seconds of tasks one after the other on each device, and of the host's Python in them: no more than what they
+    take on the host."""
     columns = list(zip(*(costs[task.name].seconds for task in held)))
     host = machine.device[machine.host]
     dispatch = host.dispatch_s * sum(not task.free for task in held)

@@ -82,7 +82,9 @@ def accelerators() -> tuple[str, ...]:
 def present(machine: Machine) -> bool:
     """True if every device of a machine is here and its figures are those that it was found to have."""
     real = accelerators() if any(device.torch_type != "cpu" for device in machine.devices) else ()
-    found = all(device.scales if device.torch_type == "cpu" else device.name in real for device in machine.devices)
+    found = all(
+        device.scales if device.torch_type == "cpu" else device.name in real for device in machine.devices
+    )
     return found and not (machine.absent or machine.emulated)
 
 

@@ -55,13 +55,13 @@ def measure(
 ) -> dict[tuple[str, str], float]:
     """Seconds by (`signature` of a task, device name), dispatch included.
 
-    On a CPU the tasks run one after the other as in a call (`replay`), with the threads a lane has, on `given` inputs and
-    state where these are there, else on made-up ones; on an accelerator each runs alone on made-up inputs, in turn on
-    as many copies as keep weights out of its cache where those of the graph do not fit. What was timed before on the
-    same chip comes from the cache; what was far from the roofline then is timed again. The longest operations by the
-    roofline come first, and `budget_s` seconds on each device are kept to as well as it tells. Left to the roofline:
-    the others, tasks that draw random numbers, must follow others, write in place, are the user's own (`calls`) or
-    make no tensor, operations that refuse made-up inputs, and devices on a declared clock or not here.
+    On a CPU the tasks run one after the other as in a call (`replay`), with the threads a lane has, on `given` inputs
+    and state where these are there, else on made-up ones; on an accelerator each runs alone on made-up inputs, in turn
+    on as many copies as keep weights out of its cache where those of the graph do not fit. What was timed before on
+    the same chip comes from the cache; what was far from the roofline then is timed again. The longest operations by
+    the roofline come first, and `budget_s` seconds on each device are kept to as well as it tells. Left to the
+    roofline: the others, tasks that draw random numbers, must follow others, write in place, are the user's own
+    (`calls`) or make no tensor, operations that refuse made-up inputs, and devices on a declared clock or not here.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
@@ -91,8 +91,8 @@ def note(
     seconds: Mapping[tuple[str, str], float],
     call_s: float,
 ) -> None:
-    """Keep what recorded calls took, by (task, device), and what they took beside, as what was measured of a machine that
-    is here."""
+    """Keep what recorded calls took, by (task, device), and what they took beside, as what was measured of a machine
+    that is here."""
     path = cache.file_for("operations", [scales.VERSION, torch.__version__])
     book = _Book(graph, machine, calls, cache.load(path))
     for device in machine.devices:
@@ -123,8 +123,8 @@ def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]
 
 
 class _Book:
-    """What is known of the operations of a graph, by entries of the form {"family", "kernels", "busy_s", "seconds": [...]},
-    None for one that refuses."""
+    """What is known of the operations of a graph, by entries of the form
+    `{"family", "kernels", "busy_s", "seconds": [...]}`, None for one that refuses."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class _Book:
         return f"{chip(device)}, {self.where}: {key}"
 
     def missing(self, device: Device, budget_s: float) -> list[Task]:
-        """The tasks to be timed: of operations that were not, or are far from the roofline; first one of each operation,
-        the longest first, then more, as far as the budget goes."""
+        """The tasks to be timed: of operations that were not, or are far from the roofline; first one of each
+        operation, the longest first, then more, as far as the budget goes."""
         estimator = Estimator(self.machine, device)
         ranked = []
         for key, tasks in self.tasks.items():
@@ -285,7 +285,8 @@ def _blocks(call: Callable[[], Any], device: str) -> float:
     vanishes."""
     once = max(probe.best(call, device, 1), 1e-7)
     together = max(1, min(100, int(TOGETHER_S / once)))
-    start, samples = time.perf_counter(), []
+    start = time.perf_counter()
+    samples: list[float] = []
     while len(samples) < BLOCKS and (len(samples) < 3 or time.perf_counter() - start < EACH_S):
         begin = time.perf_counter()
         for _ in range(together):

@@ -1,4 +1,4 @@
-"""A graph of small operations of every family, by which the scales of a device that nothing was measured on are found."""
+"""A graph of small operations of most families, by which the scales of a CPU are found that nothing was measured on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL_SCALE = (2e-5, 2.1)
 
 
 def scaled(device: Device) -> scales.Scales:
-    """The scales of a CPU: those kept, else those of the operations of `operations`, which takes some tenth of a second."""
+    """The scales of a CPU: those kept, else those of `operations`, which takes some tenths of a second."""
     label = chip(device)
     found = scales.kept(label)
     if not found:
@@ -65,7 +65,8 @@ def _convolutions(probes: _Probes) -> None:
         window: tuple[Argument, ...] = (Ref("0"), (3, 3), (2, 2), (1, 1))
         probes.add("aten.max_pool2d.default", [given], window, made=(1, channels, side // 2, side // 2))
         probes.add("aten.avg_pool2d.default", [given], window, made=(1, channels, side // 2, side // 2))
-        norm = (*(Ref(str(at)) for at in range(5)), False, 0.1, 1e-5, True)
+        read = tuple(Ref(str(at)) for at in range(5))
+        norm: tuple[Argument, ...] = (*read, False, 0.1, 1e-5, True)
         probes.add("aten.batch_norm.default", [given, *[(channels,)] * 4], norm)
 
 

@@ -1,5 +1,5 @@
-"""What tasks of a graph take ÷ what the roofline says, by (name of the task, device): measured before a plan is made, or
-recorded in calls."""
+"""What tasks of a graph take ÷ what the roofline says, by (name of the task, device): measured before a plan is made,
+or recorded in calls."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def recorded(plan: Plan, seconds: Mapping[tuple[str, str], float]) -> Ratios:
 
 
 def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], float]:
-    """Seconds of each task of recorded calls of a plan, by (task, device): the medians. Those of a declared clock are the
-    chips' that it stands in for."""
+    """Seconds of each task of recorded calls of a plan, by (task, device): the medians. Those of a declared clock are
+    the chips' that it stands in for."""
     scale = slowed(plan)
     samples: dict[tuple[str, str], list[float]] = {}
     for timeline in timelines:

@@ -1,5 +1,5 @@
-"""Seconds of the tasks of a graph on a CPU, one after the other in the order of a call, so that what each reads is where a
-call would have it: weights as far away as the others push them, what was just made near."""
+"""Seconds of the tasks of a graph on a CPU, one after the other in the order of a call, so that what each reads is
+where a call would have it: weights as far away as the others push them, what was just made near."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 
 from ..ir.graph import Graph, Task, Value
 from ..ops import resolve as bind
-from . import calibrate as probe
 from .work import ROWS
 
 with contextlib.suppress(ImportError):
@@ -126,7 +125,9 @@ class _Player:
                 values.update(zip(task.outputs, made))
             elif task.outputs:
                 values[task.outputs[0]] = made
-            args = kwargs = made = None
+            # Nothing is kept that a call would have freed.
+            del args, kwargs
+            made = None
             for name in self.dead[at]:
                 values.pop(name, None)
         return seconds
@@ -146,7 +147,7 @@ def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
 def _below(graph: Graph, value: Value) -> int:
     """What indices stay below: the rows of the tables that they are looked up in, else any axis of what is read with
     them."""
-    lengths = []
+    lengths: list[int] = []
     for name in graph.readers.get(value.name, ()):
         task = graph.task[name]
         others = [graph.value[other] for other in task.inputs]

@@ -1,9 +1,9 @@
 """The work of a task, by its shapes alone: the family of operators it belongs to, and the seconds that its FLOPs and
 bytes ask for at a device's rates.
 
-The seconds are those of the roofline, `max(flops ÷ FLOP/s, bytes ÷ bytes per second)`, but for two kinds of operators that
-neither limits: a recurrent layer is as many dependent steps as its sequence is long, each with all its weights, and a
-lookup of scattered rows waits for each of them.
+The seconds are those of the roofline, `max(flops ÷ FLOP/s, bytes ÷ bytes per second)`, but for two kinds of operators
+that neither limits: a recurrent layer is as many dependent steps as its sequence is long, each with all its weights,
+and a lookup of scattered rows waits for each of them.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _BY_NAME = {name: family for family, names in _FAMILIES.items() for name in name
 
 
 class Work(NamedTuple):
-    """FLOPs in `dtype` and bytes of a task, done in `kernels` kernels one after the other, each of which reads `weights`
-    bytes beside, and the number of rows that it waits for."""
+    """FLOPs in `dtype` and bytes of a task, done in `kernels` kernels one after the other, each of which reads
+    `weights` bytes beside, and the number of rows that it `waits` for."""
 
     dtype: str
     flops: int

@@ -152,9 +152,9 @@ def plan(
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
-    Keywords as in `compile`; times in seconds, memory in bytes. The model is not run, but on a machine that is here its
-    operations are timed, about a second in all, once (`measure=False`: they are not); tensors and parameters may be on the
-    meta device. As in a call, grad mode decides: where it is on and an output requires grad,
+    Keywords as in `compile`; times in seconds, memory in bytes. The model is not run, but on a machine that is here
+    its operations are timed, about a second in all, once (`measure=False`: they are not); tensors and parameters may be
+    on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
     forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
     nothing.
 
@@ -170,7 +170,9 @@ def plan(
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
-    options = Options(pins or {}, policy, split, measure, batch_norm=batch_norm, recompute=recompute, home=home)
+    options = Options(
+        pins or {}, policy, split, measure, batch_norm=batch_norm, recompute=recompute, home=home
+    )
     plain = model.module if isinstance(model, CompiledModule) else model
     options = options.fitting(machine, plain)
     if options.measure is None:

@@ -132,11 +132,12 @@ class Compiled:
         return self._placement.backend.record()
 
     def tune(self, *args: Any, rounds: int = ROUNDS, calls: int = CALLS, **kwargs: Any) -> Tuned:
-        """Record `calls` calls with these arguments, plan again from what their tasks took, and so on for up to `rounds`
-        rounds, until a plan is no shorter or has run before; the plan whose calls took least stays. Print what it returns.
+        """Record `calls` calls with these arguments, plan again from what their tasks took, and so on for up to
+        `rounds` rounds, until a plan is no shorter or has run before; the plan whose calls took least stays. Print what
+        it returns.
 
-        Every plan is proved as the first was, and checked as `check=` says. Seconds of devices that are here are kept for
-        the plans of other models. Raises PlanError for calls in training and where `plan=` was given.
+        Every plan is proved as the first was, and checked as `check=` says. Seconds of devices that are here are kept
+        for the plans of other models. Raises PlanError for calls in training and where `plan=` was given.
         """
         return tuned(self._placement.backend, lambda: self._placement.call(*args, **kwargs), rounds, calls)
 

@@ -34,8 +34,8 @@ WORTH = 0.01
 
 @dataclass(frozen=True)
 class Round:
-    """Plans that were recorded: their names, what they were predicted to take before and what calls took, in seconds; of
-    several graphs of a model the sums."""
+    """Plans that were recorded: their names, what they were predicted to take before and what calls took, in seconds;
+    of several graphs of a model the sums."""
 
     plans: tuple[str, ...]
     predicted: float
@@ -80,9 +80,9 @@ class _Regions:
     wall: float = 0.0
     quiet: bool = False
 
-    def run(self, calls: int) -> tuple[float, dict[Served, Mapping[tuple[str, str], float]]]:
-        """The median seconds of calls, lanes alone, and those of each task; the programs are those that ran. Calls during
-        which another process took a core are left out while there are others: `quiet` says that there were enough."""
+    def run(self, calls: int) -> tuple[float, dict[Served, dict[tuple[str, str], float]]]:
+        """The median seconds of calls, lanes alone, and those of each task; the programs are those that ran. Calls
+        during which another process took a core are left out while there are others: `quiet`, if there were enough."""
         self.call()
         walls = [self._timed() for _ in range(calls)]
         self.wall = statistics.median(undisturbed(walls))
@@ -119,7 +119,9 @@ class _Regions:
         # Of graphs that share a name no recording says which one it is of.
         own = {name: each[0] for name, each in found.items() if len(each) == 1 and name in titles}
         if not own:
-            raise AutoparError("no program of this model can be told from the others; there is nothing to tune")
+            raise AutoparError(
+                "no program of this model can be told from the others; there is nothing to tune"
+            )
         return dict(own.values())
 
     def install(self, programs: Mapping[Served, Prepared]) -> None:
@@ -165,7 +167,7 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
 
 
 def _planned(
-    backend: Backend, regions: _Regions, tasks: Mapping[Served, Mapping[tuple[str, str], float]]
+    backend: Backend, regions: _Regions, tasks: Mapping[Served, dict[tuple[str, str], float]]
 ) -> dict[Served, Prepared]:
     """Programs of new plans, where these are predicted to be shorter than those that ran, which are kept else."""
     found = {}
@@ -196,10 +198,9 @@ def _placements(programs: Mapping[Served, Prepared]) -> tuple[Any, ...]:
     return tuple(str(program.program) for program in programs.values())
 
 
-def _keep(
-    backend: Backend, regions: _Regions, tasks: Mapping[Served, Mapping[tuple[str, str], float]]
-) -> None:
-    """Keep the seconds of a machine that is here and was quiet; of one graph on one lane also those of a call beside its tasks."""
+def _keep(backend: Backend, regions: _Regions, tasks: Mapping[Served, dict[tuple[str, str], float]]) -> None:
+    """Keep the seconds of a machine that is here and was quiet; of one graph on one lane also those of a call beside
+    its tasks."""
     if not (present(backend.machine) and regions.quiet):
         return
     for served, program in regions.programs.items():

@@ -15,8 +15,8 @@ class Device:
     threads of each CPU lane.
     `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
     `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
-    `dispatch_s` of the host's Python. `scales` holds, of operators that were timed on it, (family, launch in seconds with
-    dispatch, factor on the seconds that the rates above give); see `costs.work.family`.
+    `dispatch_s` of the host's Python. `scales` holds, of operators that were timed on it, (family, launch in seconds
+    with dispatch, factor on the seconds that the rates above give).
     """
 
     name: str

@@ -82,8 +82,8 @@ class Options:
         return not machine.serial and self.explains(machine) if self.measure is None else self.measure
 
     def explains(self, machine: Machine) -> bool:
-        """True if operations are timed before a prediction is shown: wherever the devices are here, and none is a stand-in
-        or has figures of the user's own."""
+        """True if operations are timed before a prediction is shown: wherever the devices are here, and none is a
+        stand-in or has figures of the user's own."""
         return self.measure is not False and present(machine)
 
     def within(self, graph: Graph) -> Options:

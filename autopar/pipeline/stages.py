@@ -48,8 +48,9 @@ RACES = 5
 
 @dataclass(eq=False)
 class Prepared:
-    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs.
-    `source` is what was captured, with the strides of all outputs. `single_s` are the measured seconds of the best single device, None when it was not timed.
+    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs. `source` is
+    what was captured, with the strides of all outputs. `single_s` are the measured seconds of the best single device,
+    None when it was not timed.
     """
 
     captured: Captured

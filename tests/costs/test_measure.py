@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
-from autopar.costs.detect import detect
-from autopar.costs.probes import operations
-from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
 from autopar.costs import measure as measuring
+from autopar.costs.detect import detect
+from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
 from autopar.costs.measure import measure, note
+from autopar.costs.probes import operations
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
@@ -144,7 +144,7 @@ def test_indices_made_up_for_a_lookup_stay_in_range_on_any_axis():
     )
     ids = made_up(lookup, lookup.value["ids"], torch.device("cpu"))
     # Of all rows of the table: those of the first few would stay in a cache.
-    assert ids.dtype == torch.int64 and 0 <= int(ids.min()) and 3 <= int(ids.max()) < 50
+    assert ids.dtype == torch.int64 and int(ids.min()) >= 0 and 3 <= int(ids.max()) < 50
     assert len(measure(lookup, detect(["cpu"]), {}, **QUICK)) == 1
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.costs.emulation import MARGIN
+from autopar.costs import ratios
 from autopar.engine.tune import Round, Tuned
 from autopar.errors import PlanError
 
@@ -102,29 +102,26 @@ def test_tuning_ends_with_a_plan_that_is_proved_and_answers_alike(model, devices
     assert "measured" in how(plan) and "stays" in str(found)
 
 
-def test_costs_after_tuning_are_what_was_recorded(model):
-    machine = autopar.Machine.emulate("cpu", "t4", "t4")
-    fast = called(model, machine)
-    declared = {cost.task: cost for cost in fast.plan.costed.costs}
+def test_costs_after_tuning_are_what_was_recorded_and_the_clock_is_the_declared_one(model, monkeypatch):
+    real, noted = ratios.medians, {}
+    monkeypatch.setattr(
+        "autopar.engine.tune.ratios.medians", lambda *given: noted.update(real(*given)) or {**noted}
+    )
+    fast = called(model, autopar.Machine.emulate("cpu", "t4", "t4"))
+    declared = fast.plan.makespan
     with torch.no_grad():
         fast.tune(torch.randn(16, 64), rounds=1, calls=3)
     plan = fast.plan
-    slow = plan.costed.machine.slow_down
     for placed in plan.placed:
         at = plan.costed.index[placed.device]
         for task in plan.costed.cluster[placed.cluster].tasks:
-            before = declared[task].seconds[at]
-            # The clock lasts as declared to within its tolerance and what waking a thread takes of it.
-            assert plan.costed.cost[task].seconds[at] == pytest.approx(before, rel=0.2, abs=2e-3 / slow), (
-                task,
-                MARGIN,
-            )
+            assert plan.costed.cost[task].seconds[at] == pytest.approx(noted[task, placed.device])
+    # Runs last as declared; between two tasks of one the clock does not look.
+    assert plan.makespan == pytest.approx(declared, rel=0.3)
 
 
 def test_seconds_that_were_recorded_move_work_to_where_it_is_quicker(model, monkeypatch):
     fast = called(model, EMULATED, policy="auto", split=None)
-    from autopar.costs import ratios
-
     real, slow = (
         ratios.medians,
         "emulated:0" if "emulated:0" in {p.device for p in fast.plan.placed} else "cpu",
@@ -141,7 +138,7 @@ def test_seconds_that_were_recorded_move_work_to_where_it_is_quicker(model, monk
 
 def test_tuning_refuses_what_it_cannot_tune(model):
     fast = called(model, ["cpu"])
-    with pytest.raises(PlanError, match="torch.no_grad"):
+    with pytest.raises(PlanError, match=r"torch\.no_grad"):
         fast.tune(torch.randn(16, 64))
     with torch.no_grad(), pytest.raises(PlanError, match="plan= says"):
         called(model, ["cpu"], plan=fast.plan).tune(torch.randn(16, 64))
