@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from ..system.cache import processor
 
 STACKS = "stacks"
-SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "gpu", STACKS)
+SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "predictions", "gpu", STACKS)
 """Modules of this package with a `run`; the last is made of contests."""
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from ..costs.blocks import Turn, timed
 from ..errors import AutoparError
 from ..text.progress import bar
 from ..text.tables import seconds
-from .blocks import Turn, timed
 from .case import Case, Entrant, unsteady, wrong
 from .rivals import Rival
 from .row import Outcome, Row

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..costs.blocks import LEAST, Block
 from ..text.tables import seconds, table
-from .blocks import LEAST, Block
 from .rivals import EAGER
 
 

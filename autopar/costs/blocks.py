@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import statistics
@@ -28,6 +27,8 @@ LEAST = 3
 """Undisturbed blocks that a median needs; as many times the rounds asked for are run at most to get these."""
 
 
+GROUPS = 8
+"""Looks at the clock in a block."""
 ALONE: AbstractContextManager[Any] = nullcontext()
 """The guard of blocks that keep nobody waiting."""
 
@@ -59,12 +60,12 @@ def timed(
     turns: Mapping[str, Turn],
     rounds: int,
     limit_s: float,
-    block_s: float = BLOCK_S,
+    block_s: float | None = None,
     guard: AbstractContextManager[Any] = ALONE,
 ) -> dict[str, list[Block]]:
-    """Blocks of each contestant of at least `block_s` seconds, each within `guard`, in an order that changes from round
-    to round: until each has `rounds` that nobody disturbed, `LEAST` × `rounds` in all, or, `LEAST` each, `limit_s`
-    seconds have passed."""
+    """Blocks of each contestant of at least `block_s` seconds (`BLOCK_S`), each within `guard`, in an order that changes
+    from round to round: until each has `rounds` that nobody disturbed, `LEAST` × `rounds` in all, or, `LEAST` each,
+    `limit_s` seconds have passed."""
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     threads, began = torch.get_num_threads(), time.perf_counter()
@@ -75,7 +76,7 @@ def timed(
                 if sum(not block.disturbed for block in found[name]) < rounds:
                     with guard:
                         torch.set_num_threads(turns[name].threads)
-                        found[name].append(_block(turns[name].call, block_s))
+                        found[name].append(_block(turns[name].call, block_s or BLOCK_S))
             if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
                 break
     finally:
@@ -90,12 +91,14 @@ def _block(call: Callable[[], Any], block_s: float) -> Block:
             call()
             dropped += 1
         _awaited()
-        calls = max(1, math.ceil(block_s * dropped / (time.perf_counter() - start)))
-        before, start = elsewhere(), time.perf_counter()
-        for _ in range(calls):
-            call()
-        _awaited()
-        took = time.perf_counter() - start
+        # Few enough at a time that calls which get slower by then do not make the block long.
+        group = max(1, int(block_s / GROUPS * dropped / (time.perf_counter() - start)))
+        calls, took, before, start = 0, 0.0, elsewhere(), time.perf_counter()
+        while took < block_s:
+            for _ in range(group):
+                call()
+            _awaited()
+            calls, took = calls + group, time.perf_counter() - start
         after = elsewhere()
     if before is None or after is None:
         return Block(took / calls, calls, None)

@@ -55,6 +55,19 @@ def unfused(costed: CostedGraph) -> CostedGraph:
     return replace(costed, clusters=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
 
 
+def repriced(costed: CostedGraph, costs: Sequence[TaskCost]) -> CostedGraph:
+    """The same clusters with other costs of their tasks."""
+    by_task = {cost.task: cost for cost in costs}
+
+    def priced(cluster: Cluster) -> Cluster:
+        seconds, dispatch = _seconds(
+            [costed.graph.task[name] for name in cluster.tasks], costed.machine, by_task
+        )
+        return replace(cluster, seconds=seconds, dispatch_s=dispatch)
+
+    return replace(costed, costs=tuple(costs), clusters=tuple(map(priced, costed.clusters)))
+
+
 class _Pieces:
     """Runs under way: a union-find over task numbers with, for each root, what a decision needs."""
 
@@ -223,12 +236,11 @@ def _clusters(
         before[cluster] = dict.fromkeys(
             (*(cluster_of[graph.producer[n]] for n in reads if n in graph.producer), *outside)
         )
-        dispatch = machine.device[machine.host].dispatch_s * sum(not task.free for task in held)
-        columns = zip(*(costs[task.name].seconds for task in held))
+        times, dispatch = _seconds(held, machine, costs)
         found[cluster] = Cluster(
             name=name_of[cluster],
             tasks=tuple(task.name for task in held),
-            seconds=tuple(_total(column, dispatch) for column in columns),
+            seconds=times,
             dispatch_s=dispatch,
             reads=reads,
             makes=makes,
@@ -240,6 +252,19 @@ def _clusters(
 
 def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
     return min(seconds for seconds in costs[task.name].seconds if seconds is not None)
+
+
+def _seconds(
+    held: Sequence[Task], machine: Machine, costs: Mapping[str, TaskCost]
+) -> tuple[tuple[float | None, ...], float]:
+    """Seconds of tasks one after the other on each device, and of the host's Python in them: no more than what they
+    take on the host."""
+    columns = list(zip(*(costs[task.name].seconds for task in held)))
+    host = machine.device[machine.host]
+    dispatch = host.dispatch_s * sum(not task.free for task in held)
+    there = _total(columns[machine.devices.index(host)], 0.0)
+    dispatch = dispatch if there is None else min(dispatch, there)
+    return tuple(_total(column, dispatch) for column in columns), dispatch
 
 
 def _total(column: tuple[float | None, ...], dispatch: float) -> float | None:

@@ -22,6 +22,9 @@ from ..ir.machine import Machine
 from ..system import cache
 from ..system.cores import cores
 from . import calibrate as probe
+from . import scales
+from .measure import chip
+from .probes import scaled
 
 log = logging.getLogger("autopar")
 
@@ -74,6 +77,15 @@ def accelerators() -> tuple[str, ...]:
     return tuple(
         f"{kind.type if kind else 'cuda'}:{index}" for index in range(torch.accelerator.device_count())
     )
+
+
+def present(machine: Machine) -> bool:
+    """True if every device of a machine is here and its figures are those that it was found to have."""
+    real = accelerators() if any(device.torch_type != "cpu" for device in machine.devices) else ()
+    found = all(
+        device.scales if device.torch_type == "cpu" else device.name in real for device in machine.devices
+    )
+    return found and not (machine.absent or machine.emulated)
 
 
 def _here() -> str:
@@ -167,7 +179,8 @@ def stand_in(device: Device, alike: int, measured: Measurements) -> Device:
 def accelerator(device: Device, _: int, measured: Measurements) -> Device:
     """An accelerator of this machine."""
     figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
-    return replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+    rated = replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
+    return replace(rated, scales=scales.kept(chip(rated)))
 
 
 def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
@@ -179,7 +192,8 @@ def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
         whole = measured.get(f"cpu, {total} threads", probe.rates, "cpu", total)
         shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
         figures = {**shared, "launch_s": figures["launch_s"]}
-    return replace(_rated(device, figures), threads=count, chip=cache.processor())
+    rated = replace(_rated(device, figures), threads=count, chip=cache.processor())
+    return replace(rated, scales=scaled(rated))
 
 
 def _title(name: str) -> str:

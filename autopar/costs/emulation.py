@@ -8,7 +8,7 @@ from ..ir.device import Device
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from .detect import detect
-from .roofline import main_dtype, touched
+from .work import main_dtype, touched
 
 SHORTEST_S = 5e-3
 """The median run should last this long: sleeping to the millisecond is then well within 1 %."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,121 +18,279 @@ from ..ops import resolve as bind
 from ..system import cache
 from ..text.progress import bar
 from . import calibrate as probe
-from .roofline import signature
+from . import scales
+from .replay import REFUSALS, made_up, replayed
+from .roofline import CALL, Estimator, checks, signature
+from .scales import Sample
+from .work import family, work
 
 log = logging.getLogger("autopar")
 
-BUDGET_S = 0.05
-"""Seconds that timing one operation on one device may take, unless a single call takes longer."""
+BUDGET_S = 1.0
+"""Seconds that measuring a graph may take on one device."""
+RUNS = 4
+"""Runs of an operation that the budget must have room for, by the roofline, for it to be timed."""
+EACH_S = 0.05
+"""Of the budget, for one operation on an accelerator."""
 TOGETHER_S = 5e-4
+BLOCKS = 5
 MOST_KEPT = 50_000
+FAR = 3.0
+"""Seconds that are so many times more or less than the roofline are measured again, up to `TIMES` times."""
+TIMES = 3
+APART_S = 2e-5
+"""Seconds by which they must be so: below, nothing is decided by them."""
+NEAR_BYTES = 8 << 20
+"""Weights that may stay in a core's caches from call to call."""
+_MOST_COPIES = 16
 
 
 def measure(
     graph: Graph,
     machine: Machine,
     calls: Mapping[str, Callable[..., Any]],
+    given: Mapping[str, torch.Tensor] | None = None,
     *,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[str, str], float]:
-    """Shortest seconds seen (noise only adds) by (`signature` of a task, device name), dispatch included.
+    """Seconds by (`signature` of a task, device name), dispatch included.
 
-    Each operation runs alone on made-up inputs of its shapes and dtypes, with the threads a lane of the
-    device has; what was timed before on the same chip comes from the cache. Left to the roofline: views,
-    tasks that draw random numbers, must follow others, are the user's own (`calls`) or make
-    no tensor, operations that refuse made-up inputs, and devices on a declared clock or not here.
+    On a CPU the tasks run one after the other as in a call (`replay`), with the threads a lane has, on `given` inputs
+    and state where these are there, else on made-up ones; on an accelerator each runs alone on made-up inputs, in turn
+    on as many copies as keep weights out of its cache where those of the graph do not fit. What was timed before on
+    the same chip comes from the cache; what was far from the roofline then is timed again. The longest operations by
+    the roofline come first, and `budget_s` seconds on each device are kept to as well as it tells. Left to the
+    roofline: the others, tasks that draw random numbers, must follow others, write in place, are the user's own
+    (`calls`) or make no tensor, operations that refuse made-up inputs, and devices on a declared clock or not here.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
         return {}
-    tasks = {
-        signature(graph, task): task for task in reversed(graph.tasks) if _measurable(graph, task, calls)
-    }
-    path = cache.file_for("operations", [torch.__version__])
-    entries = cache.load(path)
-    found: dict[tuple[str, str], float] = {}
+    path = cache.file_for("operations", [scales.VERSION, torch.__version__])
+    book = _Book(graph, machine, calls, cache.load(path))
     start, timed = time.perf_counter(), 0
-    wanted = [(key, tasks[key], device) for key in sorted(tasks) for device in machine.devices]
-    missing = [(key, task, device) for key, task, device in wanted if _label(device, key) not in entries]
-    try:
-        for key, task, device in bar(missing, "measuring"):
-            if _label(device, key) not in entries:
-                entries[_label(device, key)] = _seconds(graph, task, device, calls, budget_s)
-                timed += 1
-    finally:
-        if timed:
-            cache.store(path, dict(list(entries.items())[-MOST_KEPT:]))
-    for key, _, device in wanted:
-        seconds = entries[_label(device, key)]
-        if isinstance(seconds, (int, float)) and seconds > 0:
-            found[key, device.name] = float(seconds)
+    for device in machine.devices:
+        wanted = book.missing(device, budget_s)
+        if wanted:
+            try:
+                for task, seconds in _timed(graph, wanted, device, calls, given or {}, budget_s):
+                    book.enter(device, task, seconds)
+                    timed += 1
+            finally:
+                cache.store(path, dict(list(book.entries.items())[-MOST_KEPT:]))
+                scales.keep({chip(device): scales.fitted(book.samples(device))})
     if timed:
         log.info("measured %d operations in %.2f s", timed, time.perf_counter() - start)
-    return found
+    return book.known()
 
 
-def _measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]) -> bool:
-    if task.free or task.random or task.after or task.target in calls or not task.outputs:
+def note(
+    graph: Graph,
+    machine: Machine,
+    calls: Mapping[str, Callable[..., Any]],
+    seconds: Mapping[tuple[str, str], float],
+    call_s: float,
+) -> None:
+    """Keep what recorded calls took, by (task, device), and what they took beside, as what was measured of a machine
+    that is here."""
+    path = cache.file_for("operations", [scales.VERSION, torch.__version__])
+    book = _Book(graph, machine, calls, cache.load(path))
+    for device in machine.devices:
+        for tasks in book.tasks.values():
+            took = [seconds[task.name, device.name] for task in tasks if (task.name, device.name) in seconds]
+            if took:
+                book.enter(device, tasks, statistics.fmean(took))
+        if device.traits.host and call_s > 0:
+            entry = {"family": CALL, "kernels": 1, "busy_s": checks(graph), "seconds": [call_s]}
+            book.entries[f"{chip(device)}, call: {graph.name}, {len(graph.tasks)} tasks"] = entry
+        scales.keep({chip(device): scales.fitted(book.samples(device))})
+    cache.store(path, dict(list(book.entries.items())[-MOST_KEPT:]))
+
+
+def chip(device: Device) -> str:
+    """What the figures of a device are kept under: a CPU with so many threads, or the chip of an accelerator."""
+    return f"cpu, {device.threads} threads" if device.torch_type == "cpu" else device.chip
+
+
+def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]) -> bool:
+    """True if calling a task's operator, even on the user's tensors, changes nothing."""
+    if task.random or task.after or task.target in calls or not task.outputs:
         return False
-    return all(graph.value[name].dtype != "object" for name in (*task.inputs, *task.outputs))
+    if any(graph.value[name].dtype == "object" for name in (*task.inputs, *task.outputs)):
+        return False
+    schema = getattr(bind.target(task.target, calls), "_schema", None)
+    return schema is None or not schema.is_mutable
 
 
-def _label(device: Device, key: str) -> str:
-    if device.torch_type == "cpu":
-        return f"cpu, {device.threads} threads: {key}"
-    return f"{device.chip}: {key}"
+class _Book:
+    """What is known of the operations of a graph, by entries of the form
+    `{"family", "kernels", "busy_s", "seconds": [...]}`, None for one that refuses."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        calls: Mapping[str, Callable[..., Any]],
+        entries: dict[str, Any],
+    ) -> None:
+        self.graph, self.machine, self.entries = graph, machine, entries
+        self.tasks: dict[str, list[Task]] = {}
+        for task in graph.tasks:
+            if measurable(graph, task, calls):
+                self.tasks.setdefault(signature(graph, task), []).append(task)
+        self.key = {task.name: key for key, tasks in self.tasks.items() for task in tasks}
+        self.work = {
+            key: (work(graph, tasks[0]), family(graph, tasks[0])) for key, tasks in self.tasks.items()
+        }
+        state = sum(graph.value[name].bytes for name in graph.state)
+        self.where = "near" if state <= NEAR_BYTES else "far"
+
+    def label(self, device: Device, key: str) -> str:
+        """The name of an entry: weights that fit into the caches are nearer than others."""
+        return f"{chip(device)}, {self.where}: {key}"
+
+    def missing(self, device: Device, budget_s: float) -> list[Task]:
+        """The tasks to be timed: of operations that were not, or are far from the roofline; first one of each
+        operation, the longest first, then more, as far as the budget goes."""
+        estimator = Estimator(self.machine, device)
+        ranked = []
+        for key, tasks in self.tasks.items():
+            guess = estimator.seconds(*self.work[key])
+            entry = self.entries.get(self.label(device, key), ...)
+            if entry is ... or _far(entry, guess):
+                ranked += [(turn, -guess, task) for turn, task in enumerate(tasks)]
+        left, found = budget_s / RUNS, []
+        for _, guess, task in sorted(ranked, key=lambda each: each[:2]):
+            if -guess <= left:
+                left += guess
+                found.append(task)
+        return found
+
+    def enter(self, device: Device, tasks: Sequence[Task], seconds: float | None) -> None:
+        """Note the seconds of an operation, of the mean of its tasks; None where it refuses."""
+        label = self.label(device, self.key[tasks[0].name])
+        if seconds is None:
+            self.entries.setdefault(label, None)
+            return
+        todo, kind = self.work[self.key[tasks[0].name]]
+        before = _seconds(self.entries.pop(label, None))
+        busy = todo.seconds(device.flops_per_s(todo.dtype), device.bytes_per_s)
+        self.entries[label] = {
+            "family": kind, "kernels": todo.kernels, "busy_s": busy, "seconds": [*before, seconds][-TIMES:],
+        }  # fmt: skip
+
+    def known(self) -> dict[tuple[str, str], float]:
+        """Seconds of each operation on each device."""
+        found = {}
+        for device in self.machine.devices:
+            for key in sorted(self.tasks):
+                seconds = _seconds(self.entries.get(self.label(device, key)))
+                if seconds:
+                    found[key, device.name] = statistics.median(seconds)
+        return found
+
+    def samples(self, device: Device) -> Iterator[Sample]:
+        """All entries of a chip, of this graph and of others."""
+        for label, entry in self.entries.items():
+            if label.startswith(f"{chip(device)}, ") and (seconds := _seconds(entry)):
+                with_work = entry.get("family"), entry.get("kernels"), entry.get("busy_s")
+                if isinstance(with_work[0], str) and all(
+                    isinstance(part, (int, float)) for part in with_work[1:]
+                ):
+                    yield Sample(*with_work, statistics.median(seconds))
 
 
-def _seconds(
-    graph: Graph, task: Task, device: Device, calls: Mapping[str, Callable[..., Any]], budget_s: float
-) -> float | None:
-    """Seconds of one call, None when the operation refuses these inputs or they do not fit."""
+def _seconds(entry: Any) -> list[float]:
+    """The seconds of an entry that can be ones."""
+    found = entry.get("seconds") if isinstance(entry, dict) else None
+    return [each for each in found or () if isinstance(each, (int, float)) and 0 < each < float("inf")]
+
+
+def _far(entry: Any, guess: float) -> bool:
+    """True if an entry is to be measured again."""
+    seconds = _seconds(entry)
+    if not seconds:
+        return entry is not None
+    middle = statistics.median(seconds)
+    apart = abs(middle - guess) > APART_S and not guess / FAR <= middle <= FAR * guess
+    return apart and len(seconds) < TIMES
+
+
+def _timed(
+    graph: Graph,
+    tasks: Sequence[Task],
+    device: Device,
+    calls: Mapping[str, Callable[..., Any]],
+    given: Mapping[str, torch.Tensor],
+    budget_s: float,
+) -> Iterator[tuple[list[Task], float | None]]:
+    """The tasks of each operation with its seconds."""
+    alike: dict[str, list[Task]] = {}
+    for task in tasks:
+        alike.setdefault(signature(graph, task), []).append(task)
     on = torch.device(device.torch_device)
-    count = device.threads if on.type == "cpu" else torch.get_num_threads()
+    if on.type == "cpu":
+        here = {name: tensor for name, tensor in given.items() if _usable(graph, name, tensor, on)}
+        with probe.threads(device.threads):
+            found = replayed(graph, tasks, on, calls, here, budget_s)
+        for each in alike.values():
+            seconds = [took for task in each if (took := found[task.name]) is not None]
+            yield each, statistics.fmean(seconds) if seconds else None
+        return
+    far = sum(graph.value[name].bytes for name in graph.state) > NEAR_BYTES
+    start = time.perf_counter()
+    for each in bar(list(alike.values()), "measuring"):
+        if time.perf_counter() - start < budget_s:
+            yield each, _alone(graph, each[0], device, calls, far)
+
+
+def _usable(graph: Graph, name: str, tensor: torch.Tensor, device: torch.device) -> bool:
+    """True for a tensor with memory on the device that is what the graph says."""
+    value = graph.value.get(name)
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if value is None or not plain or tensor.device != device:
+        return False
+    return tuple(tensor.shape) == value.shape and str(tensor.dtype) == f"torch.{value.dtype}"
+
+
+def _alone(
+    graph: Graph, task: Task, device: Device, calls: Mapping[str, Callable[..., Any]], far: bool
+) -> float | None:
+    """Seconds of one call on an accelerator, None when the operation refuses these inputs or they do not fit."""
+    on = torch.device(device.torch_device)
+    nbytes = sum(graph.value[name].bytes for name in task.inputs)
+    copies = max(1, min(_MOST_COPIES, 8 * NEAR_BYTES // max(1, nbytes))) if far else 1
     try:
-        with torch.no_grad(), probe.threads(count):
-            made = made_up(graph, task, on)
-            function = bind.target(task.target, calls)
-            args = [bind.argument(value, made.__getitem__, on) for value in task.args]
-            kwargs = {name: bind.argument(value, made.__getitem__, on) for name, value in task.kwargs}
-            return _shortest(lambda: function(*args, **kwargs), device.torch_device, budget_s)
-    except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
+        with torch.no_grad():
+            function, prepared = bind.target(task.target, calls), []
+            for _ in range(copies):
+                made = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
+                args = [bind.argument(value, made.__getitem__, on) for value in task.args]
+                kwargs = {name: bind.argument(value, made.__getitem__, on) for name, value in task.kwargs}
+                prepared.append((args, kwargs))
+            turn = itertools.cycle(prepared)
+
+            def call() -> Any:
+                args, kwargs = next(turn)
+                return function(*args, **kwargs)
+
+            return _blocks(call, device.torch_device)
+    except REFUSALS as error:
         log.debug("%s is not measured on %s: %s", task.where, device.name, error)
         return None
 
 
-def made_up(graph: Graph, task: Task, device: torch.device) -> dict[str, torch.Tensor]:
-    """Tensors for what a task reads: floats between 0 and 1, integers that are an index into any of its float
-    inputs."""
-    values = [graph.value[name] for name in task.inputs]
-    lengths = [length for value in values if "int" not in value.dtype for length in value.shape]
-    below = max(1, min(lengths, default=1))
-    random = torch.Generator(device="cpu").manual_seed(0)
-    made = {}
-    for value in values:
-        dtype = getattr(torch, value.dtype)
-        if dtype.is_floating_point or dtype.is_complex:
-            tensor = torch.empty(value.shape, dtype=dtype, device=device).fill_(0.5)
-        elif dtype == torch.bool:
-            tensor = torch.ones(value.shape, dtype=dtype, device=device)
-        else:
-            tensor = torch.randint(below, value.shape, generator=random).to(device=device, dtype=dtype)
-        made[value.name] = tensor
-    return made
-
-
-def _shortest(call: Callable[[], Any], device: str, budget_s: float) -> float:
-    start = time.perf_counter()
+def _blocks(call: Callable[[], Any], device: str) -> float:
+    """The median of a few blocks of calls, each between two looks at the clock: a queue fills, and the clock's own cost
+    vanishes."""
     once = max(probe.best(call, device, 1), 1e-7)
-    # Several calls between two looks at the clock: a queue fills, and the clock's own cost vanishes.
     together = max(1, min(100, int(TOGETHER_S / once)))
-    shortest = once
-    samples = 0
-    while samples < 3 or (samples < 20 and time.perf_counter() - start < budget_s):
+    start = time.perf_counter()
+    samples: list[float] = []
+    while len(samples) < BLOCKS and (len(samples) < 3 or time.perf_counter() - start < EACH_S):
         begin = time.perf_counter()
         for _ in range(together):
             call()
         probe.synchronize(device)
-        shortest = min(shortest, (time.perf_counter() - begin) / together)
-        samples += 1
-    return shortest
+        samples.append((time.perf_counter() - begin) / together)
+    return statistics.median(samples)

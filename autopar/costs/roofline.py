@@ -3,36 +3,26 @@ Patterson ("Roofline: an insightful visual performance model for multicore archi
 
 A task lasts `launch + max(flops ÷ FLOP/s in its dtype, bytes ÷ bytes per second)`. On the CPU the
 interpreter's dispatch comes before it; an accelerator's queue hides dispatch behind earlier tasks, so that
-there only a whole cluster can be limited by it (`fuse`).
+there only a whole cluster can be limited by it (`fuse`). A device that operators were timed on has a launch, dispatch
+included, and a factor on the rest for each family of them (`Device.scales`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from ..ir.costed import CostedGraph, TaskCost
-from ..ir.graph import UPDATES, Argument, Const, Graph, Ref, Task
+from ..ir.device import Device
+from ..ir.graph import Argument, Const, Graph, Ref, Task
 from ..ir.machine import Machine
 from .clustering import fuse
+from .work import Work, family, touched, work
 
 VIEW_S = 1e-6
 """Seconds of the interpreter for a view, which touches no data."""
 
-_LOOKUPS = (
-    "aten.embedding.",
-    "aten.index_select.",
-    "aten.index.",
-    "aten.gather.",
-    "aten.take.",
-    "aten.take_along_dim.",
-    "aten.select_copy.",
-    "aten.slice_copy.",
-)
-"""Ops that read of their first input only as much as they write."""
-_BAGS = ("aten._embedding_bag", "aten.embedding_bag.", "autopar.embedding_bag.")
-"""Ops that read a row of their first input for each element of their second."""
-_UNREAD = ("aten.empty", "aten.new_empty")
+CALL = "call"
+"""The family of calls themselves: their guards and arguments."""
 _SCRATCH = (
     "aten.convolution.",
     "aten.conv",
@@ -50,11 +40,6 @@ _SCRATCH = (
     "autopar.rms_norm_backward.",
 )
 """Ops whose kernels may take scratch memory: as much as they read and write is set aside for them."""
-_KERNELS = {1: 2, 2: 5, 3: 11, 4: 13}
-"""Elementwise kernels of an optimizer's update, by the tensors it makes: copies of those, then the formula."""
-_PASSES = 2.4
-"""Tensors that one of these kernels reads or writes, on average."""
-_FLOATING = ("float", "bfloat", "complex")
 
 
 def cost(
@@ -65,6 +50,7 @@ def cost(
     deliver: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     pins: Mapping[str, str] | None = None,
     measured: Mapping[tuple[str, str], float] | None = None,
+    ratios: Mapping[tuple[str, str], float] | None = None,
 ) -> CostedGraph:
     """The graph with seconds of each task on each device, fused into clusters.
 
@@ -72,7 +58,9 @@ def cost(
     device of the machine, is the host's. `deliver` says where outputs must come, by name, or as the whole
     list of pairs of `CostedGraph.deliver`; "" leaves an output where it is made. By default outputs come to
     the host and updates to the home of what they update. `pins` is the only device of some tasks. `measured`
-    has seconds by (`signature` of the task, device name) and goes before the roofline. Linear in tasks.
+    has seconds by (`signature` of the task, device name) and goes before the roofline. `ratios` has, by (name of a
+    task, device name), what its seconds are ÷ those of the roofline, for it and for the parts it was cut into; they
+    go before both. Linear in tasks.
     """
     home = {
         name: homes[name] if homes.get(name) in machine.device else machine.host
@@ -81,11 +69,29 @@ def cost(
     delivered = _delivered(graph, machine, home, deliver)
     caller = home[graph.inputs[0]] if graph.inputs else machine.host
     allowed = _allowed(graph, pins or {}, caller)
-    rates: dict[str, list[float]] = {}
-    costs = tuple(
-        _task_cost(graph, task, machine, allowed.get(task.name), measured, rates) for task in graph.tasks
+    price = _Price(graph, machine, measured or {}, ratios or {})
+    costs = tuple(price.of(task, allowed.get(task.name)) for task in graph.tasks)
+    clusters = fuse(graph, machine, costs)
+    return CostedGraph(
+        graph, machine, costs, clusters, tuple(home.items()), delivered, call_s=call_seconds(graph, machine)
     )
-    return CostedGraph(graph, machine, costs, fuse(graph, machine, costs), tuple(home.items()), delivered)
+
+
+def call_seconds(graph: Graph, machine: Machine) -> float:
+    """Seconds of a call beside its tasks, on a host that calls were timed on; else 0."""
+    host = machine.device[machine.host]
+    return next((base + factor * checks(graph) for name, base, factor in host.scales if name == CALL), 0.0)
+
+
+def checks(graph: Graph) -> float:
+    """A measure of what the guards of a call look at, in seconds of one microsecond each: modules, state and tasks."""
+    modules = {""}
+    for task in graph.tasks:
+        path = task.module
+        while path not in modules:
+            modules.add(path)
+            path = path.rpartition(".")[0]
+    return 1e-6 * (len(modules) + len(graph.state) + len(graph.tasks))
 
 
 def signature(graph: Graph, task: Task) -> str:
@@ -102,30 +108,6 @@ def signature(graph: Graph, task: Task) -> str:
 
     arguments = [*map(text, task.args), *(f"{name}={text(value)}" for name, value in task.kwargs)]
     return f"{task.target}({', '.join(arguments)})"
-
-
-def touched(graph: Graph, task: Task) -> int:
-    """Bytes a task reads and writes; none for a view."""
-    if task.free:
-        return 0
-    made = sum(graph.value[name].bytes for name in task.outputs)
-    if task.target.startswith(_UNREAD):
-        return 0
-    read = [graph.value[name].bytes for name in task.inputs]
-    if task.target.startswith(_LOOKUPS) and read:
-        read[0] = min(read[0], made)
-    elif task.target.startswith(_BAGS) and len(read) > 1:
-        table, indices = (graph.value[name] for name in task.inputs[:2])
-        read[0] = min(read[0], table.bytes // max(1, table.shape[0]) * math.prod(indices.shape))
-    return made + sum(read)
-
-
-def main_dtype(graph: Graph, task: Task) -> str:
-    """The dtype a task computes in: of its first floating output, else of its first floating input, else of
-    the first output; `float32` when it has neither."""
-    dtypes = [graph.value[name].dtype for name in (*task.outputs, *task.inputs)]
-    floating = (dtype for dtype in dtypes if dtype.startswith(_FLOATING))
-    return next(floating, dtypes[0] if dtypes else "float32")
 
 
 def _delivered(
@@ -145,41 +127,87 @@ def _delivered(
     return tuple(found + [(name, home.get(target, machine.host)) for name, target in graph.updates])
 
 
-def _task_cost(
-    graph: Graph,
-    task: Task,
-    machine: Machine,
-    only: str | None,
-    measured: Mapping[tuple[str, str], float] | None,
-    rates: dict[str, list[float]],
-) -> TaskCost:
-    moved, kernels = touched(graph, task), 1
-    if task.target in UPDATES:
-        kernels = _KERNELS[len(task.outputs)]
-        moved = max(moved, int(_PASSES * kernels * graph.value[task.outputs[0]].bytes))
-    dtype = main_dtype(graph, task)
-    key = signature(graph, task) if measured and not task.free else ""
-    seconds: list[float | None] = []
-    how = "roofline"
-    if dtype not in rates:
-        rates[dtype] = [device.flops_per_s(dtype) for device in machine.devices]
-    for device, rate in zip(machine.devices, rates[dtype]):
-        known = measured.get((key, device.name)) if measured and key else None
-        # On the declared clock a stand-in takes the time of a chip, whose queue hides the host's dispatch.
+class Estimator:
+    """The roofline of one device of a machine."""
+
+    def __init__(self, machine: Machine, device: Device) -> None:
         traits = device.traits
-        here = not (traits.hides_dispatch or (traits.stand_in and machine.clock == "declared"))
-        if only is not None and device.name != only:
-            seconds.append(None)
-        elif task.free:
-            seconds.append(VIEW_S if here else 0.0)
-        elif known is not None:
-            seconds.append(known)
-            how = "measured"
-        else:
-            work = kernels * device.launch_s + max(task.flops / rate, moved / device.bytes_per_s)
-            seconds.append(work + device.dispatch_s if here else work)
-    workspace = moved if task.target.startswith(_SCRATCH) else 0
-    return TaskCost(task.name, tuple(seconds), workspace, how)
+        # On the declared clock a stand-in takes the time of a chip, whose queue hides the host's dispatch.
+        self.here = not (traits.hides_dispatch or (traits.stand_in and machine.clock == "declared"))
+        self.device = device
+        self._scales = {name: (launch, factor) for name, launch, factor in device.scales}
+        self._rates: dict[str, float] = {}
+
+    def seconds(self, work: Work, kind: str) -> float:
+        """Seconds of a task of the family `kind`, dispatch included where nothing hides it."""
+        device = self.device
+        if kind == "view" and kind not in self._scales:
+            return VIEW_S if self.here else 0.0
+        if work.dtype not in self._rates:
+            self._rates[work.dtype] = device.flops_per_s(work.dtype)
+        busy = work.seconds(self._rates[work.dtype], device.bytes_per_s)
+        if self._scales:
+            launch, factor = self._scale(kind)
+            return work.kernels * launch + factor * busy
+        return work.kernels * device.launch_s + busy + (device.dispatch_s if self.here else 0.0)
+
+    def _scale(self, kind: str) -> tuple[float, float]:
+        """Launch and factor of a family; of one that was never timed those of the product nearest to it, or the launch
+        of an elementwise operator."""
+        found = self._scales.get(kind)
+        if found is None and kind.startswith("product "):
+            alike = [name for name in self._scales if name.startswith("product ")]
+            side = int(kind.split()[1])
+            found = (
+                self._scales[min(alike, key=lambda name: abs(int(name.split()[1]) - side))] if alike else None
+            )
+        if found is None:
+            launch = self._scales.get("elementwise", (self.device.launch_s + self.device.dispatch_s, 1.0))[0]
+            found = launch, 1.0
+        self._scales[kind] = found
+        return found
+
+
+class _Price:
+    """What is known of the seconds of a graph's tasks."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        measured: Mapping[tuple[str, str], float],
+        ratios: Mapping[tuple[str, str], float],
+    ) -> None:
+        self.graph, self.measured, self.ratios = graph, measured, ratios
+        self.estimators = [Estimator(machine, device) for device in machine.devices]
+
+    def of(self, task: Task, only: str | None) -> TaskCost:
+        """The cost of a task, which may be tied to one device."""
+        graph = self.graph
+        todo, kind = work(graph, task), family(graph, task)
+        key = signature(graph, task) if self.measured else ""
+        seconds: list[float | None] = []
+        how = "roofline"
+        for estimator in self.estimators:
+            if only is not None and estimator.device.name != only:
+                seconds.append(None)
+                continue
+            guess = estimator.seconds(todo, kind)
+            known = self._known(task, key, estimator.device.name, guess)
+            how = how if known is None else "measured"
+            seconds.append(guess if known is None else known)
+        workspace = touched(graph, task) if task.target.startswith(_SCRATCH) else 0
+        return TaskCost(task.name, tuple(seconds), workspace, how)
+
+    def _known(self, task: Task, key: str, device: str, guess: float) -> float | None:
+        """Seconds that were measured of a task, or follow from those of the one that it is a part of."""
+        exact = self.ratios.get((task.name, device))
+        if exact is not None:
+            return exact * guess
+        known = self.measured.get((key, device)) if key else None
+        if known is None and task.origin and (task.origin, device) in self.ratios:
+            return self.ratios[task.origin, device] * guess
+        return known
 
 
 def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, str]:

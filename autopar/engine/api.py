@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -42,7 +43,7 @@ def compile(
     memory: Mapping[str, int | str] | None = None,
     policy: Policy = "auto",
     split: Split = "auto",
-    measure: bool = False,
+    measure: bool | None = None,
     check: Literal["first", "always", "never"] = "first",
     outputs: Literal["as_input", "as_placed"] = "as_input",
     plan: Plan | str | PathLike[str] | None = None,
@@ -65,7 +66,9 @@ def compile(
     model, a number an accelerator. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
-    measure: time each distinct operation on each real device once instead of estimating it.
+    measure: time each distinct operation on each device here, about a second in all and kept from then on, instead of
+    estimating it: None, where there are several lanes to choose from and none is emulated (for one lane `explain` does
+    so, when it is asked); True, also what the plan and the best single device take as a whole; False, nothing.
     check: compare with eager at the first call of each signature, always, or never.
     outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
     plan: a Plan (or file) made before, edited or not, to be used as it is.
@@ -148,14 +151,16 @@ def plan(
     split: Split = "auto",
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
+    measure: bool | None = None,
     home: Home = "auto",
     criterion: Callable[..., torch.Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Plan:
     """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
 
-    Keywords as in `compile`; times in seconds, memory in bytes. Nothing is run, and tensors and
-    parameters may be on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
+    Keywords as in `compile`; times in seconds, memory in bytes. The model is not run, but on a machine that is here
+    its operations are timed, about a second in all, once (`measure=False`: they are not); tensors and parameters may be
+    on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
     forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
     nothing.
 
@@ -171,9 +176,13 @@ def plan(
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine = _machine(devices, memory)
-    options = Options(pins or {}, policy, split, batch_norm=batch_norm, recompute=recompute, home=home)
+    options = Options(
+        pins or {}, policy, split, measure, batch_norm=batch_norm, recompute=recompute, home=home
+    )
     plain = model.module if isinstance(model, CompiledModule) else model
     options = options.fitting(machine, plain)
+    if options.measure is None:
+        options = replace(options, measure=options.explains(machine))
     if criterion is not None or optimizer is not None:
         _require_trainable(plain, optimizer)
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
@@ -207,7 +216,7 @@ def train_step(
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
     check: Literal["first", "always", "never"] = "first",
-    measure: bool = False,
+    measure: bool | None = None,
     reassociate: bool = False,
     verify_replicas: bool = False,
     home: Home = "auto",

@@ -20,10 +20,12 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..pipeline.options import Options
+from ..pipeline.stages import Prepared
 from ..runtime.recording import Recording
 from .backend import Backend
 from .classes import sharing
 from .model_check import Asked, judge
+from .tune import CALLS, ROUNDS, Tuned, tuned
 
 log = logging.getLogger("autopar")
 
@@ -134,12 +136,27 @@ class Compiled:
         """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""
         return self._placement.backend.record()
 
+    def tune(self, *args: Any, rounds: int = ROUNDS, calls: int = CALLS, **kwargs: Any) -> Tuned:
+        """Record `calls` calls with these arguments, plan again from what their tasks took, and so on for up to
+        `rounds` rounds, until a plan is no shorter or has run before; the plan whose calls took least stays. Print what
+        it returns.
+
+        Every plan is proved as the first was, and checked as `check=` says. Seconds of devices that are here are kept
+        for the plans of other models. Raises PlanError for calls in training and where `plan=` was given.
+        """
+        return tuned(self._placement.backend, lambda: self._placement.call(*args, **kwargs), rounds, calls)
+
     def explain(self) -> str:
-        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons."""
+        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons.
+
+        The operations of a plan for one lane, which needed no seconds of them, are timed now: about a second, once.
+        """
         from ..view import explain
 
         backend = self._placement.backend
         _, ready = backend.ready()
+        if isinstance(ready, Prepared) and backend.options.explains(backend.machine):
+            ready.measure()
         timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
         return explain(ready.plan, measured, ready.single_s, backend.notes())

@@ -212,6 +212,14 @@ class Served:
         if old is not None:
             old.close()
 
+    def exchange(self, prepared: Planned, other: Planned) -> None:
+        """Serve the sizes of a program by another one."""
+        with self.backend.lock:
+            key = next(key for key, held in self.programs.items() if held is prepared)
+            self._short = None
+            self.programs.add(key, other)
+            self.placed = _whole(other)
+
     def _wants_check(self, prepared: Planned) -> bool:
         options = self.backend.options
         if options.check == "never" or (options.check != "always" and self.right >= CHECKED):

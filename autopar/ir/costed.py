@@ -58,7 +58,8 @@ class CostedGraph:
     call and kept, so it costs memory there and no time. Everything else is copied in every call. State whose home
     is "" is nowhere but where it is read. `consumed`: the memory of inputs is given up after their last use.
     `again` names the clusters, tasks and values that are others computed once more, on a second device, and those
-    others: (copy, original).
+    others: (copy, original). `call_s` are seconds of a call that are no task's, on the caller's thread: the guards and
+    arguments of `torch.compile`. They are in no makespan.
     """
 
     graph: Graph
@@ -69,6 +70,7 @@ class CostedGraph:
     deliver: tuple[tuple[str, str], ...]
     consumed: bool = False
     again: tuple[tuple[str, str], ...] = ()
+    call_s: float = 0.0
 
     @cached_property
     def cluster(self) -> dict[str, Cluster]:

@@ -15,7 +15,8 @@ class Device:
     threads of each CPU lane.
     `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
     `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
-    `dispatch_s` of the host's Python.
+    `dispatch_s` of the host's Python. `scales` holds, of operators that were timed on it, (family, launch in seconds
+    with dispatch, factor on the seconds that the rates above give).
     """
 
     name: str
@@ -28,6 +29,7 @@ class Device:
     bytes_per_s: float = 1e10
     launch_s: float = 1e-6
     dispatch_s: float = 3e-6
+    scales: tuple[tuple[str, float, float], ...] = ()
 
     def flops_per_s(self, dtype: str) -> float:
         """FLOP/s reached in `dtype`; a dtype the chip's table lacks runs at its float32 rate."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..costs.detect import current
+from ..costs.detect import current, present
 from ..costs.homes import Home, lives, require_home
 from ..costs.pins import naming, require_devices, require_paths
 from ..errors import DeviceError, PlanError
@@ -34,7 +34,7 @@ class Options:
     pins: Mapping[str, Any] = field(default_factory=dict)
     policy: Any = "auto"
     split: Any = "auto"
-    measure: bool = False
+    measure: bool | None = None
     check: Literal["first", "always", "never"] = "first"
     outputs: Literal["as_input", "as_placed"] = "as_input"
     batch_norm: Literal["full", "per_part"] = "full"
@@ -58,7 +58,8 @@ class Options:
         _one_of("outputs", self.outputs, ("as_input", "as_placed"))
         _one_of("batch_norm", self.batch_norm, ("full", "per_part"))
         _one_of("kernels", self.kernels, ("eager", "auto", *(stack.name for stack in STACKS)))
-        for name in ("measure", "reassociate", "verify_replicas"):
+        _one_of("measure", self.measure, (None, True, False))
+        for name in ("reassociate", "verify_replicas"):
             _one_of(name, getattr(self, name), (True, False))
         if self.recompute not in (None, "auto") and not _is_share(self.recompute):
             raise PlanError(
@@ -80,6 +81,16 @@ class Options:
             if not isinstance(self.home, str):
                 require_paths(self.home, paths, "home")
         return replace(self, pins=pins)
+
+    def measures(self, machine: Machine) -> bool:
+        """True if operations are timed before a plan is made: where the user asks for it or, unless he refuses, where
+        devices are here and there is a choice between lanes for the seconds to decide."""
+        return not machine.serial and self.explains(machine) if self.measure is None else self.measure
+
+    def explains(self, machine: Machine) -> bool:
+        """True if operations are timed before a prediction is shown: wherever the devices are here, and none is a
+        stand-in or has figures of the user's own."""
+        return self.measure is not False and present(machine)
 
     def within(self, graph: Graph) -> Options:
         """The same for one graph of a model that the pins were held against: those that name something of it."""

@@ -41,7 +41,8 @@ def again(options: Options, plan: Plan) -> Options:
 
     split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
     policy: Policy = "single" if plan.costed.machine.serial else placed
-    return dataclasses.replace(options, split=split, policy=policy)
+    # Nothing is left for seconds to decide.
+    return dataclasses.replace(options, split=split, policy=policy, measure=False)
 
 
 Made = TypeVar("Made", bound=Any)

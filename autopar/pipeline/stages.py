@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..costs.clustering import unfused
+from ..costs.clustering import repriced, unfused
 from ..costs.detect import detect
 from ..costs.emulation import slowed, with_slow_down
 from ..costs.homes import Home, homes_asked, streamed
 from ..costs.pins import pinned_sums, resolve, resolve_sums
+from ..costs.ratios import Ratios, measured
 from ..costs.roofline import cost
 from ..errors import MemoryCapError, PlanError
 from ..ir.costed import CostedGraph
@@ -51,8 +52,9 @@ RACES = 5
 
 @dataclass(eq=False)
 class Prepared:
-    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs.
-    `single_s` are the measured seconds of the best single device, None when it was not timed.
+    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs. `source` is
+    what was captured, with the strides of all outputs. `single_s` are the measured seconds of the best single device,
+    None when it was not timed.
     """
 
     captured: Captured
@@ -60,6 +62,25 @@ class Prepared:
     program: Program
     executor: Executor | TunedExecutor
     single_s: float | None = None
+    source: Captured | None = None
+
+    def measure(self) -> None:
+        """Time the operations of a program, on inputs made up, for what is predicted of it. The program stays."""
+        costed = self.plan.costed
+        graph, machine = costed.graph, costed.machine
+        if any(cost.how == "measured" for cost in costed.costs):
+            return
+        self.reprice(timed("measure", measured, graph, machine, self.captured.calls, present(self.captured)))
+
+    def reprice(self, ratios: Ratios) -> None:
+        """Predict with other seconds of the tasks. The program stays."""
+        costed = self.plan.costed
+        graph, machine = costed.graph, costed.machine
+        priced = cost(graph, machine, homes=dict(costed.homes), deliver=costed.deliver, ratios=ratios)
+        plan = replan(repriced(costed, priced.costs), self.plan)
+        others = tuple(candidate for candidate in plan.candidates if candidate.policy != plan.policy)
+        self.plan = replace(plan, policy=self.plan.policy, candidates=others)
+        self.executor.rebind(self.plan)
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
@@ -83,10 +104,12 @@ def prepare(
     args: tuple[Any, ...],
     given: Plan | None,
     pool: Replicas | None = None,
+    recorded: Ratios | None = None,
 ) -> Prepared:
-    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`."""
+    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`;
+    `recorded` is what its tasks took in calls before."""
     tensors = captured.flatten(args)
-    plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
+    plan = timed("plan", plan_captured, captured, machine, options, tensors, given, recorded)
 
     def planned(other: Machine) -> Plan:
         return plan_captured(captured, other, replace(options, measure=False), tensors)
@@ -110,9 +133,8 @@ def bind(
 ) -> Prepared:
     """The program of a plan, proved, and bound to the live model; with compiled kernels once there are any. `planned`
     plans the same graph on another machine."""
-    whole, program = captured, proved(plan).program
-    if not copies(plan):
-        captured = captured.kernels_trusted()
+    program = proved(plan).program
+    trusted = captured if copies(plan) else captured.kernels_trusted()
     pool = pool or Replicas()
     on_lanes = None
     threads = torch.get_num_threads()
@@ -120,9 +142,10 @@ def bind(
 
         def on_lanes() -> Form:
             other = planned(detect([f"cpu*{threads}"]))
-            return Form(whole, other, proved(other).program, 1)
+            return Form(captured, other, proved(other).program, 1)
 
-    return executed(captured, plan, program, pool, kernels, on_lanes, changing)
+    made = executed(trusted, plan, program, pool, kernels, on_lanes, changing)
+    return replace(made, source=captured)
 
 
 def executed(
@@ -205,9 +228,10 @@ def plan_captured(
     options: Options,
     tensors: list[torch.Tensor],
     given: Plan | None = None,
+    recorded: Ratios | None = None,
 ) -> Plan:
     """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead. Its
-    values are those that the devices it places tasks on will make."""
+    values are those that the devices it places tasks on will make. `recorded` goes before what would be measured."""
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
@@ -219,12 +243,9 @@ def plan_captured(
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
     deliver = deliveries(graph, machine, homes, options.outputs, gradients)
 
-    def measured(candidate: Graph) -> Mapping[tuple[str, str], float] | None:
-        if not options.measure:
-            return None
-        from ..costs.measure import measure
-
-        return measure(candidate, machine, captured.calls)
+    ratios = {} if recorded is None else recorded
+    if recorded is None and options.measures(machine):
+        ratios = timed("measure", measured, graph, machine, captured.calls, present(captured, tensors))
 
     def price(candidate: Graph) -> CostedGraph:
         pinned = {
@@ -233,14 +254,13 @@ def plan_captured(
             if (task.origin or task.name) in pins
         }
         pinned.update(pinned_sums(candidate, sums))
-        known = measured(candidate)
-        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, measured=known)
+        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, ratios=ratios)
 
     def moved(candidate: Graph, device: str) -> CostedGraph:
         own = {**homes, **dict.fromkeys(candidate.state, device)}
         to = deliveries(candidate, machine, own, options.outputs, gradients)
         only = dict.fromkeys((task.name for task in candidate.tasks), device)
-        return cost(candidate, machine, homes=own, deliver=to, pins=only, measured=measured(candidate))
+        return cost(candidate, machine, homes=own, deliver=to, pins=only, ratios=ratios)
 
     def held(plan: Plan) -> Plan:
         """The plan with what a model moved to one device would take, for it to be held against."""
@@ -270,6 +290,12 @@ def plan_captured(
         raise PlanError(
             f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
         ) from error
+
+
+def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+    """The tensors of a captured model by value: its state, and its inputs where they are given."""
+    state = {name: owner[key] for name, (owner, key) in captured.state.items()}
+    return {**state, **dict(zip(captured.graph.inputs, tensors))}
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:

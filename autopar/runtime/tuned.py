@@ -130,8 +130,7 @@ class TunedExecutor:
         return self.plain.current()
 
     def rebind(self, plan: Plan) -> None:
-        """Run as `plan` says from the next call on, with eager kernels."""
-        self._done, self.chosen = True, None
+        """Tell of the same program by another plan from the next call on."""
         self.plain.rebind(plan)
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from autopar.__main__ import main
-from autopar.bench import blocks, stack_models, stacks
+from autopar.bench import stack_models, stacks
+from autopar.costs import blocks
 from autopar.pipeline import compare
 
 MODEL = """

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.bench import blocks, steps
+from autopar.bench import steps
 from autopar.bench.case import Case, Entrant, inference
 from autopar.bench.contest import Budget, contest
 from autopar.bench.rivals import RIVALS, Rival, autopar, chosen, eager
+from autopar.costs import blocks
 from autopar.errors import AutoparError
 
 QUICK = Budget(rounds=1, timing_s=1.0)

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autopar.bench.blocks import Block
 from autopar.bench.chart import chart
 from autopar.bench.row import Outcome, Row, read, summary
+from autopar.costs.blocks import Block
 
 
 def outcome(name, *times, disturbed=(), **more):

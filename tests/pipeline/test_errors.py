@@ -319,7 +319,7 @@ def test_one_device_needs_no_other_reason():
         ({"pins": {0: "cpu"}}, r"pins=\{0: 'cpu'\} names no module; write pins={"),
         ({"policy": None}, r'policy=None is not known; give "auto"'),
         ({"recompute": True}, r"recompute=True is not known; .* from 0 to 1"),
-        ({"measure": "no"}, r"measure='no' is not known; give one of True, False"),
+        ({"measure": "no"}, r"measure='no' is not known; give one of None, True, False"),
     ],
 )
 def test_what_a_training_step_is_given_by_mistake(change, sentence):

@@ -86,6 +86,11 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
     elif single and plan.makespan:
         notes.append(faster(single[1] / plan.makespan))
     rows.append(("predicted", seconds(plan.makespan), "; ".join(notes)))
+    if plan.costed.call_s and queued:
+        note = (
+            f"of torch.compile's guards and arguments: {seconds(plan.makespan + plan.costed.call_s)} in all"
+        )
+        rows.append(("and a call's own", seconds(plan.costed.call_s), note))
     if timeline:
         rows.append(_measured(plan, timeline, measured_single))
     elif queued:

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from autopar.bench import blocks
-from autopar.bench.blocks import LEAST, Turn, timed
+from autopar.costs import blocks
+from autopar.costs.blocks import LEAST, Turn, timed
 
 
 def slept(calls: list[int] | None = None, threads: int = 1) -> Turn:

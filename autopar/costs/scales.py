@@ -1,0 +1,96 @@
+"""Scales of families of operators: the launch and the factor on the roofline with which a device was seen to run them.
+
+Each family's are the pair that fits best what was measured of it, in the sum of absolute errors: least absolute
+deviations, which single wrong samples do not move.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from ..system import cache
+
+VERSION = 1
+"""Of what is kept: figures of another version were measured otherwise, and are not read."""
+MOST_EACH = 200
+"""Samples of a family that are looked at: the latest."""
+LAUNCHES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Launches that are tried, as shares of the seconds of the family's shortest operation a launch."""
+LEAST_S, LEAST_FACTOR = 5e-7, 0.02
+
+Scales: TypeAlias = tuple[tuple[str, float, float], ...]
+"""(family, launch in seconds, factor) each; as `Device.scales`."""
+
+
+class Sample(NamedTuple):
+    """What an operation of a family took, of how many kernels, and what the roofline says without launches."""
+
+    family: str
+    kernels: int
+    busy_s: float
+    seconds: float
+
+
+def fitted(samples: Iterable[Sample]) -> Scales:
+    """The scale of each family that there are samples of."""
+    families: dict[str, list[Sample]] = {}
+    for sample in samples:
+        families.setdefault(sample.family, []).append(sample)
+    return tuple((name, *_fit(found[-MOST_EACH:])) for name, found in sorted(families.items()))
+
+
+def _fit(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Launch and factor of the samples of one family."""
+    shortest = min(sample.seconds / sample.kernels for sample in samples)
+    best = (float("inf"), 0.0, 0.0)
+    for share in LAUNCHES:
+        launch = max(LEAST_S, share * shortest)
+        factor = max(LEAST_FACTOR, _factor(samples, launch))
+        error = sum(abs(launch * s.kernels + factor * s.busy_s - s.seconds) / s.seconds for s in samples)
+        best = min(best, (error, launch, factor))
+    return best[1:]
+
+
+def _factor(samples: Sequence[Sample], launch: float) -> float:
+    """The median of what the samples' seconds beyond their launches are ÷ their roofline, each by what it is of its own
+    seconds."""
+    ratios = sorted(
+        ((s.seconds - launch * s.kernels) / s.busy_s, s.busy_s / s.seconds) for s in samples if s.busy_s > 0
+    )
+    half, so_far = sum(weight for _, weight in ratios) / 2, 0.0
+    for ratio, weight in ratios:
+        so_far += weight
+        if so_far >= half:
+            return ratio
+    return statistics.fmean(ratio for ratio, _ in ratios) if ratios else 1.0
+
+
+def kept(label: str) -> Scales:
+    """The scales of a chip that were kept on this machine; none where there are none."""
+    found = cache.load(_file()).get(label, [])
+    if not isinstance(found, list) or not all(_is_scale(entry) for entry in found):
+        return ()
+    return tuple((str(name), float(launch), float(factor)) for name, launch, factor in found)
+
+
+def keep(fits: Mapping[str, Scales]) -> None:
+    """Keep the scales of chips by their labels, in the place of those kept before."""
+    path = _file()
+    cache.store(path, {**cache.load(path), **fits})
+
+
+def _is_scale(entry: Any) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 3
+        and isinstance(entry[0], str)
+        and all(isinstance(value, (int, float)) and 0 < value < float("inf") for value in entry[1:])
+    )
+
+
+def _file() -> Any:
+    return cache.file_for("scales", [VERSION, torch.__version__])

@@ -1,0 +1,174 @@
+"""The work of a task, by its shapes alone: the family of operators it belongs to, and the seconds that its FLOPs and
+bytes ask for at a device's rates.
+
+The seconds are those of the roofline, `max(flops ÷ FLOP/s, bytes ÷ bytes per second)`, but for two kinds of operators
+that neither limits: a recurrent layer is as many dependent steps as its sequence is long, each with all its weights,
+and a lookup of scattered rows waits for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..ir.graph import UPDATES, Graph, Task
+
+MISS_S = 2e-8
+"""Seconds that a row costs which lies anywhere in memory: a cache miss, of which several are under way at once."""
+CACHED = 3.0
+"""Weights that fit into a cache come so many times faster than from memory."""
+CACHE_BYTES = 2 << 20
+"""Bytes of a cache that holds the weights of a recurrent layer from step to step."""
+
+_LOOKUPS = (
+    "aten.embedding.",
+    "aten.index_select.",
+    "aten.index.",
+    "aten.gather.",
+    "aten.take.",
+    "aten.take_along_dim.",
+    "aten.select_copy.",
+    "aten.slice_copy.",
+)
+"""Ops that read of their first input only as much as they write."""
+_BAGS = ("aten._embedding_bag", "aten.embedding_bag.", "autopar.embedding_bag.")
+"""Ops that read a row of their first input for each element of their second."""
+ROWS = ("aten.embedding.", "aten.index_select.", *_BAGS)
+"""Ops that read whole rows of their first input, anywhere in it."""
+_UNREAD = ("aten.empty", "aten.new_empty")
+_FLOATING = ("float", "bfloat", "complex")
+_KERNELS = {1: 2, 2: 5, 3: 11, 4: 13}
+"""Elementwise kernels of an optimizer's update, by the tensors it makes: copies of those, then the formula."""
+_PASSES = 2.4
+"""Tensors that one of these kernels reads or writes, on average."""
+_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul"}
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu", "rnn"}
+_FAMILIES = {
+    "attention": {"scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"},
+    "encoder": {"_transformer_encoder_layer_fwd", "_native_multi_head_attention"},
+    "max_pool": {"max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices"},
+    "mean_pool": {"avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"},
+    "batch_norm": {"batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training",
+                   "_native_batch_norm_legit", "_native_batch_norm_legit_functional"},
+    "layer_norm": {"layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "rms_norm"},
+    "softmax": {"softmax", "_softmax", "log_softmax", "_log_softmax"},
+    "gelu": {"gelu", "silu", "sigmoid", "exp", "erf", "log", "mish", "softplus"},
+    "tanh": {"tanh", "pow", "sin", "cos"},
+    "copy": {"clone", "_to_copy", "contiguous", "copy"},
+    "join": {"cat", "stack", "join"},
+    "sum": {"sum", "mean", "amax", "amin", "max", "min", "argmax", "var", "var_mean", "cumsum", "norm"},
+    "make": {"arange", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_ones", "new_zeros"},
+}  # fmt: skip
+_BY_NAME = {name: family for family, names in _FAMILIES.items() for name in names}
+
+
+class Work(NamedTuple):
+    """FLOPs in `dtype` and bytes of a task, done in `kernels` kernels one after the other, each of which reads
+    `weights` bytes beside, and the number of rows that it `waits` for."""
+
+    dtype: str
+    flops: int
+    bytes: int
+    kernels: int = 1
+    weights: int = 0
+    waits: int = 0
+
+    def seconds(self, flops_per_s: float, bytes_per_s: float) -> float:
+        """The shortest that rates allow, without launches."""
+        again = bytes_per_s * (CACHED if self.weights <= CACHE_BYTES else 1.0)
+        moved = self.bytes / bytes_per_s + self.kernels * self.weights / again
+        return max(self.flops / flops_per_s, moved + self.waits * MISS_S)
+
+
+def work(graph: Graph, task: Task) -> Work:
+    """What a task has to do."""
+    moved, name = touched(graph, task), operator(task)
+    dtype = main_dtype(graph, task)
+    if task.target in UPDATES:
+        kernels = _KERNELS[len(task.outputs)]
+        moved = max(moved, int(_PASSES * kernels * graph.value[task.outputs[0]].bytes))
+        return Work(dtype, task.flops, moved, kernels)
+    if name in _RECURRENT and task.inputs:
+        return Work(dtype, task.flops, moved, *_steps(graph, task))
+    waits = 0
+    if task.target.startswith(ROWS) and len(task.inputs) > 1:
+        waits = math.prod(graph.value[task.inputs[1]].shape)
+    return Work(dtype, task.flops, moved, waits=waits)
+
+
+def operator(task: Task) -> str:
+    """The operator of a task without namespace and overload: `linear` of `aten.linear.default`."""
+    parts = task.target.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def family(graph: Graph, task: Task) -> str:
+    """The operators whose seconds go by one rule: products by their smallest side, `product 5` from 32 to 63,
+    convolutions by what they sum over, the rest by name; an operator of no family is its own where it computes, else
+    `elementwise`."""
+    name = operator(task)
+    if task.free:
+        return "view"
+    shapes = [graph.value[value].shape for value in task.inputs]
+    if name in _PRODUCTS and len(shapes) > 1:
+        return f"product {int(math.log2(max(1, _smallest_side(name, shapes)))) if task.flops else 0}"
+    if name in ("convolution", "conv1d", "conv2d", "conv3d") and len(shapes) > 1:
+        return _convolution(*shapes[:2])
+    if task.target.startswith(ROWS):
+        return "rows"
+    if name in _RECURRENT or task.target in UPDATES:
+        return name
+    return _BY_NAME.get(name, name if task.flops else "elementwise")
+
+
+def touched(graph: Graph, task: Task) -> int:
+    """Bytes a task reads and writes; none for a view."""
+    if task.free:
+        return 0
+    made = sum(graph.value[name].bytes for name in task.outputs)
+    if task.target.startswith(_UNREAD):
+        return 0
+    read = [graph.value[name].bytes for name in task.inputs]
+    if task.target.startswith(_LOOKUPS) and read:
+        read[0] = min(read[0], made)
+    elif task.target.startswith(_BAGS) and len(read) > 1:
+        table, indices = (graph.value[name] for name in task.inputs[:2])
+        read[0] = min(read[0], table.bytes // max(1, table.shape[0]) * math.prod(indices.shape))
+    return made + sum(read)
+
+
+def main_dtype(graph: Graph, task: Task) -> str:
+    """The dtype a task computes in: of its first floating output, else of its first floating input, else of
+    the first output; `float32` when it has neither."""
+    dtypes = [graph.value[name].dtype for name in (*task.outputs, *task.inputs)]
+    floating = (dtype for dtype in dtypes if dtype.startswith(_FLOATING))
+    return next(floating, dtypes[0] if dtypes else "float32")
+
+
+def _smallest_side(name: str, shapes: list[tuple[int, ...]]) -> int:
+    """The smallest of rows, columns and what is summed over, of one product."""
+    left, right = shapes[1:3] if name in ("addmm", "baddbmm") and len(shapes) > 2 else shapes[:2]
+    if not left or not right:
+        return 1
+    rows = math.prod(left[:-1]) if name == "linear" else math.prod(left[-2:-1])
+    columns = right[0] if name == "linear" else right[-1]
+    return min(rows, left[-1], columns)
+
+
+def _convolution(given: tuple[int, ...], weight: tuple[int, ...]) -> str:
+    if len(given) < 3 or len(weight) < 3:
+        return "convolution"
+    if weight[1] != given[1]:
+        return "convolution, depthwise" if weight[1] == 1 else "convolution, grouped"
+    return "convolution, pointwise" if math.prod(weight[2:]) == 1 else "convolution"
+
+
+def _steps(graph: Graph, task: Task) -> tuple[int, int]:
+    """The steps of a recurrent layer one after the other, of all its layers and directions, and the bytes of weights
+    that one reads."""
+    shape = graph.value[task.inputs[0]].shape
+    batch_first = len(shape) == 3 and bool(task.args) and task.args[-1] is True
+    length = shape[1] if batch_first else shape[0] if shape else 1
+    matrices = [v for name in task.inputs[1:] if len((v := graph.value[name]).shape) == 2]
+    layers = max(1, len(matrices) // 2)
+    return max(1, length) * layers, sum(value.bytes for value in matrices) // layers
