@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,7 +15,6 @@ import torch
 
 from ..engine.api import compile
 from ..errors import AutoparError, DeviceError
-from ..pipeline.options import Options
 from .case import Case, Entrant, inference, tensors
 
 
@@ -54,9 +53,17 @@ def eager(case: Case) -> Entrant:
     return inference(case, case.model)
 
 
-def autopar(case: Case, **options: Any) -> Entrant:
+def autopar(case: Case) -> Entrant:
     """`autopar.compile`."""
-    fast = compile(case.model, list(case.devices), **options)
+    fast = compile(case.model, list(case.devices))
+    return inference(case, fast, fast.close)
+
+
+def autopar_auto(case: Case) -> Entrant:
+    """`autopar.compile` with compiled kernels, once they are chosen."""
+    fast = compile(case.model, list(case.devices), kernels="auto")
+    fast.prepare(*case.args)
+    fast.wait()
     return inference(case, fast, fast.close)
 
 
@@ -136,14 +143,13 @@ RIVALS: list[Rival] = [
     Rival(EAGER, eager),
     Rival("eager-1", eager, one_thread=True),
     Rival("autopar", autopar),
+    Rival("autopar-auto", autopar_auto),
     Rival("compile", compiled),
     Rival("compile-frozen", frozen),
     Rival("max-autotune", partial(compiled, mode="max-autotune"), on_request=True),
     Rival("onnxruntime", onnxruntime, ("onnxruntime", "onnx", "onnxscript"), "onnxruntime"),
     Rival("openvino", openvino, ("openvino",), "openvino"),
 ]
-if "kernels" in {field.name for field in fields(Options)}:
-    RIVALS.insert(3, Rival("autopar-auto", partial(autopar, kernels="auto")))
 
 
 def chosen(names: Sequence[str], rivals: Sequence[Rival]) -> list[Rival]:

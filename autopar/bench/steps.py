@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,12 @@ def autopar(case: Case, **options: Any) -> Entrant:
     return loop(case, lambda model: api.compile(model, list(case.devices), **options))
 
 
-def whole(case: Case) -> Entrant:
-    """`autopar.train_step`."""
+SETTLING = 5
+"""Steps after which the programs of a training step are made, and its kernels being compiled."""
+
+
+def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
+    """`autopar.train_step`, from the first weights on once its kernels are chosen."""
     model = copy.deepcopy(case.model)
     step = api.train_step(
         model,
@@ -63,7 +67,14 @@ def whole(case: Case) -> Entrant:
         torch.optim.SGD(model.parameters(), lr=RATE),
         list(case.devices),
         step_fn=lambda model, *batch: loss_of(model(*batch)),
+        kernels=kernels,
     )
+    if kernels != "eager":
+        first = copy.deepcopy(model.state_dict())
+        for _ in range(SETTLING):
+            step(*case.args)
+        step.wait()
+        model.load_state_dict(first)
     return _entrant(model, lambda: step(*case.args), step.close)
 
 
@@ -84,6 +95,7 @@ RIVALS: list[Rival] = [
     Rival("eager-1", loop, one_thread=True),
     Rival("autopar", autopar),
     Rival("autopar-step", whole),
+    Rival("autopar-step-auto", partial(whole, kernels="auto")),
     Rival("compile", compiled),
     Rival("max-autotune", partial(compiled, mode="max-autotune"), on_request=True),
 ]
