@@ -23,8 +23,9 @@ from ..runtime.interpreter import interpret
 from ..runtime.kernels import Kernel, Refusal, Stack, Work
 from ..runtime.kernels.module import module_of
 from ..runtime.kernels.worker import Worker
-from ..runtime.replicas import Replicas, Watch
+from ..runtime.replicas import Replicas
 from ..runtime.tuned import Arrangement
+from ..runtime.watch import Watch
 from .compare import error, limit, no_worse, widen
 
 

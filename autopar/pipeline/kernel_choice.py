@@ -18,8 +18,9 @@ from ..ir.plan import Plan
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
 from ..runtime.kernels.worker import Worker, reason
-from ..runtime.replicas import Replicas, Watch
+from ..runtime.replicas import Replicas
 from ..runtime.tuned import Arrangement, Changed, TunedExecutor
+from ..runtime.watch import Watch
 from ..text.progress import ticking
 from . import kernel_verdict
 from .kernel_build import Form, Sample, arranged, perturbed, trying
@@ -86,7 +87,7 @@ class KernelChoice:
     def _chosen(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         state = self.form.captured.state
         masters = [self.pool.master(name, *state[name]) for name in self.form.plan.costed.graph.state]
-        watch = self.pool.watch(masters)
+        watch = Watch(masters)
         plain = trying(self.form, self.form.program, self.pool) or tuned.plain
         with tuned.turn:
             samples = [Sample(each, _copied(plain(each))) for each in (inputs, perturbed(inputs))]

@@ -71,25 +71,6 @@ class Copy:
         self.stamp = -1
 
 
-class Watch:
-    """Whether any of some state has changed since it was last taken note of."""
-
-    def __init__(self, pool: Replicas, masters: Sequence[Master]) -> None:
-        self._pool, self._masters = pool, masters
-        self._seen = [Copy(master, "", torch.device("cpu")) for master in masters]
-        self.take()
-
-    def take(self) -> None:
-        """Take note of the state as it is now."""
-        self._pool.current(self._masters, ())
-        for seen in self._seen:
-            seen.stamp = seen.master.stamp
-
-    def unchanged(self) -> bool:
-        """True if all of it is as it was."""
-        return self._pool.current(self._masters, self._seen)
-
-
 class _Samples:
     """A few elements of each tensor on the host that other devices have copies of, by which writes are seen that leave
     no other trace (`.data`, numpy views).
@@ -133,7 +114,7 @@ class _Samples:
         self._masters, self._views = [weakref.ref(master) for master in masters], {}
         owners: dict[torch.dtype, list[int]] = {}
         for number, master in enumerate(masters):
-            view = _sampled(master.owner[master.key])
+            view = sampled(master.owner[master.key])
             if view is not None:
                 self._views.setdefault(view.dtype, []).append(view)
                 owners.setdefault(view.dtype, []).extend([number] * len(view))
@@ -178,13 +159,6 @@ class Replicas:
                 found = self._copies[id(master.owner), master.key, device] = Copy(master, device, place)
                 self._samples.add(master)
             return found
-
-    def watch(self, masters: Sequence[Master]) -> Watch:
-        """A watch on these, which takes note of them now. Writes without a trace are seen as far as those to copies."""
-        with self._lock:
-            for master in masters:
-                self._samples.add(master)
-        return Watch(self, masters)
 
     def fill(
         self,
@@ -334,7 +308,7 @@ def _look(masters: Iterable[Master]) -> None:
         master.look()
 
 
-def _sampled(tensor: Any) -> torch.Tensor | None:
+def sampled(tensor: Any) -> torch.Tensor | None:
     """A view of some elements, as integers; None for what has none on the host."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
         return None

@@ -15,7 +15,7 @@ import torch
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from .executor import Executor
-from .replicas import Watch
+from .watch import Watch
 
 log = logging.getLogger("autopar")
 
