@@ -64,8 +64,8 @@ def timed(
     guard: AbstractContextManager[Any] = ALONE,
 ) -> dict[str, list[Block]]:
     """Blocks of each contestant of at least `block_s` seconds (`BLOCK_S`), each within `guard`, in an order that
-    changes from round to round: until each has `rounds` that nobody disturbed, `LEAST` × `rounds` in all, or, `LEAST` each,
-    `limit_s` seconds have passed."""
+    changes from round to round: until each has `rounds` that nobody disturbed, `LEAST` × `rounds` in all, or, `LEAST`
+    each, `limit_s` seconds have passed."""
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     threads, began = torch.get_num_threads(), time.perf_counter()
