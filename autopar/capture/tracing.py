@@ -1,7 +1,8 @@
 """From what Dynamo captured to one functional graph of aten operators, with its backward or without.
 
-Without: it is run once and recorded, operators that torch could compose of others kept whole (`functional_trace`); where
-one run does not tell, AOTAutograd flattens it to the same. With: AOTAutograd differentiates it, composites standing in for what a CPU would take apart (`ops.composites.rules`).
+Without: it is run once and recorded, operators that torch could compose of others kept whole (`functional_trace`);
+where one run does not tell, AOTAutograd flattens it to the same. With: AOTAutograd differentiates it, composites
+standing in for what a CPU would take apart (`ops.composites.rules`).
 """
 
 from __future__ import annotations
