@@ -1,8 +1,9 @@
-"""CPU time of the runtime itself: a 400-op chain of tiny tensors on one device, and the hand-off between two lanes."""
+"""CPU time of the runtime itself: a call, an op of a 400-op chain of tiny tensors, and a hand-off between two lanes."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import queue
 import statistics
 import threading
@@ -25,6 +26,8 @@ from ..planner import Schedule, place
 from ..runtime.executor import Executor
 from .timing import interleaved, report
 
+LAYERS = {3: 15, 60: 0}
+"""Layers of an MLP, and µs above eager that a call of it may take."""
 OPS = 400
 CALLS = 20
 HOPS = 200
@@ -42,8 +45,13 @@ class Chain(nn.Module):
 
 
 def run(rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per op of each contestant and of a hand-off, `rounds` (default 15) of each."""
-    data = {"chain": chain("cpu", rounds)}
+    """Print and return µs of CPU time per call, per op and per hand-off of each contestant, `rounds` (default 15) of
+    each."""
+    data: dict[str, Any] = {}
+    for layers in LAYERS:
+        data[f"call_{layers}"] = call(layers, rounds)
+        print()
+    data["chain"] = chain("cpu", rounds)
     print()
     found = interleaved(
         {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()},
@@ -51,6 +59,26 @@ def run(rounds: int = 0) -> dict[str, Any]:
     )
     data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
     return data
+
+
+def call(layers: int, rounds: int = 0) -> dict[str, Any]:
+    """Print and return µs of CPU time per call of an MLP, 8 wide, batch 2. Guards alone are those of `torch.compile`
+    around the graph that it captured."""
+    parts = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.ReLU())]
+    model, x = nn.Sequential(*parts[:-1]).eval(), torch.randn(2, 8)
+    guarded = torch.compile(model, backend=lambda module, _: module.forward)
+    fast = compile(model, ["cpu"], check="never")
+    calls: dict[str, Callable[..., Any]] = {"eager": model, "guards alone": guarded, "autopar": fast}
+    with torch.no_grad():
+        contestants = {
+            name: functools.partial(repeat, functools.partial(called, x)) for name, called in calls.items()
+        }
+        samples = interleaved(contestants, (rounds or ROUNDS) * 5, time.thread_time)
+    print(f"{layers} layers")
+    data = report(samples, base="eager", scale=1e6, unit="µs/call", per=CALLS)
+    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / CALLS
+    print(f"autopar over eager: {over * 1e6:+.1f} µs of CPU time per call (goal ≤ {LAYERS[layers]})")
+    return {**data, "over_eager_s": over}
 
 
 def chain(device: str, rounds: int = 0) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -24,7 +25,11 @@ try:
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
-    from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
+    from torch._export.utils import (
+        _collect_all_valid_cia_ops_for_aten_namespace,
+        _is_preservable_cia_op,
+        _special_op_to_preserve_cia,
+    )
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -38,10 +43,12 @@ __all__ = [
     "TorchDynamoException",
     "Unsupported",
     "autograd_keys",
+    "below_autograd",
     "compiled",
     "depends_on_values",
     "differentiated",
     "flattened",
+    "kept_whole",
     "outermost",
     "source_of",
 ]
@@ -61,6 +68,8 @@ _SETTINGS: dict[str, Any] = {
     "trace_autograd_ops": True,
     # A frame that Dynamo cannot take runs as the user wrote it, whose errors are then the user's own.
     "suppress_errors": True,
+    # It looks at all that capture has made, most of which is kept.
+    "run_gc_after_compile": False,
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
     "recompile_limit": 64,
 }
@@ -70,7 +79,7 @@ if versions.release(torch.__version__) < (2, 13):
         "use_recursive_dict_tags_for_guards": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
     }
-_LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch", "torch.__trace")
+_LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
 
@@ -221,6 +230,23 @@ def depends_on_values(made: Any) -> bool:
     """True if a number, or a size of a tensor, is known only once the values in a tensor are."""
     tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
     return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
+
+
+@functools.cache
+def kept_whole(operator: Any) -> bool | None:
+    """True for an operator that torch could compose of others and `flattened` keeps, False for one that it does not;
+    None for all that are no compositions."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
+        return None
+    return bool(_is_preservable_cia_op(operator))
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Without autograd, so that a dispatch mode sees operators that torch composes of others before it does, and
+    without any of the grad modes that are set inside."""
+    with torch.no_grad(), _compiling(), torch._C._AutoDispatchBelowAutograd():
+        yield
 
 
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:

@@ -14,6 +14,7 @@ try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
@@ -27,6 +28,7 @@ if not versions.supported(torch.__version__):
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "TorchDispatchMode",
     "conv_flop_count",
     "flop_registry",
     "memory",

@@ -1,11 +1,13 @@
 """From what Dynamo captured to one functional graph of aten operators, with its backward or without.
 
-Without: AOTAutograd flattens it, operators that torch could compose of others kept whole. With: AOTAutograd
-differentiates it, composites standing in for what a CPU would take apart (`ops.composites.rules`).
+Without: it is run once and recorded, operators that torch could compose of others kept whole (`functional_trace`);
+where one run does not tell, AOTAutograd flattens it to the same. With: AOTAutograd differentiates it, composites
+standing in for what a CPU would take apart (`ops.composites.rules`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +19,11 @@ from ..ops.composites.draws import IN_PLACE
 from ..ops.composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
 from .autocast import Casts, Lowered
 from .dynamo_private import autograd_keys, differentiated, flattened
+from .functional_trace import Recorder, Unfit, record
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
+log = logging.getLogger("autopar")
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,32 @@ def trace(
     Each output of a differentiated graph is given memory of its own, so that it has
     its own gradient. Raises Untraceable for what no graph can hold, and whatever torch raises.
     """
+    if not training:
+        try:
+            return _once(module, given, wanted)
+        except Exception as error:
+            # Whatever it is, AOTAutograd can do it too, or says better what is wrong.
+            log.debug("traced by way of AOTAutograd: %s: %s", type(error).__name__, error)
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES} if training else DRAWN
     run = _Run(module, given, wanted, training)
     with standing_in(rules, keys):
         made = (differentiated if training else flattened)(run, tuple(given), IN_PLACE)
     return _meant(made, given, names)
+
+
+def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> Traced:
+    """The graph of a call without autograd, from one run. Raises whatever stands in its way."""
+
+    def run(recorder: Recorder) -> list[Any]:
+        nodes = _Nodes(module, Casts([]))
+        nodes.recorder = recorder
+        with Lowered():
+            made = nodes.run(*given)
+        return [made[place] for place in wanted]
+
+    recorder, outputs = record(given, run)
+    return Traced(recorder.graph, tuple(recorder.inputs), outputs, tuple(recorder.constants), (), (), ())
 
 
 def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> Traced:
@@ -130,6 +154,14 @@ class _Nodes(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, casts: Casts) -> None:
         super().__init__(module)
         self.casts = casts
+        self.recorder: Recorder | None = None
+
+    def run_node(self, node: fx.Node) -> Any:
+        if self.recorder is not None:
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise Unfit(str(node.target))
+            self.recorder.current = node
+        return super().run_node(node)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = super().call_function(FUNCTIONS.get(target, target), args, kwargs)

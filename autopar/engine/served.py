@@ -29,6 +29,7 @@ from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
 from ..runtime.tuned import TunedExecutor
+from ..system.garbage import uncollected
 from ..training.dropin import Training
 from ..training.memory_caps import plan_training
 from .model_check import answer, asked
@@ -187,7 +188,7 @@ class Served:
 
     def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
-        with alone(), self.backend.lock, unseen():
+        with alone(), self.backend.lock, unseen(), uncollected():
             if key in self.programs:
                 known = self.programs[key]
                 return known, self.backend.options.check == "always" and self._wants_check(known)

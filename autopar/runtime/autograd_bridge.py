@@ -76,7 +76,9 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
     ids = set(map(id, given))
     # What is new needs no look at all the state of a model.
     alike = any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs)
-    fixed = {memory(item) for item in given} if alike else set()
+    if not alike:
+        return list(outputs)
+    fixed = {memory(item) for item in given}
     kept = {memory(item) for item in saved}
     count = Counter(map(memory, outputs))
     found: list[Any] = []

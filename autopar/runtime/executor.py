@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from ..ir.timeline import Timeline
 from . import thread_state as ambient
 from .bind_program import Assembly
 from .flat_transfer import pieces
+from .inline_call import InlineCall
 from .kernels import Kernel
 from .lane_threads import Call, Crew
 from .lanes import accelerator
@@ -58,13 +60,16 @@ class Executor:
         self._captured, self._program, self._kernels = captured, program, kernels or {}
         self._pool = pool or Replicas()
         self._graph = plan.costed.graph
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._assemble(plan)
         _alive.add(self)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """One call. Raises RunError when a task fails."""
-        return self._enter(inputs, None)[0]
+        inline = self.inline
+        if inline is None:
+            return self._enter(inputs, None)[0]
+        return inline([*self._placed(inputs), *[owner[key] for owner, key in inline.state]])
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """One call and, with `record`, its measured timeline, the predicted one in the same clock beside it.
@@ -72,6 +77,20 @@ class Executor:
         `Timeline.on_time` raises LateError where emulated work could not keep a declared clock.
         """
         return self._enter(inputs, Recording(self._plan, self._program) if record else None)
+
+    @cached_property
+    def inline(self) -> InlineCall | None:
+        """The program as a plain function in the caller's thread; None where a call is more than the code of one lane
+        there, on tensors that are where it reads them."""
+        with self._lock:
+            self._crew.start()
+            function, assembly = self._crew.alone(), self._assembly
+            changes = self._updates or self._pieces or not self._residents.at_home
+            # What the user's own code may do is call this program again, which the executor refuses.
+            more = self._captured.calls or assembly.declared or assembly.devices
+            if function is None or changes or more or any(stays for _, stays in self._outputs):
+                return None
+            return InlineCall(assembly, function, self._lock)
 
     def current(self) -> bool:
         """True if every copy of state that it reads, or brings and keeps, is up to date."""
@@ -86,6 +105,7 @@ class Executor:
         """Run as `plan` says from the next call on: the same program on another declared clock."""
         with self._lock:
             self._crew.stop()
+            vars(self).pop("inline", None)
             self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
@@ -140,10 +160,7 @@ class Executor:
     def _call(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
         assembly, crew = self._assembly, self._crew
         crew.start()
-        slots = list(inputs)
-        for position, device in self._places:
-            if slots[position].device != device:
-                slots[position] = slots[position].to(device)
+        slots = self._placed(inputs)
         if assembly.devices:
             self._pool.enter(assembly.devices)
         slots += self._residents.fill()
@@ -177,6 +194,14 @@ class Executor:
         self._residents.swap(slots)
         return results, timeline
 
+    def _placed(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs where the program reads them."""
+        slots = list(inputs)
+        for position, device in self._places:
+            if slots[position].device != device:
+                slots[position] = slots[position].to(device)
+        return slots
+
     def _measured(self, recording: Recording, clock: Clock | None) -> Timeline:
         self._crew.drain()
         makespan = time.perf_counter() - recording.origin
@@ -200,7 +225,10 @@ class Executor:
                 torch._foreach_copy_(targets, pieces(slots[slot], targets))
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        inline = vars(self).get("inline")
+        if inline is not None:
+            inline.lock = self._lock
         self._pool.forked()
         self._crew.forked()
 

@@ -92,6 +92,12 @@ class Crew:
         if self._gates.failed:
             self._raise()
 
+    def alone(self) -> LaneFunction | None:
+        """The code of the caller's lane where there is no other; None where there is one, or none for the caller."""
+        if self._own is None or self._others:
+            return None
+        return self._function(self._own.lane.name, False)
+
     def stop(self) -> None:
         """End the threads."""
         self._others = None

@@ -71,6 +71,11 @@ class Residents:
         self._replaced = [copy for copy, _ in self._changing]
         self._stamps: list[int] = []
 
+    @property
+    def at_home(self) -> bool:
+        """True if it reads state only where that is, and keeps none."""
+        return not (self._copies or self._changing or self._carried or self._flat)
+
     def fill(self) -> list[Any]:
         """The tensors of the fed buffers; copies are up to date."""
         tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._copies, self._replaced)

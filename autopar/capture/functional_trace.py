@@ -1,0 +1,212 @@
+"""A functional graph of a region in one run of it, for calls without autograd that change nothing but what they make.
+
+AOTAutograd runs what it traces twice, with every tensor wrapped: once to see what is changed in place and what shares
+memory, once to write a graph without. Where each operator makes something new, or changes in place what it alone has
+made, one run tells.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .dynamo_private import below_autograd, kept_whole
+from .sizes import is_open
+from .torch_private import FakeTensor, TorchDispatchMode, memory
+
+_aten = torch.ops.aten
+_META = ("nn_module_stack", "stack_trace")
+_NUMBERS = (int, float, bool)
+_UNTOLD = frozenset({
+    _aten.bernoulli.p, _aten.normal_functional.default,
+    _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default,
+})  # fmt: skip
+"""Draws that have operators of ours, and what changes running statistics though no schema says."""
+_FACTORY = re.compile(
+    "(new_)?(zeros|ones|full|empty|eye|arange|linspace|logspace|scalar_tensor|rand|randn|randint|randperm)(_like)?$"
+)
+
+
+class Unfit(Exception):
+    """Raised where one run does not tell enough: a tensor that others see is changed, or a size is open."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """The operators that run inside, as a graph of those that make new tensors; `current` is the node of Dynamo's graph
+    that they come from."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.current: fx.Node | None = None
+        self.node: dict[int, fx.Node] = {}
+        # What is dropped could give its identity to another.
+        self.kept: list[torch.Tensor] = []
+        self.sharing: dict[int | None, int] = {}
+        self.inputs: list[fx.Node] = []
+        self.constants: list[tuple[fx.Node, torch.Tensor]] = []
+        for number, item in enumerate(given):
+            node = self.graph.placeholder(f"arg{number}")
+            node.meta["val"] = item
+            self.inputs.append(node)
+            if isinstance(item, torch.Tensor):
+                if not isinstance(item, FakeTensor) or is_open(item):
+                    raise Unfit
+                # Never alone: it is the caller's.
+                self.see(item, node, 2)
+            elif not isinstance(item, _NUMBERS):
+                raise Unfit
+
+    def see(self, tensor: torch.Tensor, node: fx.Node, holders: int = 1) -> None:
+        """Let a node stand for a tensor."""
+        self.node[id(tensor)] = node
+        self.kept.append(tensor)
+        place = memory(tensor)
+        self.sharing[place] = self.sharing.get(place, 0) + holders
+
+    def __torch_dispatch__(
+        self, target: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if target is torch.ops.prim.device.default:
+            return target(*args)
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target in _UNTOLD:
+            raise Unfit(str(target))
+        if kept_whole(target) is False:
+            with self:
+                return target.decompose(*args, **kwargs)
+        if target is _aten.detach_.default:
+            return args[0]
+        if target._schema.is_mutable:
+            return self.in_place(target, args, kwargs)
+        if target is _aten.native_batch_norm.default:
+            *given, training, momentum, eps = args
+            if training or None in given[3:]:
+                raise Unfit("running statistics change, which no schema says")
+            target, args = _aten._native_batch_norm_legit_no_training.default, (*given, momentum, eps)
+        if target is _aten.lift_fresh.default:
+            return self.constant(args[0])
+        if target is _aten.detach.default and self.just_made(args[0]):
+            return self.renamed(args[0])
+        return self.record(target, args, kwargs)
+
+    def constant(self, held: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor that the code makes of numbers."""
+        if isinstance(held, FakeTensor):
+            raise Unfit
+        name = f"_tensor_constant{len(self.constants)}"
+        node, made = self.graph.create_node("get_attr", name, name=name), _aten.lift_fresh_copy.default(held)
+        node.meta["val"] = torch.empty_like(made)
+        self.constants.append((node, held))
+        self.node[id(held)] = node
+        return self.named(made, self.written(_aten.lift_fresh_copy.default, (held,), {}, made))
+
+    def just_made(self, tensor: torch.Tensor) -> bool:
+        """True for what a factory has made, of which torch hands on another object, and nobody asked for one."""
+        node, asked = self.node.get(id(tensor)), self.current
+        if node is None or asked is None or getattr(asked.target, "__name__", asked.target) == "detach":
+            return False
+        return (
+            isinstance(node.target, torch._ops.OpOverload) and _FACTORY.match(node.target._opname) is not None
+        )
+
+    def renamed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Another object for a tensor, which nobody holds any more."""
+        other = _aten.detach.default(tensor)
+        self.node[id(other)] = self.node[id(tensor)]
+        self.kept.append(other)
+        return other
+
+    def record(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Write the call of an operator that changes nothing."""
+        made = target(*args, **kwargs)
+        node = self.written(target, args, kwargs, made)
+        if isinstance(made, torch.Tensor):
+            return self.named(made, node)
+        if not isinstance(made, (tuple, list)):
+            raise Unfit
+        parts = []
+        for index, part in enumerate(made):
+            if isinstance(part, torch.Tensor):
+                item = self.graph.call_function(operator.getitem, (node, index))
+                item.meta["val"] = part
+                part = self.named(part, item)
+            parts.append(part)
+        return type(made)(parts)
+
+    def named(self, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
+        """The result of a call; one that was handed on is another object from here on."""
+        if not isinstance(made, FakeTensor) or is_open(made):
+            raise Unfit
+        if id(made) in self.node:
+            made = _aten.alias.default(made)
+        self.see(made, node)
+        return made
+
+    def written(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> fx.Node:
+        """The node of a call."""
+
+        def known(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor):
+                return item
+            if id(item) not in self.node:
+                raise Unfit
+            return self.node[id(item)]
+
+        given = fx.node.map_aggregate((args, kwargs), known)
+        name = target._opname.removeprefix("__").removesuffix("__")
+        node = self.graph.create_node("call_function", target, *given, name=name)
+        node.meta["val"] = made
+        if self.current is not None:
+            node.meta.update((key, self.current.meta[key]) for key in _META if key in self.current.meta)
+        return node
+
+    def in_place(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Write a change in place as the operator that makes a new tensor, where nobody sees the old one."""
+        tensor, twin = args[0] if args else None, _twin(target)
+        if twin is None or not isinstance(tensor, torch.Tensor) or id(tensor) not in self.node:
+            raise Unfit
+        if self.sharing[memory(tensor)] != 1:
+            raise Unfit
+        made = twin(*args, **kwargs)
+        alike = (made.shape, made.dtype, made.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
+        if not alike or id(made) in self.node or memory(made) in self.sharing:
+            raise Unfit
+        self.node[id(tensor)] = self.written(twin, args, kwargs, made)
+        return tensor
+
+
+def _twin(target: Any) -> Any:
+    """The operator that makes a new tensor as this one changes its first argument; None where there is none alike."""
+    schema, name = target._schema, target._opname
+    written = [argument for argument in schema.arguments if argument.is_write]
+    if target is _aten.copy_.default or not name.endswith("_") or written != [schema.arguments[0]]:
+        return None
+    if torch.Tag.inplace_view in target.tags or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    twin = getattr(getattr(_aten, name[:-1], None), target._overloadname, None)
+    if twin is None or kept_whole(twin) is False:
+        return None
+    ours, theirs = ([(each.name, each.kwarg_only) for each in op._schema.arguments] for op in (target, twin))
+    return twin if ours == theirs else None
+
+
+def record(
+    given: Sequence[Any], run: Callable[[Recorder], Sequence[Any]]
+) -> tuple[Recorder, tuple[fx.Node, ...]]:
+    """What `run` computes of these fake tensors, given the recorder, and the node of each result. Raises Unfit where
+    one run does not tell, and whatever torch raises."""
+    fakes = [item for item in given if isinstance(item, FakeTensor)]
+    if not fakes:
+        raise Unfit
+    recorder = Recorder(given)
+    with below_autograd(), fakes[0].fake_mode, recorder:
+        found = run(recorder)
+    if not all(isinstance(item, torch.Tensor) and id(item) in recorder.node for item in found):
+        raise Unfit
+    return recorder, tuple(recorder.node[id(item)] for item in found)

@@ -1,0 +1,62 @@
+"""A program of one lane as a plain function, called in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from threading import RLock
+from typing import Any
+
+import torch
+
+from ..capture.autocast import anywhere
+from . import thread_state as ambient
+from .bind_program import Assembly, LaneFunction
+from .failures import failure
+
+
+class InlineCall:
+    """The code of the only lane of a program that brings, keeps and writes back nothing, and no lane but the caller's
+    own.
+
+    Call it with a tensor for each of `names`: the graph's inputs in turn, then state as it is now. It computes with
+    these very tensors, so that no answer is of others. One call runs at a time, under `lock`.
+
+    Raises RunError when a task fails, as the executor does.
+    """
+
+    def __init__(self, assembly: Assembly, function: LaneFunction, lock: RLock) -> None:
+        program, layout = assembly.program, assembly.layout
+        self._assembly, self._function, self.lock = assembly, function, lock
+        (self._lane,) = assembly.lanes
+        fed = tuple(program.buffer[name].value for name in layout.fed)
+        self.names = (*assembly.graph.inputs, *fed)
+        self.state = [assembly.captured.state[name] for name in fed]
+        self._blank = (None,) * (layout.size - len(self.names))
+        self._results = chosen([layout.slots[name] for name in program.outputs])
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        """One call."""
+        slots = [*tensors, *self._blank]
+        with self.lock:
+            try:
+                if torch.is_grad_enabled() or anywhere():
+                    with contextlib.ExitStack() as stack:
+                        ambient.enter(stack, False, self._assembly.types)
+                        self._function(slots, None)
+                else:
+                    self._function(slots, None)
+            except BaseException as error:
+                found = failure(self._assembly, self._lane, error, True)
+                if found is error:
+                    raise
+                raise found from error
+        return list(self._results(slots))
+
+
+def chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The function that picks the items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple([items[place] for place in places])
