@@ -207,7 +207,7 @@ def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
 def test_equal_blocks_fold_and_the_slowest_stays_open():
     cards = [card for held in fold(view_plans.transformer()).values() for card in held]
     stacks = [card for card in cards if card.copies]
-    names = [copy.name for card in stacks for copy in card.copies]
+    names = [copy.title for card in stacks for copy in card.copies]
     assert "model.layers.3" not in names and len(names) == len(set(names)) == 11
     assert all(card.start < card.end for card in stacks)
     open_clusters = {cluster for card in cards if not card.copies for cluster in card.clusters}

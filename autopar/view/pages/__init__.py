@@ -17,8 +17,7 @@ from ..drawing.svg import Svg, clean
 from ..placed import placed_picture, placed_svg
 from ..placed.fold import Card
 from ..placed.layout import Layout, lay_out
-from ..report.names import best_of_each, chosen, module_of, slow_down
-from ..report.reasons import choices, waited
+from ..report.reasons import best_of_each, choices, chosen, module_of, slow_down, waited
 from ..report.statistics import device_busy, level_at
 from ..timeline import timeline_picture, timeline_svg
 

@@ -13,7 +13,7 @@ from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, WIDTH, Figure, Sample, heading, phases, ticks
 from ..drawing.palette import INK, LANE, QUIET, fill_of, strips
 from ..drawing.svg import Svg, trace
-from ..report.names import alternative, baseline, slow_down
+from ..report.reasons import alternative, baseline, slow_down
 from ..report.statistics import device_busy, hidden
 from .columns import Column
 from .labels import box_labels, brackets, free_labels
@@ -80,29 +80,29 @@ def _under(plan: Plan) -> str:
 def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
     """The numbers everything is judged by: predicted, measured, bound, single device, moved."""
     plan = layout.plan
-    found = [Figure(seconds(plan.makespan), "predicted")]
+    found = [(seconds(plan.makespan), "predicted")]
     if timeline:
         slow = slow_down(plan)
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
-        found.append(Figure(seconds(timeline.makespan), what))
+        found.append((seconds(timeline.makespan), what))
     if plan.period is not None:
-        found.append(Figure(seconds(plan.period), "period: from call to call"))
+        found.append((seconds(plan.period), "period: from call to call"))
     if plan.lower_bound:
         what = "lower bound" if plan.period is None else "bound of the period"
-        found.append(Figure(seconds(plan.lower_bound), f"{what} (gap {percent(plan.gap)})"))
+        found.append((seconds(plan.lower_bound), f"{what} (gap {percent(plan.gap)})"))
     single = baseline(plan)
     if single:
-        found.append(Figure(seconds(single[1]), f"best single device ({single[0]})"))
+        found.append((seconds(single[1]), f"best single device ({single[0]})"))
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
-        found.append(Figure(percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
-    found.append(Figure(size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
+        found.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
+    found.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
     if single and single[1] and plan.makespan and plan.period is None:
         gain = single[1] / plan.makespan
         faster = f"{gain:.2f}× faster than one device"
         slower = f"{plan.makespan / single[1]:.2f}× of one device's time"
         shares = [percent(each / plan.makespan) for each in (layout.found.compute_s, layout.found.transfer_s)]
         what = f"critical path: {shares[0]} compute, {shares[1]} transfer"
-        found.append(Figure(faster if gain >= 1.005 else slower, what))
+        found.append((faster if gain >= 1.005 else slower, what))
     return found
 
 

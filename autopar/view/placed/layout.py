@@ -9,8 +9,7 @@ from ...ir.plan import Plan
 from ...ir.steps import Transfer
 from ..drawing.frame import MARGIN, WIDTH
 from ..drawing.free_space import Rect, Room
-from .columns import Column, columns
-from .critical import Piece, critical_line, edges
+from .columns import Column, Piece, columns, critical_line, edges
 from .fold import Card, fold
 
 LEFT = 200.0

@@ -54,31 +54,22 @@ def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
 
 def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[int]) -> list[str]:
     here = [step for step in plan.orders[lane] if isinstance(step, Placed)]
-    most: list[tuple[float, int] | None] = [None] * rows
-    count = [0] * rows
-    for index, step in enumerate(here):
-        first = min(rows - 1, int(step.start / tick))
-        count[first] += 1
-        last = min(rows - 1, max(first, int(step.end / tick - 1e-9)))
-        for row in range(first, last + 1):
-            share = min(step.end, (row + 1) * tick) - max(step.start, row * tick)
-            had = most[row]
-            if share > 0.05 * tick and (had is None or share > had[0]):
-                most[row] = (share, index)
+    first = [min(rows - 1, int(step.start / tick)) for step in here]
     cells, before = [], -1
     for row in range(rows):
-        slot = most[row]
-        if slot is None:
+        low, high = row * tick, (row + 1) * tick
+        shares = [min(step.end, high) - max(step.start, low) for step in here]
+        index = max(range(len(here)), key=shares.__getitem__)
+        if shares[index] <= 0.05 * tick:
             cells.append("╎".ljust(wide))
             before = -1
             continue
-        index = slot[1]
         edge = "┃" if id(here[index]) in hot else "│"
         if index == before:
             cells.append(edge + "░" * (wide - 1))
             continue
-        before = index
-        more = f" +{count[row] - 1}" if count[row] > 1 else ""
+        before, count = index, first.count(row)
+        more = f" +{count - 1}" if count > 1 else ""
         after = f"{more} {seconds(here[index].end - here[index].start)}"
         room = wide - 2 - len(after)
         name = plan.words.cluster(here[index].cluster)
