@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,18 +20,6 @@ Like = Callable[..., Any]
 Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Composite:
-    """Two operators: `forward(*arguments)`, all by position, and `backward(grads, *arguments, needs)`, which gives
-    the gradients of the tensors among the arguments for which `needs` is true, in order, from those of the
-    outputs (None: not asked for). With a tape the forward has it as one more output, and the backward reads the
-    outputs after the gradients.
-    """
-
-    forward: torch._ops.OpOverload
-    backward: torch._ops.OpOverload
-
-
 def define(
     name: str,
     given: str,
@@ -41,9 +28,11 @@ def define(
     like: Like | None = None,
     cast: Cast | None = None,
     tape: Tape | None = None,
-) -> Composite:
-    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP.
+) -> Callable[..., Any]:
+    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP; gives the first.
 
+    The operator takes all `arguments` by position. `name_backward(grads, *arguments, needs)` gives the gradients of the
+    tensors among the arguments for which `needs` is true, in order, from those of the outputs (None: not asked for).
     `like(*arguments)` makes tensors of the shapes, dtypes and strides of the outputs (`call` on fake tensors by
     default). `cast(device type, arguments)` is the dtype to which autocast takes floating tensors, None when it
     leaves them. With a `tape` the forward hands on what differentiating it takes, and the backward, which then
@@ -54,7 +43,7 @@ def define(
     read = "Tensor?[] grads, Tensor[] outputs" if tape else "Tensor?[] grads"
     _LIBRARY.define(f"{name}({bare}) -> {made}")
     _LIBRARY.define(f"{name}_backward({read}, {bare}, bool[] needs) -> Tensor[]")
-    forward = getattr(torch.ops.autopar, name).default
+    forward: torch._ops.OpOverload = getattr(torch.ops.autopar, name).default
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
     compute = tape.recording(call) if tape else call
     fake = tape.fake(like or call) if tape else like or call
@@ -80,13 +69,13 @@ def define(
             _LIBRARY.impl(name, _casting(forward, key.removeprefix("Autocast").lower(), cast), key)
     KERNELS[f"autopar.{name}.default"] = compute
     KERNELS[f"autopar.{name}_backward.default"] = gradients
-    return Composite(forward, backward)
+    return forward
 
 
 def whole(
     plain: torch._ops.OpOverload, like: Like | None = None, cast: Cast | None = None, tape: Tape | None = None
-) -> Composite:
-    """The stand-ins of an aten operator, with its own name, arguments and outputs."""
+) -> Callable[..., Any]:
+    """The composite of an aten operator, with its own name, arguments and outputs."""
     text = str(plain._schema)
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
