@@ -6,9 +6,12 @@ Data Parallel Training", VLDB 2020): gradients wait for their neighbours, in the
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import networkx
 
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value
 
@@ -28,10 +31,31 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     soon as the part has made the last, `bucket<k>#sum` adds these, and the sums are views of it under their old
     names. Up to `FEW` such sums stay as they are. Sums that parts do wait for (a BatchNorm's) share a bucket where
     one task of each part makes all summands. Every element is added in the order in which it was, so the values
-    are bit-equal. Linear in tasks.
+    are bit-equal. Linear in tasks but for sorting them.
     """
     buckets = _buckets(graph, nbytes)
-    return _Bucketed(graph, buckets).run() if buckets else graph
+    if not buckets:
+        return graph
+    sums = {
+        task.outputs[0]: f"bucket{number}#sum" for number, bucket in enumerate(buckets) for task in bucket
+    }
+    values = [replace(value, storage=sums.get(value.storage, value.storage)) for value in graph.values]
+    inside = {task.name for bucket in buckets for task in bucket}
+    closing = {bucket[-1].name: number for number, bucket in enumerate(buckets)}
+    tasks: list[Task] = []
+    for task in graph.tasks:
+        if task.name in closing:
+            number = closing[task.name]
+            made, steps = _summed(graph, buckets[number], f"bucket{number}")
+            values += made
+            tasks += steps
+        elif task.name not in inside:
+            tasks.append(task)
+    # What reads a sum moves behind the bucket the sum is in.
+    place = {task.name: index for index, task in enumerate(tasks)}
+    moved = replace(graph, values=tuple(values), tasks=tuple(tasks))
+    order = networkx.lexicographical_topological_sort(moved.networkx(), key=place.__getitem__)
+    return replace(moved, tasks=tuple(moved.task[name] for name in order))
 
 
 def _buckets(graph: Graph, nbytes: int) -> list[list[Task]]:
@@ -117,98 +141,30 @@ def _final(graph: Graph) -> set[str]:
     return final
 
 
-class _Bucketed:
-    """A graph in the making: what reads a sum moves behind the bucket the sum is in."""
+def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], list[Task]]:
+    """What takes the place of the sums of a bucket, in the user's code where the last of them is: new values, tasks."""
+    last, values, tasks = sums[-1], list[Value](), list[Task]()
+    wholes = [graph.value[task.outputs[0]] for task in sums]
+    counts = tuple(math.prod(value.shape) for value in wholes)
+    nbytes, dtype = sum(value.bytes for value in wholes), wholes[0].dtype
 
-    def __init__(self, graph: Graph, buckets: list[list[Task]]) -> None:
-        self.graph, self.buckets = graph, buckets
-        self.bucket = {task.name: number for number, bucket in enumerate(buckets) for task in bucket}
-        self.values = {value.name: value for value in graph.values}
-        self.tasks: list[Task] = []
-        self.late: set[str] = set()
-        self.missing: dict[str, int] = {}
-        self.waiting: defaultdict[str, list[Task]] = defaultdict(list)
+    def add(name: str, target: str, args: tuple[Argument, ...], **more: Any) -> None:
+        where = {"module": last.module, "source": last.source, "phase": last.phase}
+        tasks.append(Task(name, target, args, **{"outputs": (name,), **where, **more}))
 
-    def run(self) -> Graph:
-        for task in self.graph.tasks:
-            number = self.bucket.get(task.name)
-            if number is None:
-                self.take(task)
-                continue
-            self.late.add(task.name)
-            if task.name == self.buckets[number][-1].name:
-                for name in self.close(number):
-                    self.arrived(name)
-        sums = {
-            task.outputs[0]: f"bucket{number}#sum"
-            for number, bucket in enumerate(self.buckets)
-            for task in bucket
-        }
-        values = (
-            dataclasses.replace(value, storage=sums.get(value.storage, value.storage))
-            for value in self.values.values()
-        )
-        return dataclasses.replace(self.graph, values=tuple(values), tasks=tuple(self.tasks))
-
-    def take(self, task: Task) -> None:
-        """Append a task, now or when the last of the buckets it waits for is there."""
-        makers = (self.graph.producer.get(name, "") for name in task.inputs)
-        before = {name for name in (*makers, *task.after) if name in self.late}
-        if not before:
-            self.tasks.append(task)
-            return
-        self.late.add(task.name)
-        self.missing[task.name] = len(before)
-        for name in before:
-            self.waiting[name].append(task)
-
-    def arrived(self, name: str) -> None:
-        """Append what has waited for a task and now waits for nothing."""
-        ready = deque([name])
-        while ready:
-            done = ready.popleft()
-            self.late.discard(done)
-            for task in self.waiting.pop(done, ()):
-                self.missing[task.name] -= 1
-                if not self.missing[task.name]:
-                    self.tasks.append(task)
-                    ready.append(task.name)
-
-    def close(self, number: int) -> list[str]:
-        """Append the tasks of one bucket; the names of the sums that are there now."""
-        sums = self.buckets[number]
-        label, last = f"bucket{number}", sums[-1]
-        wholes = [self.graph.value[task.outputs[0]] for task in sums]
-        counts = tuple(math.prod(value.shape) for value in wholes)
-        nbytes, dtype = sum(value.bytes for value in wholes), wholes[0].dtype
-        flats = []
-        for index, summands in enumerate(zip(*map(_summands, sums))):
-            maker = self.graph.task[self.graph.producer[summands[-1]]]
-            flats.append(f"{label}#cat{index}")
-            self.value(flats[-1], (sum(counts),), dtype, nbytes, flats[-1])
-            self.add(
-                Task(flats[-1], _FLAT, (tuple(map(Ref, summands)),), outputs=(flats[-1],), part=maker.part),
-                last,
-            )
-        total = f"{label}#sum"
-        self.value(total, (sum(counts),), dtype, nbytes, total)
-        self.add(Task(total, SUM, (tuple(map(Ref, flats)),), outputs=(total,)), last)
-        views = tuple(f"{label}#view{index}" for index in range(len(sums)))
-        for name, count, value in zip(views, counts, wholes):
-            self.value(name, (count,), dtype, value.bytes, total)
-        pieces: tuple[Argument, ...] = (Ref(total), counts)
-        self.add(Task(f"{label}#views", _PIECES, pieces, outputs=views, unpack=True, free=True), last)
-        for task, name, value in zip(sums, views, wholes):
-            args = (Ref(name), value.shape)
-            self.tasks.append(dataclasses.replace(task, target=_SHAPED, args=args, free=True))
-        return [task.name for task in sums]
-
-    def value(self, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, storage: str) -> None:
-        self.values[name] = Value(name, shape, dtype, nbytes, storage)
-
-    def add(self, task: Task, near: Task) -> None:
-        """Append a task of our own, in the user's code where its neighbour is."""
-        self.tasks.append(dataclasses.replace(task, module=near.module, source=near.source, phase=near.phase))
+    flats, total = [], f"{label}#sum"
+    for index, summands in enumerate(zip(*map(_summands, sums))):
+        maker = graph.task[graph.producer[summands[-1]]]
+        flats.append(f"{label}#cat{index}")
+        add(flats[-1], _FLAT, (tuple(map(Ref, summands)),), part=maker.part)
+    values += (Value(name, (sum(counts),), dtype, nbytes, name) for name in (*flats, total))
+    add(total, SUM, (tuple(map(Ref, flats)),))
+    views = tuple(f"{label}#view{index}" for index in range(len(sums)))
+    values += (Value(v, (n,), dtype, whole.bytes, total) for v, n, whole in zip(views, counts, wholes))
+    add(f"{label}#views", _PIECES, (Ref(total), counts), outputs=views, unpack=True, free=True)
+    for task, name, value in zip(sums, views, wholes):
+        tasks.append(replace(task, target=_SHAPED, args=(Ref(name), value.shape), free=True))
+    return values, tasks
 
 
 _FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
