@@ -28,8 +28,7 @@ from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
-from ..training.dropin import Training
-from ..training.memory_caps import plan_training
+from ..training.dropin import Training, plan_training
 from .model_check import answer, asked
 from .session import Session
 
