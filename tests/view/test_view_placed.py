@@ -73,7 +73,7 @@ def test_no_texts_overlap(make):
 @plans
 def test_labels_keep_clear_of_lines_and_boxes(make):
     layout = lay_out(make())
-    lines = [line for piece in layout.pieces for line in pairwise(piece.points)]
+    lines = [line for _, points in layout.pieces for line in pairwise(points)]
     arrows = [
         ((a.x1, (a.y1 + a.y1_last) / 2), (a.x2, (a.y2 + a.y2_last) / 2))
         for a in layout.arrows
@@ -251,10 +251,10 @@ def test_a_step_may_be_late_by_its_slack(clusters, seed, data):
 @plans
 def test_the_thread_is_unbroken(make):
     layout = lay_out(make())
-    for one, other in pairwise(layout.pieces):
-        assert one.points[-1] == pytest.approx(other.points[0])
+    for (_, one), (_, other) in pairwise(layout.pieces):
+        assert one[-1] == pytest.approx(other[0])
     last = layout.found.steps[layout.found.path[-1]]
-    assert layout.pieces[-1].points[-1][1] == pytest.approx(layout.y(last.end))
+    assert layout.pieces[-1][1][-1][1] == pytest.approx(layout.y(last.end))
 
 
 def test_the_cpu_stands_between_two_accelerators():

@@ -16,7 +16,7 @@ from ...capture import Captured
 from ...capture.torch_private import step_hooks
 from ...errors import PlanError
 from ...ir.graph import Graph, Ref, Task, Value
-from .formulas import FORMULAS, Formula, clip, entries, norm
+from .formulas import FORMULAS, clip, entries, formula, norm
 
 NORM = "autopar.norm"
 """Target of the norm of one gradient."""
@@ -27,7 +27,7 @@ CLIP = "autopar.clip"
 class _Entries(Mapping[str, torch.Tensor]):
     """What an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
 
-    The optimizer itself is kept alive by the `Formula` of the same graph.
+    The optimizer itself is kept alive by the `formula` of the same graph.
     """
 
     def __init__(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
@@ -235,7 +235,7 @@ class _Step:
         )
         calls: dict[str, Callable[..., Any]] = {
             **base.calls,
-            self.kind: Formula(self.optimizer, self.parameters),
+            self.kind: formula(self.optimizer, self.parameters),
             NORM: norm,
             CLIP: clip,
         }

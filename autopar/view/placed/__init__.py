@@ -125,7 +125,7 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         svg.path(trace(corners) + "Z", "band", fill_opacity=0.25)
 
     arrows = layout.arrows
-    goes_on = any(piece.kind == "bus" for piece in layout.pieces)
+    goes_on = any(kind == "bus" for kind, _ in layout.pieces)
     samples = [
         (True, "critical path", across("critical", stroke_width=4)),
         (goes_on, "it goes on by the bus", across("bus", stroke=INK, stroke_linecap="round")),
@@ -285,17 +285,17 @@ def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
 
 
 def _critical(svg: Svg, layout: Layout) -> None:
-    wide = 4.0 if sum(piece.kind == "copy" for piece in layout.pieces) <= _CALM else 2.6
+    wide = 4.0 if sum(kind == "copy" for kind, _ in layout.pieces) <= _CALM else 2.6
     with svg.group(style="critical", pointer_events="none"):
-        for piece in layout.pieces:
-            if piece.kind == "bus":
-                svg.path(trace(piece.points), "bus")
-            elif piece.kind == "copy":
-                (x1, y1), (x2, y2) = piece.points
+        for kind, points in layout.pieces:
+            if kind == "bus":
+                svg.path(trace(points), "bus")
+            elif kind == "copy":
+                (x1, y1), (x2, y2) = points
                 length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
                 back = 9 / length if length > 9 else 0
                 tip = (x2 - (x2 - x1) * back, y2 - (y2 - y1) * back)
                 svg.line((x1, y1), tip, stroke_width=wide, stroke_linecap="butt")
                 svg.arrow((x1, y1), (x2, y2), INK, 6 + 2 * wide)
             else:
-                svg.path(trace(piece.points), stroke_width=wide)
+                svg.path(trace(points), stroke_width=wide)

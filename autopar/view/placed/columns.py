@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise, permutations
+from typing import TypeAlias
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
@@ -37,13 +38,8 @@ class Column:
         return self.x + self.w
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of the line through `points`; `kind` is `run` (of clusters), `copy` (its end is an arrow) or `bus`,
-    drawn dotted."""
-
-    kind: str
-    points: tuple[Point, ...]
+Piece: TypeAlias = tuple[str, tuple[Point, ...]]
+"""A part of the critical path: `run` (of clusters), `copy` (its end is an arrow) or `bus`, drawn dotted; its points."""
 
 
 def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: float) -> dict[str, Column]:
@@ -126,8 +122,8 @@ def critical_line(
             (x, before), device = here
             by_bus = device != source
             corner = (x, start) if by_bus and kind == "copy" else (enter, before)
-            pieces.append(Piece("bus" if by_bus else "run", _path((x, before), corner, (enter, start))))
-        pieces.append(Piece(kind, ((enter, start), (leave, end))))
+            pieces.append(("bus" if by_bus else "run", _path((x, before), corner, (enter, start))))
+        pieces.append((kind, ((enter, start), (leave, end))))
         here = (leave, end), target
     return _joined(pieces)
 
@@ -158,11 +154,11 @@ def _path(*points: Point) -> tuple[Point, ...]:
 def _joined(pieces: list[Piece]) -> list[Piece]:
     """Neighbouring `run` pieces as one line, so that corners meet; pieces of one point dropped."""
     done: list[Piece] = []
-    for piece in pieces:
-        if len(piece.points) < 2:
+    for kind, points in pieces:
+        if len(points) < 2:
             continue
-        if done and piece.kind == done[-1].kind == "run" and done[-1].points[-1] == piece.points[0]:
-            done[-1] = Piece("run", _path(*done[-1].points, *piece.points[1:]))
+        if done and kind == done[-1][0] == "run" and done[-1][1][-1] == points[0]:
+            done[-1] = "run", _path(*done[-1][1], *points[1:])
         else:
-            done.append(piece)
+            done.append((kind, points))
     return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
@@ -227,8 +228,8 @@ def _take(layout: Layout) -> None:
             layout.room.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
         if arrow.ready_y is not None:
             layout.room.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
-    for piece in layout.pieces:
-        for start, end in zip(piece.points, piece.points[1:]):
+    for _, points in layout.pieces:
+        for start, end in pairwise(points):
             layout.room.take_line(start, end)
     for box in layout.boxes:
         layout.room.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))
