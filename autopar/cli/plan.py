@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from ..text.tables import percent, seconds
+from ..text import percent, seconds
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine; those of chips have a number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ..ir.plan import Plan
-from ..text.tables import seconds, size
+from ..text import seconds, size
 from .drawing.palette import INK, QUIET, fill_of, shades
 
 

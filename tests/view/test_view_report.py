@@ -10,7 +10,7 @@ import view_plans
 from test_view_placed import texts
 
 from autopar.ir.plan import Candidate
-from autopar.text.tables import free, seconds, size
+from autopar.text import free, seconds, size
 from autopar.view import draw, explain
 from autopar.view.dot import dot_text
 from autopar.view.pages import placed_page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ir.plan import Plan
 from ...ir.steps import Placed, Transfer
-from ...text.tables import percent, seconds, size
+from ...text import percent, seconds, size
 from .statistics import busy_shares
 
 _WIDE = 100
