@@ -38,7 +38,7 @@ from ..transform.divide import closed
 from .halves import STANDING, Apart, Half
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
-"""Where the timelines of calls go at the moment; None: they are not measured."""
+"""Gives the list that timelines of calls go to at the moment; None: they are not measured."""
 
 
 _TIGHTENED = 6
@@ -117,7 +117,7 @@ class Training:
 
     @property
     def executor(self) -> Executor:
-        """What runs the forward."""
+        """The executor of the forward."""
         return self.forward.executor
 
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -115,7 +115,7 @@ class _Rule(nn.Module):
 
 
 def _described(output: Any) -> str:
-    """What came back in place of a loss, in words."""
+    """Description of what came back in place of a loss."""
     if isinstance(output, Mapping):
         if "loss" not in output:
             return f'a {type(output).__name__} without "loss", of {", ".join(map(repr, output)) or "nothing"}'
@@ -150,7 +150,7 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
 
 
 def _called(criterion: Any, step_fn: Any, model: str) -> str:
-    """What messages call a user's function beside the model."""
+    """Display name of a user's function beside the model."""
     function, role = (criterion, "criterion") if step_fn is None else (step_fn, "step_fn")
     name = getattr(function, "__name__", type(function).__name__)
     return f"the {role}{'' if name == '<lambda>' else f' {name}'} of {model}"

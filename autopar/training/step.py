@@ -169,7 +169,7 @@ class TrainStep(Recorded):
         return self.scaler is not None and self.scaler.is_enabled()
 
     def _update(self) -> None:
-        """What the plain loop does after the backward."""
+        """Unscale, clip and step, as the plain loop does after the backward."""
         scaler = self.scaler
         if self.clip_norm is not None:
             if scaler is not None:
@@ -235,7 +235,7 @@ class TrainStep(Recorded):
             self._called(batch, take)
 
     def ready(self) -> Signature:
-        """What served the last call; AutoparError when nothing has been planned."""
+        """The signature of the last call; AutoparError when nothing has been planned."""
         if self._signatures.latest is None:
             raise AutoparError("nothing is planned yet: take a step, or call step.prepare(x, y)")
         return self._signatures.latest

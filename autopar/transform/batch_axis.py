@@ -107,7 +107,7 @@ class Flow:
                 self.cuts[task.name] = cut
 
     def guess(self, name: str) -> int | None:
-        """Where an uncut task's output seems to hold the batch, so that cutting can begin again after it."""
+        """The axis on which an uncut task's output seems to hold the batch: cutting can begin again after it."""
         shape = self.graph.value[name].shape
         for axis, size in enumerate(shape):
             if size == self.rows:

@@ -34,7 +34,7 @@ class Halves:
 
     @cached_property
     def forward_outputs(self) -> int:
-        """How many outputs of `forward` are the caller's."""
+        """Number of outputs of `forward` that are the caller's."""
         return len(self.forward.outputs) - len(self.saved)
 
 

@@ -16,7 +16,7 @@ import networkx
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value
 
 BUCKET_BYTES = 1 << 20
-"""What a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
+"""Bytes that a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
 buckets would mostly wait for copies to start, larger ones would begin later without being any cheaper."""
 FEW = 8
 """Sums up to which each is left alone: they start while the backward runs, and hardly ever wait for each other."""
@@ -142,7 +142,7 @@ def _final(graph: Graph) -> set[str]:
 
 
 def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], list[Task]]:
-    """What takes the place of the sums of a bucket, in the user's code where the last of them is: new values, tasks."""
+    """New values, and the tasks in the place of the sums of a bucket, in the user's code where the last of them is."""
     last, values, tasks = sums[-1], list[Value](), list[Task]()
     wholes = [graph.value[task.outputs[0]] for task in sums]
     counts = tuple(math.prod(value.shape) for value in wholes)

@@ -14,7 +14,7 @@ from .vjp import Tape, replace, tensors, vjp
 
 _LIBRARY = library.Library("autopar", "FRAGMENT")
 KERNELS: dict[str, Callable[..., Any]] = {}
-"""What computes each operator of this package, by the target of its tasks."""
+"""Kernels of the operators of this package, by the target of their tasks."""
 
 Like = Callable[..., Any]
 Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]

@@ -244,7 +244,7 @@ RULES: dict[Any, Rule] = {
 """For training; torch composes what is not here."""
 
 FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: _bags_of_rows}
-"""What is traced in the place of functions of torch, of which operators do not say enough."""
+"""Functions to trace in the place of those of torch whose operators do not say enough."""
 
 DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """For every trace."""

@@ -25,7 +25,7 @@ CLIP = "autopar.clip"
 
 
 class _Entries(Mapping[str, torch.Tensor]):
-    """What an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
+    """The state that an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
 
     The optimizer itself is kept alive by the `formula` of the same graph.
     """
@@ -87,7 +87,7 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
 
 
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:
-    """Why the step of `optimizer` cannot be tasks of a graph, as one phrase; "" when it can.
+    """The reason for which the step of `optimizer` cannot be tasks of a graph, as one phrase; "" when it can.
 
     `parameters` are those that get a gradient, by path (`trained`). Before the first step of all it cannot, since
     torch makes an optimizer's state then. Linear in parameters; cheap enough to ask before every call.
@@ -325,5 +325,5 @@ class _Step:
 
 
 def strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Those that autograd gives the gradient of a parameter."""
+    """Strides that autograd gives the gradient of a parameter."""
     return torch.empty_like(parameter, device="meta").stride()

@@ -16,7 +16,7 @@ SAMPLE = 34.0
 """Pixels that the sample of a legend is wide."""
 
 Sample: TypeAlias = tuple[str, Callable[[float, float], None]]
-"""What something means, and what draws a sample of it from `x` on around `y`."""
+"""An entry of the legend: its meaning, and a function that draws a sample from `x` on around `y`."""
 
 
 Figure: TypeAlias = tuple[str, str]
@@ -58,7 +58,7 @@ def _width(quantity: str, caption: str) -> float:
 
 
 def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> Iterator[tuple[float, int]]:
-    """Where each of some things side by side begins, and its row: what would pass `right` begins another."""
+    """Position and row of each of some things side by side: what would pass `right` begins another row."""
     x, row = left, 0
     for wide in widths:
         if x > left and x + wide > right:

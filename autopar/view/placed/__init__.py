@@ -63,7 +63,7 @@ def _left_out(layout: Layout) -> str:
 
 
 def _under(plan: Plan) -> str:
-    """What was placed, by whom; and for a plan on one device why it is not on several."""
+    """Subtitle: sizes, policy and split; for a plan on one device why it is not on several."""
     graph, machine = plan.costed.graph, plan.costed.machine
     text = counted(len(graph.tasks), "task")
     text += f" in {counted(len(plan.placed), 'cluster')}" if machine.queued else ""
@@ -186,7 +186,7 @@ def _columns(svg: Svg, layout: Layout) -> None:
 
 
 def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
-    """How much of a device is used, in lines of at most `room` pixels."""
+    """Busy share and peak memory of a device, in lines of at most `room` pixels."""
     plan = layout.plan
     peak, cap = plan.peaks.get(column.device, 0), plan.costed.machine.device[column.device].memory_bytes
     held = f"peak {size(peak)}"

@@ -94,7 +94,7 @@ def _order(plan: Plan, touched: set[str]) -> list[str]:
 
 
 def edges(columns: dict[str, Column], src: str, dst: str) -> tuple[float, float]:
-    """Where a transfer leaves the column of `src` and where it reaches that of `dst`."""
+    """The edges, in pixels, at which a transfer leaves the column of `src` and reaches that of `dst`."""
     one, other = columns[src], columns[dst]
     return (one.right, other.x) if one.x < other.x else (one.x, other.right)
 

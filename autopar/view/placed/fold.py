@@ -109,7 +109,7 @@ def _join(cards: list[Card]) -> Card:
 
 
 def _marked(cards: list[Card], phase: str) -> str:
-    """What is said of the phase behind the title of joined cards, as it is behind their own."""
+    """Suffix of the title of joined cards that tells their phase, as their own titles do."""
     if len({card.phase for card in cards}) == 1 and phase in ("reduction", "update"):
         return ", sums" if phase == "reduction" else ", update"
     return (
@@ -118,7 +118,7 @@ def _marked(cards: list[Card], phase: str) -> str:
 
 
 def _title(cards: list[Card], module: str) -> str:
-    """What the blocks of joined cards are called, `layers 3 … 5`, else the module they share."""
+    """Name of the blocks of joined cards, `layers 3 … 5`, else the module they share."""
     blocks = [card.block for card in cards]
     known = [block for block in blocks if block]
     if len(known) < len(blocks) or len({path for path, _ in known}) != 1 or _block(module):
@@ -221,7 +221,7 @@ def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
 
 
 def _kind(plan: Plan, copies: tuple[Card, ...], phase: str) -> str:
-    """What each of the copies is, where they have one cluster each and it is the same of all; else their phase."""
+    """Suffix of the title of a stack: the one cluster that all copies are alike, else their phase."""
     if all(len(copy.clusters) == 1 for copy in copies):
         words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.title}.", "", 1) for copy in copies}
         if len(words) == 1:

@@ -65,7 +65,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
 
 
 def _middles(box: Box, half: float) -> Iterator[float]:
-    """Where the middle of a label may be that is twice `half` high: that of the box first, then ever farther off."""
+    """Candidate middles of a label that is twice `half` high: that of the box first, then ever farther off."""
     middle, most = box.y + box.h / 2, max(0.0, box.h / 2 - half)
     yield middle
     for step in range(1, min(_MOST_STEPS, int(most / _STEP)) + 1):
@@ -110,7 +110,7 @@ def free_labels(layout: Layout) -> list[Label]:
 
 
 def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
-    """What moves over bytes and time, beside the arrow, above it at its end first; then only one of the two."""
+    """Candidate labels of an arrow: name over bytes and time, above it at its end first; then only one of the two."""
     ends = [(*_corridor(layout, arrow, at_end), (arrow.x2 > arrow.x1) == at_end) for at_end in (True, False)]
     widest = min(high - low for low, high, _ in ends) - 14
     count, bold = len(arrow.transfers), arrow.critical

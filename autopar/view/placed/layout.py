@@ -90,12 +90,12 @@ class Layout:
     room: Room = field(default_factory=Room)
 
     def y(self, when: float) -> float:
-        """Where a moment is."""
+        """Vertical position of a moment, in pixels."""
         return self.top + when * self.second
 
     @property
     def bottom(self) -> float:
-        """Where the plan ends."""
+        """Vertical position of the end of the plan, in pixels."""
         return self.top + self.height
 
     @property
@@ -150,7 +150,7 @@ def _boxes(layout: Layout) -> None:
 
 
 def _key(card: Card) -> tuple[object, ...]:
-    """The same for what a cluster that takes several lanes has in each of them."""
+    """Identity of a card, equal in all lanes that its cluster takes."""
     return card.clusters, card.start, card.end
 
 
@@ -203,7 +203,7 @@ def _gaps(layout: Layout) -> None:
 
 
 def _cause(layout: Layout, card: Card) -> str:
-    """What the first cluster of a card waited for last, in words."""
+    """The binding predecessor of the first cluster of a card, in words."""
     number = layout.found.number[card.clusters[0]]
     wait = layout.found.last[number]
     if wait is None:

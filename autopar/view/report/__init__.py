@@ -110,7 +110,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
 
 
 def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> tuple[str, str, str]:
-    """What a call took, against what was predicted of it; refused where emulated work was too late to say."""
+    """The measured time of a call against the predicted one; refused where emulated work was too late to say."""
     slow, late = slow_down(plan), percent(timeline.late)
     if timeline.needs_slow_down:
         enough = math.ceil(timeline.needs_slow_down)
@@ -182,7 +182,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
 
 
 def _phases(plan: Plan, timeline: Timeline | None) -> str:
-    """How the time divides, as predicted and, where the call was measured in time, as measured."""
+    """The phases of a training step as predicted and, where the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
     found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
     heads = [f"{what} measured" if side == "measured" else what for side in sides for what in _PHASE_COLUMNS]

@@ -62,7 +62,7 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
 
 
 def against(choice: Choice, own: float | None) -> str:
-    """When a cluster would end on a device against when it does: `+1.2 ms`, `−0.3 ms`."""
+    """The end of a cluster on another device less its end where it is: `+1.2 ms`, `−0.3 ms`."""
     if choice.end is None or own is None:
         return "-"
     late = choice.end - own
@@ -89,8 +89,8 @@ def helps(plan: Plan) -> str:
 
 
 def waited(plan: Plan, found: Critical, number: int) -> str:
-    """What ended last of all that a step waited for, and how long it was ready before: `v0 from cpu`, `t3`, `lane
-    cuda:0/0, busy with t2, 1.2 ms`; empty for what begins at once."""
+    """The binding predecessor of a step, and how long the step was ready before: `v0 from cpu`, `t3`, `lane cuda:0/0,
+    busy with t2, 1.2 ms`; empty for what begins at once."""
     wait, step = found.last[number], found.steps[number]
     if wait is None:
         return ""
@@ -111,7 +111,7 @@ def waited(plan: Plan, found: Critical, number: int) -> str:
 
 
 def path_shares(plan: Plan, found: Critical) -> list[str]:
-    """How the time of the critical path divides, a sentence a line."""
+    """The shares of compute, transfer and waiting in the critical path, a sentence a line."""
     total = plan.makespan or 1.0
     waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
     compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
@@ -200,7 +200,7 @@ def alternative(plan: Plan) -> Candidate | None:
 
 
 def baseline(plan: Plan) -> tuple[str, float] | None:
-    """What a plan is held against: the shortest on one device, weights included, and its seconds. A device that some
+    """The baseline of a plan: the shortest on one device, weights included, and its seconds. A device that some
     clusters cannot be on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no
     device can run all."""
     best = plan.best_single
@@ -235,7 +235,7 @@ def chosen(plan: Plan) -> Candidate | None:
 
 
 def faster(gain: float) -> str:
-    """How a plan compares with one device whose time is `gain` times as long."""
+    """The speedup of a plan over one device whose time is `gain` times as long, in words."""
     if gain >= 1.005:
         return f"{gain:.2f} × faster than one device"
     return "as fast as one device" if gain > 0.995 else f"{(1 / gain - 1) * 100:.0f} % slower than one device"

@@ -54,7 +54,7 @@ def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
 
 
 def _busy(timeline: Timeline) -> dict[str, list[Interval]]:
-    """When each lane is at work."""
+    """Busy intervals of each lane."""
     tops = top_spans(timeline).items()
     return {lane: union((s.start, s.end) for s in spans if s.end > s.start) for lane, spans in tops}
 

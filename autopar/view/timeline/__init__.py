@@ -29,7 +29,7 @@ from .bars import LEFT, RIGHT, WIDTH, Axis, measured_bars, pale, planned_bars, s
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
 _MEMORY_HIGH, _CURVE = 136.0, 100.0
 _TOP = 46.0
-"""Where the lanes begin, below the legend: between them are the labels of the axis."""
+"""Top of the lanes in pixels below the legend: between them are the labels of the axis."""
 
 
 def timeline_svg(timeline: Timeline) -> str:
@@ -38,7 +38,7 @@ def timeline_svg(timeline: Timeline) -> str:
 
 
 def timeline_picture(timeline: Timeline) -> Svg:
-    """The same as shapes."""
+    """The picture of a timeline as shapes."""
     predicted = timeline.predicted
     svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
     what = "predicted above measured" if predicted else "timeline"
@@ -177,7 +177,7 @@ def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -
 
 
 def _ends(svg: Svg, timeline: Timeline, axis: Axis, bottom: float) -> None:
-    """Where the call ends, and was predicted to: the earlier is named to the left of its line."""
+    """Lines at the measured and the predicted end of the call: the earlier is named to the left of its line."""
     sides: list[tuple[float, str, str | None]] = [
         (timeline.makespan, "measured" if timeline.predicted else "end", None)
     ]
