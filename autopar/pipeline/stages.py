@@ -32,8 +32,8 @@ from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..system.process import uncollected
 from ..text import seconds, ticking
+from ..transform.buckets import grouped
 from ..transform.draws import local
-from ..transform.parameter_groups import grouped
 from .batch_split import best_plan, passed_over, split_graph
 from .options import Options
 from .propagate import propagated

@@ -76,7 +76,7 @@ class Signature:
 
     @cached_property
     def overlapped(self) -> Prepared:
-        """The program of the gradients for weights that an optimizer has stepped: it transfers them while it computes."""
+        """The program of the gradients for weights that an optimizer has stepped, sent while it computes."""
         weights = tuple(target for target, _ in self.captured.gradients)
         changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
         return self._placed("overlapped", changing)

@@ -10,10 +10,9 @@ from typing import TypeAlias, TypeVar
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from .dot import dot_text
 from .pages import placed_page, timeline_page
 from .placed import placed_svg
-from .report.text import text_chart
+from .text import dot_text, text_chart
 from .timeline import timeline_svg
 from .trace import trace_bytes
 

@@ -32,8 +32,7 @@ from autopar.pipeline.batch_split import split_graph
 from autopar.planner import place
 from autopar.runtime.flat_transfer import joined, pieces
 from autopar.training.optimizers import formulas, updated
-from autopar.transform.gradient_buckets import FEW
-from autopar.transform.parameter_groups import grouped
+from autopar.transform.buckets import FEW, grouped
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -161,7 +160,7 @@ def test_a_handful_stays_alone() -> None:
 
 def cut(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> Graph:
     """A batch in two parts, gradients in buckets."""
-    monkeypatch.setattr("autopar.transform.gradient_buckets.BUCKET_BYTES", nbytes)
+    monkeypatch.setattr("autopar.transform.buckets.BUCKET_BYTES", nbytes)
     return split_graph(grouped(captured().graph, {}, {}, nbytes), (4, 4)).check()
 
 

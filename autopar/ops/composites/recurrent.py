@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .define import whole
-from .vjp import Tape
+from .define import Tape, whole
 
 _aten = torch.ops.aten
 

@@ -18,8 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import CaptureError
 from . import recurrent
-from .define import define, whole
-from .vjp import Tape
+from .define import Tape, define, whole
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default

@@ -1,19 +1,24 @@
-"""Many small gradients of a split graph are brought together and summed in one piece.
+"""Buckets of what is small: gradients of a split graph are summed in one piece, parameters updated by one task.
 
 As DistributedDataParallel does between processes (Li et al., "PyTorch Distributed: Experiences on Accelerating
 Data Parallel Training", VLDB 2020): gradients wait for their neighbours, in the order the backward makes them.
+Buckets of parameters, whose new values travel as one, are what multi-tensor kernels are to torch's optimizers.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import networkx
 
-from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value
+from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
+
+_FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
+_SHAPED = "aten.reshape.default"
 
 BUCKET_BYTES = 1 << 20
 """Bytes that a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
@@ -33,7 +38,7 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     one task of each part makes all summands. Every element is added in the order in which it was, so the values
     are bit-equal. Linear in tasks but for sorting them.
     """
-    buckets = _buckets(graph, nbytes)
+    buckets = _gradients(graph, nbytes)
     if not buckets:
         return graph
     sums = {
@@ -58,37 +63,39 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     return replace(moved, tasks=tuple(moved.task[name] for name in order))
 
 
-def _buckets(graph: Graph, nbytes: int) -> list[list[Task]]:
+def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
     """The sums of each bucket, two or more, in order."""
-    final = _final(graph)
-    filling: dict[tuple[str, ...], int] = {}
-    found: list[list[Task]] = []
-    held: list[int] = []
+    final, updated = _final(graph), _updated(graph)
+    small: list[tuple[Hashable, int, Task]] = []
     twins: list[list[Task]] = []
-    small = 0
     before: tuple[str, ...] = ()
-    updated = _updated(graph)
     for task in graph.tasks:
         parts, makers = _makers(graph, task, nbytes)
         if parts and task.name in final:
-            small += 1
             value = graph.value[task.outputs[0]]
             # A bucket of gradients is one of parameters: no update waits for another's bucket.
-            key = value.dtype, updated.get(value.name, ""), *parts
-            number = filling.get(key)
-            if number is None or held[number] + value.bytes > nbytes:
-                number = filling[key] = len(found)
-                found.append([])
-                held.append(0)
-            found[number].append(task)
-            held[number] += value.bytes
+            small.append(((value.dtype, updated.get(value.name, ""), *parts), value.bytes, task))
         elif parts:
             if makers != before:
                 twins.append([])
             twins[-1].append(task)
         before = () if task.name in final else makers
-    buckets = found if small > FEW else []
+    buckets = _filled(small, nbytes) if len(small) > FEW else []
     return [bucket for bucket in (*buckets, *twins) if len(bucket) > 1]
+
+
+def _filled(tasks: Iterable[tuple[Hashable, int, Task]], nbytes: int) -> list[list[Task]]:
+    """Tasks, given with a key and their bytes, in buckets of one key and up to `nbytes` bytes, in order."""
+    found: list[list[Task]] = []
+    filling: dict[Hashable, list[Task]] = {}
+    held: dict[Hashable, int] = {}
+    for key, size, task in tasks:
+        if key not in filling or held[key] + size > nbytes:
+            filling[key], held[key] = [], 0
+            found.append(filling[key])
+        filling[key].append(task)
+        held[key] += size
+    return found
 
 
 def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -167,5 +174,98 @@ def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], li
     return values, tasks
 
 
-_FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
-_SHAPED = "aten.reshape.default"
+def grouped(
+    graph: Graph,
+    homes: Mapping[str, str],
+    pins: Mapping[str, str],
+    nbytes: int = BUCKET_BYTES,
+    few: int = FEW,
+) -> Graph:
+    """The graph with updates of small parameters taken together, up to `nbytes` bytes of parameters in each task.
+
+    Together are neighbours, in the order in which the backward makes their gradients, of one param group, dtype,
+    home (of `homes`) and pin (of `pins`, by task). `update bucket<k>` comes after the last of their gradients and
+    makes `flat` values: the new parameters, and each entry of the optimizer's state. A parameter of `nbytes` or
+    more is updated alone, and so are all where no more than `few` are small. Linear in tasks.
+    """
+    buckets = _parameters(graph, homes, pins, nbytes, few)
+    if not buckets:
+        return graph
+    target = dict(graph.updates)
+    values, updates = dict(graph.value), dict.fromkeys(graph.updates)
+    flat: list[str] = []
+    closing: dict[str, Task] = {}
+    gone: set[str] = set()
+    for bucket in buckets:
+        label = _label(graph, len(closing))
+        gone.update(task.name for task in bucket)
+        made = []
+        for position, column in enumerate(zip(*(task.outputs for task in bucket))):
+            states = [graph.value[target[name]] for name in column]
+            entry = f"_{states[0].path.rpartition('.')[2]}" if position else ""
+            whole = _whole(f"{label}{entry}_next", states)
+            for name, state in zip(column, states):
+                del values[name], updates[name, state.name]
+                updates[whole.name, state.name] = None
+            values[whole.name] = whole
+            made.append(whole.name)
+        flat += made
+        first, args = bucket[0], tuple(task.args[0] for task in bucket)
+        closing[bucket[-1].name] = replace(
+            first,
+            name=f"update {label}",
+            args=args,
+            outputs=tuple(made),
+            flops=sum(task.flops for task in bucket),
+            module="",
+            origin=first.origin or first.name,
+        )
+    return replace(
+        graph,
+        values=tuple(values.values()),
+        tasks=tuple(
+            closing.get(task.name, task)
+            for task in graph.tasks
+            if task.name in closing or task.name not in gone
+        ),
+        updates=tuple(updates),
+        flat=(*graph.flat, *flat),
+    )
+
+
+def _parameters(
+    graph: Graph, homes: Mapping[str, str], pins: Mapping[str, str], nbytes: int, few: int
+) -> list[list[Task]]:
+    """The updates of each bucket, two or more, in order."""
+    small: list[tuple[Hashable, int, Task]] = []
+    for task in graph.tasks:
+        if task.target not in UPDATES or len(task.args) > 1 or task.after:
+            continue
+        _, number, parameter, _, coefficient, *state = _item(task)
+        assert isinstance(parameter, Ref)
+        value = graph.value[parameter.value]
+        # In a flat value everything is in row-major order.
+        if not 0 < value.bytes < nbytes or value.order or any(graph.readers[name] for name in task.outputs):
+            continue
+        place = homes.get(value.name), pins.get(task.name)
+        small.append(((task.target, number, coefficient, len(state), value.dtype, *place), value.bytes, task))
+    return [bucket for bucket in _filled(small, nbytes) if len(bucket) > 1] if len(small) > few else []
+
+
+def _item(task: Task) -> tuple[Argument, ...]:
+    (item,) = task.args
+    assert isinstance(item, tuple)
+    return item
+
+
+def _whole(name: str, states: list[Value]) -> Value:
+    """The value that holds the new values of states."""
+    first, length = states[0], sum(map(room, states))
+    return Value(name, (length,), first.dtype, length * (first.bytes // math.prod(first.shape)), name)
+
+
+def _label(graph: Graph, number: int) -> str:
+    label = f"bucket{number}"
+    while f"update {label}" in graph.task or f"{label}_next" in graph.value:
+        label += "_"
+    return label
