@@ -143,41 +143,29 @@ class Stretch:
 def stretches(plan: Plan, found: Critical) -> list[Stretch]:
     """The critical path as stretches: consecutive clusters of one lane are one, gaps of over 0.1 % are named
     waits."""
-    parts: list[Stretch] = []
-    clusters: list[Placed] = []
-    numbers: list[int] = []
-    small = plan.makespan * 1e-3
-    clock = 0.0
-
-    def flush() -> None:
-        if clusters:
-            what = span_name(plan, clusters)
-            parts.append(
-                Stretch(
-                    "compute", clusters[0].start, clusters[-1].end, clusters[0].lane, what, tuple(numbers)
-                )
-            )
-            clusters.clear()
-            numbers.clear()
-
+    groups: list[list[int]] = []
+    clock, starts = 0.0, list[float]()
     for number in found.path:
-        step = found.steps[number]
-        if step.start - clock > small:
-            flush()
-            parts.append(
-                Stretch("wait", clock, step.start, step.lane, "waits; no cluster or transfer explains it")
-            )
-        if isinstance(step, Transfer):
-            flush()
-            what = plan.words.value(step.value)
-            parts.append(Stretch("copy", step.start, step.end, f"{step.src} → {step.dst}", what, (number,)))
+        step, before = found.steps[number], found.steps[groups[-1][-1]] if groups else None
+        late = step.start - clock > plan.makespan * 1e-3
+        if not late and isinstance(step, Placed) and isinstance(before, Placed) and before.lane == step.lane:
+            groups[-1].append(number)
         else:
-            if clusters and clusters[-1].lane != step.lane:
-                flush()
-            clusters.append(step)
-            numbers.append(number)
+            groups.append([number])
+            starts.append(clock if late else step.start)
         clock = max(clock, step.end)
-    flush()
+    parts: list[Stretch] = []
+    for numbers, start in zip(groups, starts):
+        first, last = found.steps[numbers[0]], found.steps[numbers[-1]]
+        if start < first.start:
+            what = "waits; no cluster or transfer explains it"
+            parts.append(Stretch("wait", start, first.start, first.lane, what))
+        if isinstance(first, Transfer):
+            kind, where, what = "copy", f"{first.src} → {first.dst}", plan.words.value(first.value)
+        else:
+            clusters = [step for step in map(found.steps.__getitem__, numbers) if isinstance(step, Placed)]
+            kind, where, what = "compute", first.lane, span_name(plan, clusters)
+        parts.append(Stretch(kind, first.start, last.end, where, what, tuple(numbers)))
     return parts
 
 
