@@ -280,15 +280,15 @@ def test_a_step_that_fails_after_half_of_its_updates_changes_nothing(monkeypatch
     copies = {key: copy.tensor for key, copy in pool._copies.items()}
     calls = []
 
-    def failing(*args: Any) -> Any:
+    def failing(*args: Any, **kwargs: Any) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise ValueError("no more")
-        return several(*args)
+        update(*args, **kwargs)
 
-    several = formulas._several
+    update = formulas.step
     with monkeypatch.context() as patch, pytest.raises(RunError, match="no more"):
-        patch.setattr(formulas, "_several", failing)
+        patch.setattr(formulas, "step", failing)
         step(*data[3])
     assert all(map(torch.equal, weights, pair.model.parameters()))
     now = [held for entries in pair.optimizer.state.values() for held in entries.values()]
