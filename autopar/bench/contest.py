@@ -19,8 +19,7 @@ import torch
 
 from ..costs.blocks import Turn, timed
 from ..errors import AutoparError
-from ..text.progress import bar
-from ..text.tables import seconds
+from ..text import bar, seconds
 from .case import Case, Entrant, unsteady, wrong
 from .rivals import Rival
 from .row import Outcome, Row

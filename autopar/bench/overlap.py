@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import AutoparError
-from ..text.tables import table
+from ..text import table
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

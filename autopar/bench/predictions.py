@@ -19,8 +19,8 @@ import torch
 from ..costs.detect import detect
 from ..engine.api import compile
 from ..ir.machine import Machine
-from ..text.tables import seconds as shown
-from ..text.tables import table
+from ..text import seconds as shown
+from ..text import table
 from .quiet import QUIET, Block, block, settled
 from .zoo import Call, models
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..costs.blocks import LEAST, Block
-from ..text.tables import seconds, table
+from ..text import seconds, table
 from .rivals import EAGER
 
 

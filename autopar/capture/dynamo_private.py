@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from ..errors import CaptureError
 from ..system import versions
-from ..system.garbage import uncollected
+from ..system.process import uncollected
 from .source_locations import foreign, short
 
 try:

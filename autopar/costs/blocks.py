@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..system.garbage import uncollected
+from ..system.process import uncollected
 
 BLOCK_S = 0.1
 """Seconds of a block, or one call where that takes longer."""

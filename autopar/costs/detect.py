@@ -20,7 +20,7 @@ from ..ir.device import HANDOFF_S, Device, Link
 from ..ir.device_kind import kind_of
 from ..ir.machine import Machine
 from ..system import cache
-from ..system.cores import cores
+from ..system.process import cores
 from . import calibrate as probe
 from . import scales
 from .measure import chip

@@ -16,7 +16,7 @@ from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
 from ..ops import resolve as bind
 from ..system import cache
-from ..text.progress import bar
+from ..text import bar
 from . import calibrate as probe
 from . import scales
 from .replay import REFUSALS, made_up, replayed

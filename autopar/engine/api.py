@@ -24,8 +24,8 @@ from ..pipeline.batch_split import Split
 from ..pipeline.options import Kernels, Options, Pins
 from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
+from ..training.dropin import plan_training
 from ..training.losses import Loss
-from ..training.memory_caps import plan_training
 from ..training.step import TrainStep
 from ..training.step_plan import step_ahead
 from .compiled import Compiled, CompiledModule, Placement, placed

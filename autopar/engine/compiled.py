@@ -24,7 +24,7 @@ from ..pipeline.stages import Prepared
 from ..runtime.recording import Recording
 from .backend import Backend
 from .classes import sharing
-from .model_check import Asked, judge
+from .model_check import judge
 from .tune import CALLS, ROUNDS, Tuned, tuned
 
 log = logging.getLogger("autopar")
@@ -63,7 +63,7 @@ class Placement:
         output = self.run(*args, **kwargs)
         if expected:
             try:
-                judge(Asked(model, args, kwargs, expected), output)
+                judge(model, expected[0], output)
             except DifferenceError:
                 # What failed its first check must be checked again.
                 backend.forget()

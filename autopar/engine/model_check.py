@@ -24,7 +24,7 @@ LOOSE = 100.0
 """Times the tolerance of a graph against itself that torch's capture may round otherwise."""
 
 
-class Asked(NamedTuple):
+class _Asked(NamedTuple):
     """A call of the user's: the model, its arguments, and where to put what the model answers."""
 
     model: Callable[..., Any]
@@ -33,17 +33,17 @@ class Asked(NamedTuple):
     expected: list[Any]
 
 
-def asked(entry: CodeType) -> Asked | None:
+def asked(entry: CodeType) -> _Asked | None:
     """The call that this thread is in, by the code that it entered through."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not entry:
         frame = frame.f_back
     return (
-        Asked(*(frame.f_locals[name] for name in ("model", "args", "kwargs", "expected"))) if frame else None
+        _Asked(*(frame.f_locals[name] for name in ("model", "args", "kwargs", "expected"))) if frame else None
     )
 
 
-def answer(call: Asked, snapshot: Snapshot) -> None:
+def answer(call: _Asked, snapshot: Snapshot) -> None:
     """Let the model answer the call, all that `snapshot` holds as before afterwards."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, _own(snapshot), (call.args, call.kwargs))
     with snapshot.restored():
@@ -65,10 +65,9 @@ def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
     return own
 
 
-def judge(call: Asked, output: Any) -> None:
-    """Compare what a call gave with what the model answered, or raise DifferenceError."""
+def judge(model: Callable[..., Any], wanted: list[Any], output: Any) -> None:
+    """Compare what a call gave with the leaves that the model answered, or raise DifferenceError."""
     found = pytree.tree_leaves(output)
-    (wanted,) = call.expected
     for index, (ours, eager) in enumerate(zip(found, wanted)):
         if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
             continue
@@ -79,7 +78,7 @@ def judge(call: Asked, output: Any) -> None:
         if ours.shape != eager.shape or (allowed and not error(ours.detach(), eager) <= allowed):
             raise DifferenceError(
                 f"output {index} is not the model's, though it is that of the graph torch.compile captured: error "
-                f"{error(ours.detach(), eager):.2g}, allowed {allowed:.2g}. {_remedy(call.model)}"
+                f"{error(ours.detach(), eager):.2g}, allowed {allowed:.2g}. {_remedy(model)}"
             )
 
 

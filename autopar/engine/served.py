@@ -29,9 +29,8 @@ from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
 from ..runtime.tuned import TunedExecutor
-from ..system.garbage import uncollected
-from ..training.dropin import Training
-from ..training.memory_caps import plan_training
+from ..system.process import uncollected
+from ..training.dropin import Training, plan_training
 from .model_check import answer, asked
 from .session import Session
 

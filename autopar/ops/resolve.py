@@ -100,7 +100,7 @@ def called(
     read: Callable[[str], Any],
     device: torch.device,
 ) -> Any:
-    """What a function makes of a task's arguments, the values of which are looked up by `read`."""
+    """The result of a function for a task's arguments, the values of which are looked up by `read`."""
     args = [argument(item, read, device) for item in task.args]
     return function(*args, **{name: argument(item, read, device) for name, item in task.kwargs})
 

@@ -14,8 +14,8 @@ from ..ir.graph import SUM, Graph
 from ..ir.machine import Machine
 from ..ir.plan import Candidate, Plan
 from ..planner import Policy, place
-from ..text.tables import percent, seconds
-from ..transform.gradient_buckets import bucketed
+from ..text import percent, seconds
+from ..transform.buckets import bucketed
 from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
 from ..transform.split import allot, batch_of, even, shares, split

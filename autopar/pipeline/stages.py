@@ -33,11 +33,10 @@ from ..planner.baseline import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
-from ..system.garbage import uncollected
-from ..text.progress import ticking
-from ..text.tables import seconds
+from ..system.process import uncollected
+from ..text import seconds, ticking
+from ..transform.buckets import grouped
 from ..transform.draws import local
-from ..transform.parameter_groups import grouped
 from .batch_split import best_plan, passed_over, split_graph
 from .kernel_build import Form
 from .kernel_choice import KernelChoice, compilable

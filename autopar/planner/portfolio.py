@@ -11,7 +11,7 @@ from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
 from ..ir.sound import sound
-from ..text.tables import seconds
+from ..text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
 from .duplication.duplicates import once

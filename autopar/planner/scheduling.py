@@ -9,8 +9,8 @@ from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..system.garbage import uncollected
-from ..text.tables import meant, parse_bytes
+from ..system.process import uncollected
+from ..text import meant, parse_bytes
 from . import OBJECTIVES
 from .formats import Source, read
 

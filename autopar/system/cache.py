@@ -21,7 +21,7 @@ FORMAT = "autopar measurements 1"
 
 
 def folder() -> Path:
-    """Where measurements are kept; `AUTOPAR_CACHE` names another folder."""
+    """The folder of measurements; `AUTOPAR_CACHE` names another."""
     return Path(os.environ.get("AUTOPAR_CACHE") or platformdirs.user_cache_dir("autopar"))
 
 

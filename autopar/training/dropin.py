@@ -6,6 +6,9 @@ The joint graph of forward and backward is cut, priced and placed as a whole; th
 forward and a backward program with the same placement, joined by one `autograd.Function`. Weights that an
 optimizer has stepped are copied to their devices within the forward program, beside what does not need them
 yet; where nothing has changed a second program goes without.
+
+What autograd saves between the halves is not freed while it is read, so that they may need more memory than the whole.
+Where they are then above a cap, the whole is planned again for so much less.
 """
 
 from __future__ import annotations
@@ -21,18 +24,29 @@ import torch
 from ..capture import Captured
 from ..capture.strides import Strides, settle
 from ..costs.emulation import slowed
+from ..errors import MemoryCapError
+from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..ir.timeline import Timeline
-from ..pipeline.stages import Prepared, copies, executed
+from ..pipeline.options import Options
+from ..pipeline.stages import Prepared, copies, executed, homes_of, plan_captured, timed
 from ..runtime.autograd_bridge import Bridge, Written, own
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
+from ..transform.divide import closed
 from .halves import STANDING, Apart, Half
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
-"""Where the timelines of calls go at the moment; None: they are not measured."""
+"""Gives the list that timelines of calls go to at the moment; None: they are not measured."""
+
+
+_TIGHTENED = 6
+"""Plans that are made of a joint graph, each for tighter caps, until both its halves hold the real ones."""
+
+_LESS = 0.97
+"""Share of the caps that is left when a plan for tighter ones is not found."""
 
 
 class Training:
@@ -107,7 +121,7 @@ class Training:
 
     @property
     def executor(self) -> Executor | TunedExecutor:
-        """What runs the forward."""
+        """The executor of the forward."""
         return self.forward.executor
 
     @property
@@ -218,3 +232,90 @@ class Training:
     def _made(self) -> list[Prepared]:
         made = [self.__dict__[name] for name in ("forward", "again") if name in self.__dict__]
         return [*made, *(prepared for prepared, _ in self._backward.values())]
+
+
+def plan_training(
+    captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None
+) -> tuple[Captured, Apart]:
+    """A joint graph as it is planned, and its plan, taken apart, both of whose halves hold the caps.
+
+    Raises what planning and lowering raise.
+    """
+    joint = whole(captured)
+
+    def planned(room: Machine, caps: Machine) -> Apart:
+        plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), caps)
+        return Apart(
+            plan,
+            joint.gradients,
+            homes_of(joint, plan.costed.machine, tensors, options.home),
+            options.outputs,
+        )
+
+    try:
+        return joint, _within(machine, planned, once=given is not None)
+    except MemoryCapError as error:
+        # What halves need in the orders that are theirs may also be less than the whole.
+        need = _need(planned(machine.uncapped, machine.uncapped))
+        caps = {name: cap for name, cap in need.items() if cap > (machine.device[name].memory_bytes or cap)}
+        if not caps:
+            return joint, planned(machine.uncapped, machine)
+        way = f"memory={caps} would fit; less, a split of the batch or another device may too"
+        raise MemoryCapError(error.wrong, way) from None
+
+
+def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, once: bool) -> Apart:
+    """The first of the plans `planned(room, caps)`, each for tighter room, whose halves hold the machine's caps.
+
+    Raises the first MemoryCapError when none does.
+    """
+    room, refusal = machine, None
+    for _ in range(1 if once else _TIGHTENED):
+        try:
+            apart = planned(room, machine)
+        except MemoryCapError:
+            if refusal is None:
+                raise
+            # What is tried is greedy: for a little less it may find what it did not for a little more.
+            room = room.with_memory(
+                {d.name: int(_LESS * d.memory_bytes) for d in room.devices if d.memory_bytes}
+            )
+            continue
+        if not apart.tight:
+            return apart
+        try:
+            _ = apart.forward, apart.again, apart.behind
+            return apart
+        except MemoryCapError as error:
+            refusal = refusal or error
+        left = apart.room()
+        if min(left.values(), default=0) <= 0:
+            break
+        caps = {name: min(left[name], room.device[name].memory_bytes or left[name]) for name in left}
+        room = room.with_memory(caps)
+    assert refusal is not None
+    raise refusal
+
+
+def _need(apart: Apart) -> dict[str, int]:
+    """The most bytes of each device that either half plans for, or holds in any order of its lanes."""
+    need: dict[str, int] = {}
+    for half in (apart.forward, apart.again, apart.behind):
+        for device, nbytes in (*half.plan.peaks.items(), *((peak.device, peak.bytes) for peak in half.peaks)):
+            need[device] = max(nbytes, need.get(device, 0))
+    return need
+
+
+def whole(captured: Captured) -> Captured:
+    """A joint graph as it is planned: with the user's loss between its halves, and weights that change."""
+    weights = tuple(name for name, _ in captured.gradients if name in captured.state)
+    graph = closed(captured.graph, [name for name, _ in captured.tangents], len(captured.gradients))
+    return replace(captured, graph=replace(graph, changing=weights))
+
+
+def capped(plan: Plan, machine: Machine) -> Plan:
+    """The plan with the caps of another machine."""
+    caps = {device.name: device.memory_bytes for device in machine.devices}
+    memory = tuple(replace(known, cap=caps[known.device]) for known in plan.memory)
+    costed = replace(plan.costed, machine=plan.costed.machine.with_memory(caps))
+    return replace(plan, costed=costed, memory=memory)

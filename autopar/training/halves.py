@@ -28,7 +28,7 @@ from ..transform.divide import LOSS, Halves, alive, constants, divide, reached
 STANDING = "standing on "
 """Begins the name of the state that stands for all that is on a device while a half runs without reading it."""
 HELD = "what else is held there"
-"""What people call that."""
+"""Display name of that state."""
 
 
 _Stands: TypeAlias = dict[tuple[str, str], int]
@@ -117,7 +117,7 @@ class Apart:
 
     @cached_property
     def memory(self) -> tuple[Memory, ...]:
-        """What forward and backward hold on each device, on the clock of the joint plan.
+        """Memory that forward and backward hold on each device, on the clock of the joint plan.
 
         Each peak is proven: no order in which the lanes may run holds more.
         """
@@ -148,7 +148,7 @@ class Apart:
         return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
 
     def room(self) -> dict[str, int]:
-        """What is left of each device's cap, in bytes, without what a half needs there above the whole."""
+        """Bytes left of each device's cap, without those that a half needs there above the whole."""
         whole = {memory.device: memory.peak for memory in self.joint.memory}
         left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
         for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)):

@@ -15,7 +15,7 @@ from ..capture import Captured
 from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
-from ..ir.graph import Graph
+from ..transform.divide import needed
 from ..transform.rename import renamed
 
 LOSS = "loss.tangent"
@@ -115,7 +115,7 @@ class _Rule(nn.Module):
 
 
 def _described(output: Any) -> str:
-    """What came back in place of a loss, in words."""
+    """Description of what came back in place of a loss."""
     if isinstance(output, Mapping):
         if "loss" not in output:
             return f'a {type(output).__name__} without "loss", of {", ".join(map(repr, output)) or "nothing"}'
@@ -150,7 +150,7 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
 
 
 def _called(criterion: Any, step_fn: Any, model: str) -> str:
-    """What messages call a user's function beside the model."""
+    """Display name of a user's function beside the model."""
     function, role = (criterion, "criterion") if step_fn is None else (step_fn, "step_fn")
     name = getattr(function, "__name__", type(function).__name__)
     return f"the {role}{'' if name == '<lambda>' else f' {name}'} of {model}"
@@ -226,20 +226,9 @@ def trained(captured: Captured, parameters: set[int]) -> Captured:
         return captured
     count = len(graph.outputs) - len(captured.gradients)
     outputs = (*graph.outputs[:count], *(made for _, made in kept))
-    return replace(captured, graph=_needed(graph, outputs), gradients=kept)
-
-
-def _needed(graph: Graph, outputs: tuple[str, ...]) -> Graph:
-    """The graph without the tasks of its backward that nothing needs any more."""
-    wanted = {*outputs, *(made for made, _ in graph.updates)}
-    orders: set[str] = set()
-    tasks = []
-    for task in reversed(graph.tasks):
-        if task.phase == "forward" or task.name in orders or not wanted.isdisjoint(task.outputs):
-            tasks.append(task)
-            wanted.update(task.inputs)
-            orders.update(task.after)
-    return graph.with_tasks(tasks[::-1], outputs=outputs)
+    wanted = [*outputs, *(made for made, _ in graph.updates)]
+    tasks = needed(graph.tasks, wanted, lambda task: task.phase == "forward")
+    return replace(captured, graph=graph.with_tasks(tasks, outputs=outputs), gradients=kept)
 
 
 def own_paths(captured: Captured) -> Captured:

@@ -83,7 +83,7 @@ class TrainStep(Recorded):
         def take(signature: Signature, args: Sequence[Any]) -> Any:
             if adds:
                 with signature.undone(args):
-                    return self._added(signature, args)
+                    return self._accumulated(signature, args, stale=False, anew=False)
             return self._stepped(signature, args)
 
         with self._lock:
@@ -104,19 +104,6 @@ class TrainStep(Recorded):
             whose = self.loss.called if in_rule(error) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
 
-    def _added(self, signature: Signature, args: Sequence[Any]) -> Any:
-        """Gradients added to `.grad`."""
-        self._scale(signature)
-        result, gradients = self._differentiated(signature, args, stale=False)
-        with torch.no_grad():
-            for parameter, gradient in zip(signature.parameters, gradients):
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                else:
-                    parameter.grad.add_(gradient)
-        _accumulated(signature.parameters)
-        return result
-
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """A step: in one program where it can be, else gradients, with those that wait in `.grad`, then torch's own
         clipping, scaler and optimizer."""
@@ -131,15 +118,9 @@ class TrainStep(Recorded):
 
     def _by_itself(self, signature: Signature, args: Sequence[Any], *, stale: bool) -> Any:
         """A step of the optimizer's own; when it raises each `.grad` is what it was."""
-        self._scale(signature)
-        result, gradients = self._differentiated(signature, args, stale=stale)
         before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
-            with torch.no_grad():
-                for parameter, gradient in zip(signature.parameters, gradients):
-                    waiting = parameter.grad
-                    parameter.grad = gradient if waiting is None else gradient.add_(waiting)
-            _accumulated(signature.parameters)
+            result = self._accumulated(signature, args, stale=stale, anew=True)
             with self._plainly():
                 self._update()
         except BaseException:
@@ -148,6 +129,35 @@ class TrainStep(Recorded):
             if self.scaler is not None:
                 forget_unscaled(self.scaler, self.optimizer)
             raise
+        return result
+
+    def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
+        """The result of a call whose gradients are added to `.grad`: into a tensor that waits there, or `anew`.
+
+        Then the hooks that want a parameter are called, without gradients as autograd does.
+        """
+        if self.scaler is not None and self._scaling:
+            # The backward starts from the scaler's scale.
+            start = signature.start["tangent"]
+            with torch.no_grad():
+                start.copy_(self.scaler.scale(torch.ones_like(start)))
+        try:
+            result, gradients = signature.differentiated(args, self.executed, stale)
+        except DifferenceError:
+            self._signatures.drop(signature)
+            raise
+        with torch.no_grad():
+            for parameter, gradient in zip(signature.parameters, gradients):
+                waiting = parameter.grad
+                if waiting is None:
+                    parameter.grad = gradient
+                elif anew:
+                    parameter.grad = gradient.add_(waiting)
+                else:
+                    waiting.add_(gradient)
+            for parameter in signature.parameters:
+                for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+                    hook(parameter)
         return result
 
     def _whole(self, signature: Signature) -> Prepared | None:
@@ -159,7 +169,7 @@ class TrainStep(Recorded):
         return self.scaler is not None and self.scaler.is_enabled()
 
     def _update(self) -> None:
-        """What the plain loop does after the backward."""
+        """Unscale, clip and step, as the plain loop does after the backward."""
         scaler = self.scaler
         if self.clip_norm is not None:
             if scaler is not None:
@@ -179,22 +189,6 @@ class TrainStep(Recorded):
         """Without autocast, which is for the forward: an optimizer may multiply matrices."""
         with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
             yield
-
-    def _differentiated(
-        self, signature: Signature, args: Sequence[Any], *, stale: bool
-    ) -> tuple[Any, list[torch.Tensor]]:
-        try:
-            return signature.differentiated(args, self.executed, stale)
-        except DifferenceError:
-            self._signatures.drop(signature)
-            raise
-
-    def _scale(self, signature: Signature) -> None:
-        """Let the backward start from the scaler's scale."""
-        if self.scaler is not None and self._scaling:
-            start = signature.start["tangent"]
-            with torch.no_grad():
-                start.copy_(self.scaler.scale(torch.ones_like(start)))
 
     def _arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a call; mappings that are no dict become one."""
@@ -241,7 +235,7 @@ class TrainStep(Recorded):
             self._called(batch, take)
 
     def ready(self) -> Signature:
-        """What served the last call; AutoparError when nothing has been planned."""
+        """The signature of the last call; AutoparError when nothing has been planned."""
         if self._signatures.latest is None:
             raise AutoparError("nothing is planned yet: take a step, or call step.prepare(x, y)")
         return self._signatures.latest
@@ -323,11 +317,3 @@ class TrainStep(Recorded):
         label = f" [{self.machine.label}]" if self.machine.label else ""
         kind = type(self.optimizer).__name__
         return f"autopar.train_step({self.module!r}, {kind}, [{', '.join(self.machine.device)}]){label}"
-
-
-def _accumulated(parameters: Sequence[torch.Tensor]) -> None:
-    """Call the hooks that want a parameter once its gradient is in `.grad`, without gradients as autograd does."""
-    with torch.no_grad():
-        for parameter in parameters:
-            for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
-                hook(parameter)

@@ -15,8 +15,8 @@ from ..capture.ahead import ahead
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from . import optimizers
+from .dropin import whole
 from .losses import Loss, own_paths, refused, resident_tangent, the_loss, trained
-from .memory_caps import whole
 from .optimizers.formulas import entries
 
 

@@ -78,7 +78,7 @@ class Signature:
 
     @cached_property
     def overlapped(self) -> Prepared:
-        """The same for weights that an optimizer has stepped: it brings them to the devices while it computes."""
+        """The program of the gradients for weights that an optimizer has stepped, sent while it computes."""
         weights = tuple(target for target, _ in self.captured.gradients)
         changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
         return self._placed("overlapped", changing)
@@ -125,7 +125,7 @@ class Signature:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """What has a gradient, in the order of `Captured.gradients`."""
+        """The parameters that have a gradient, in the order of `Captured.gradients`."""
         return list(self._trained.values())
 
     def differentiated(
@@ -215,7 +215,7 @@ class Signature:
 
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """What the parameter's own hooks make of its gradient, called as autograd calls them."""
+    """The gradient after the parameter's own hooks, called as autograd calls them."""
     for hook in tuple((parameter._backward_hooks or {}).values()):
         changed = hook(gradient)
         gradient = gradient if changed is None else changed

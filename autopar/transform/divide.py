@@ -6,7 +6,7 @@ weight has one of its own (`views.own`), so that no copy of a weight is ever sav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -34,7 +34,7 @@ class Halves:
 
     @cached_property
     def forward_outputs(self) -> int:
-        """How many outputs of `forward` are the caller's."""
+        """Number of outputs of `forward` that are the caller's."""
         return len(self.forward.outputs) - len(self.saved)
 
 
@@ -75,24 +75,24 @@ def divide(graph: Graph, gradients: int) -> Halves:
     """
     tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
     count = len(graph.outputs) - gradients
-    ahead = _ahead(graph, graph.outputs[:count])
-    first = [task for task in graph.tasks if task.name in ahead]
+    wanted = [*graph.outputs[:count], *(made for made, _ in graph.updates)]
+    first = needed(graph.tasks, wanted, lambda task: task.phase == "forward" and bool(task.random))
+    ahead = {task.name for task in first}
     behind = [task for task in graph.tasks if task.name not in ahead and task.target != LOSS]
     there = {task.name for task in behind}
     # What is of the forward, and the loss, is over by then.
     tasks = tuple(replace(task, after=tuple(n for n in task.after if n in there)) for task in behind)
     made = {name for task in tasks for name in task.outputs}
     state = set(graph.state) - graph.mutated
-    read = [*(name for task in tasks for name in task.inputs), *graph.outputs[count:]]
-    wanted = dict.fromkeys(read)
-    saved = [name for name in wanted if name not in made and name not in state and name not in tangents]
+    read = dict.fromkeys((*(name for task in tasks for name in task.inputs), *graph.outputs[count:]))
+    saved = [name for name in read if name not in made and name not in state and name not in tangents]
     forward = replace(
         graph,
         values=_values(graph, graph.inputs, graph.state, first),
         tasks=tuple(first),
         outputs=(*graph.outputs[:count], *saved),
     )
-    kept = tuple(name for name in graph.state if name in wanted and name in state)
+    kept = tuple(name for name in graph.state if name in read and name in state)
     backward = replace(
         graph,
         name=f"{graph.name} backward",
@@ -142,7 +142,7 @@ def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Gr
                 tasks.append(_zeros(task, zeros, values[zeros]))
         tasks.append(task.reading({**names, **{n: f"{n}#zeros" for n in gone}}))
     outputs = tuple(names.get(name, name) for name in backward.outputs if name not in dead)
-    return _needed(backward, tasks, values, outputs, dead)
+    return _pruned(backward, tasks, values, outputs, dead)
 
 
 def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
@@ -173,18 +173,19 @@ def _depending(graph: Graph, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _ahead(graph: Graph, outputs: Iterable[str]) -> set[str]:
-    """Names of the tasks that the outputs of the call, updates and effects need."""
-    wanted = {*outputs, *(made for made, _ in graph.updates)}
+def needed(
+    tasks: Sequence[Task], values: Iterable[str], keep: Callable[[Task], bool] = lambda task: False
+) -> list[Task]:
+    """Dead-code elimination: the tasks that make these values and those to `keep`, with all these read or follow."""
+    wanted = {*values}
     orders: set[str] = set()
-    found: set[str] = set()
-    for task in reversed(graph.tasks):
-        acts = task.phase == "forward" and bool(task.random)
-        if acts or task.name in orders or not wanted.isdisjoint(task.outputs):
-            found.add(task.name)
+    found: list[Task] = []
+    for task in reversed(tasks):
+        if keep(task) or task.name in orders or not wanted.isdisjoint(task.outputs):
+            found.append(task)
             wanted.update(task.inputs)
             orders.update(task.after)
-    return found
+    return found[::-1]
 
 
 def _values(
@@ -225,19 +226,17 @@ def _zeros(task: Task, name: str, value: Value) -> Task:
     )  # fmt: skip
 
 
-def _needed(
+def _pruned(
     backward: Graph, tasks: Sequence[Task], values: dict[str, Value], outputs: tuple[str, ...], dead: set[str]
 ) -> Graph:
     """The graph with only the tasks that its outputs need, and the inputs and state that those read."""
-    wanted = {*outputs}
-    kept: list[Task] = []
-    for task in reversed(tasks):
-        if not wanted.isdisjoint(task.outputs):
-            kept.append(task)
-            wanted.update(task.inputs)
-    kept.reverse()
-    there = {task.name for task in kept}
-    kept = [replace(task, after=tuple(name for name in task.after if name in there)) for task in kept]
+    there = {task.name for task in needed([replace(task, after=()) for task in tasks], outputs)}
+    kept = [
+        replace(task, after=tuple(name for name in task.after if name in there))
+        for task in tasks
+        if task.name in there
+    ]
+    wanted = {*outputs, *(name for task in kept for name in task.inputs)}
     state = tuple(name for name in backward.state if name in wanted)
     return backward.with_tasks(
         kept,

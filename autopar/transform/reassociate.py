@@ -53,7 +53,7 @@ class _Tree:
         self.values: list[Value] = []
 
     def take(self, link: Task) -> list[Task]:
-        """What can be added once the term of this link is there."""
+        """Additions that are possible once the term of this link is there."""
         for argument in link.args:
             assert isinstance(argument, Ref)
             if argument.value != self.before:

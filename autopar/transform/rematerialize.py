@@ -76,7 +76,7 @@ def _results(graph: Graph) -> set[str]:
 
 
 class _Choice:
-    """What stays saved (`kept`) and what is computed again (`gone`), by storage.
+    """A choice of storages that stay saved (`kept`) and that are computed again (`gone`).
 
     `bytes` are those of what stays, `largest` those of the largest segment.
     """
@@ -196,7 +196,7 @@ class _Choice:
         )
 
     def anew(self, task: Task) -> Task:
-        """What is computed when a task comes again.
+        """The task that is computed when a task comes again.
 
         A BatchNorm goes without its running statistics, which the forward has moved on; a dropout applies the
         mask it has drawn.

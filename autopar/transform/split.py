@@ -17,8 +17,7 @@ from typing import Literal
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
-from .batch_axis import Flow, flow
-from .split_profit import LIKE
+from .batch_axis import LIKE, Flow
 
 
 def even(batch: int, parts: int) -> tuple[int, ...]:
@@ -72,7 +71,7 @@ def batch_of(graph: Graph) -> int | None:
 def _best(graph: Graph, rows: int, parts: int = 2) -> Flow:
     """The flow of the first axis, or that of the second where it cuts more work."""
     both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
-    found = (flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,)))
+    found = (Flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,)))
     return max(found, key=lambda flow: _rating(graph, flow))
 
 

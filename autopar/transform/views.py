@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.graph import Argument, Cut, Graph, Ref, Task
+from .divide import needed
 
 T = "aten.t.default"
 _LINEAR = "aten.linear.default"
@@ -37,13 +38,7 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
         tasks.append(_linear(task, flipped, state, graph) or task)
     outputs = tuple(names.get(name, name) for name in graph.outputs)
     updates = tuple((names.get(made, made), target) for made, target in graph.updates)
-    wanted = {*outputs, *(made for made, _ in updates)}
-    kept: list[Task] = []
-    for task in reversed(tasks):
-        if task.target != T or not wanted.isdisjoint(task.outputs):
-            kept.append(task)
-            wanted.update(task.inputs)
-    kept.reverse()
+    kept = needed(tasks, [*outputs, *(made for made, _ in updates)], lambda task: task.target != T)
     return graph.with_tasks(kept, outputs=outputs, updates=updates), names
 
 

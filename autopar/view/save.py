@@ -10,10 +10,9 @@ from typing import TypeAlias, TypeVar
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from .dot import dot_text
 from .pages import placed_page, timeline_page
 from .placed import placed_svg
-from .report.text import text_chart
+from .text import dot_text, text_chart
 from .timeline import timeline_svg
 from .trace import trace_bytes
 
@@ -45,9 +44,7 @@ def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = N
 
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
-    target = Path(path)
-    kind = kind_of(target, suffixes(Plan), "a plan")
-    _write(target, _WRITERS[Plan][kind](plan, timeline))
+    _write(Path(path), "a plan", plan, timeline)
 
 
 def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
@@ -56,9 +53,13 @@ def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
 
     Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
     """
-    target = Path(path)
-    kind = kind_of(target, suffixes(Timeline), "a timeline")
-    _write(target, _WRITERS[Timeline][kind](timeline))
+    _write(Path(path), "a timeline", timeline)
+
+
+def _write(target: Path, what: str, noun: Plan | Timeline, *more: Timeline | None) -> None:
+    kind = kind_of(target, suffixes(type(noun)), what)
+    contents = _WRITERS[type(noun)][kind](noun, *more)
+    target.write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
 def kind_of(target: Path, known: tuple[str, ...], what: str) -> str:
@@ -68,13 +69,6 @@ def kind_of(target: Path, known: tuple[str, ...], what: str) -> str:
         if name.endswith(kind):
             return kind
     raise AutoparError(f"cannot write {what} to {str(target)!r}: the name must end in {', '.join(known)}")
-
-
-def _write(target: Path, contents: str | bytes) -> None:
-    if isinstance(contents, str):
-        target.write_text(contents, encoding="utf-8")
-    else:
-        target.write_bytes(contents)
 
 
 writer(".html", Plan)(placed_page)

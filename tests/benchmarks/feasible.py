@@ -16,7 +16,7 @@ from autopar.planner import OBJECTIVES
 from autopar.planner.formats import described
 from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
-from autopar.text.tables import table
+from autopar.text import table
 
 from .judging import Asked, Data, Goal, verdict, without_solver
 from .replay import replay

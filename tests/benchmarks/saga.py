@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from autopar.text.tables import table
+from autopar.text import table
 
 from . import rivals
 from .families import FAMILIES, STREAMS, made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autopar.errors import PlanError
 from autopar.planner.formats import plain
-from autopar.text.tables import table
+from autopar.text import table
 
 from .judging import Asked, Data, Goal, median, planned, verdict, worst
 

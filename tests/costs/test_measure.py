@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+from autopar import text as progress
 from autopar.costs import measure as measuring
 from autopar.costs.detect import detect
 from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
@@ -17,7 +18,6 @@ from autopar.costs.roofline import cost, signature
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place
-from autopar.text import progress
 
 QUICK = {"budget_s": 0.05}
 

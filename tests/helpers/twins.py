@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from autopar.capture import Captured
 from autopar.runtime.interpreter import interpret
 from autopar.training.optimizers import committed, obstacle, trained, updated
-from autopar.transform.parameter_groups import grouped
+from autopar.transform.buckets import grouped
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.lowering.memory_bound import footprint
 from autopar.lowering.vector_clocks import History
-from autopar.system.garbage import uncollected
+from autopar.system.process import uncollected
 
 # x is copied to the accelerator, worked on there by f, brought back as the result.
 RIGHT = """autopar program 1 small

@@ -18,7 +18,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.ops import composites
 from autopar.ops import resolve as bind
-from autopar.ops.composites.vjp import Tape, vjp
+from autopar.ops.composites.define import Tape, vjp
 from autopar.pipeline.options import Options
 from autopar.pipeline.stages import plan_captured
 

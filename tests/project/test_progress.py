@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autopar.text import progress
+from autopar import text as progress
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
-from autopar.training.optimizers.formulas import Formula, entries, norm
+from autopar.training.optimizers.formulas import entries, formula, norm
 from autopar.training.updates import own
 
 
@@ -29,7 +29,7 @@ def test_a_gradient_laid_out_otherwise_is_stepped_with_as_it_stands(
     gradient = torch.randn(7, 5).t()
     state = (optimizer.state[mine][entry] for entry in entries(optimizer.param_groups[0]))
     with torch.no_grad():
-        found, *_ = Formula(optimizer, {"w": mine})(("w", 0, mine, gradient, None, *state))
+        found, *_ = formula(optimizer, {"w": mine})(("w", 0, mine, gradient, None, *state))
     theirs.grad = gradient.contiguous()
     rival.step()
     assert torch.equal(found, theirs)

@@ -17,10 +17,10 @@ from autopar.ir.graph import ALIGNED, PART
 from autopar.lowering.memory_bound import footprint
 from autopar.pipeline.options import Options
 from autopar.pipeline.stages import homes_of, plan_captured
+from autopar.training.dropin import capped, plan_training, whole
 from autopar.training.halves import Apart
-from autopar.training.memory_caps import capped, plan_training, whole
+from autopar.transform.buckets import FEW
 from autopar.transform.divide import LOSS
-from autopar.transform.gradient_buckets import FEW
 
 pytestmark = pytest.mark.slow
 

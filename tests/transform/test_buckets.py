@@ -19,7 +19,7 @@ from autopar.costs.roofline import cost
 from autopar.ir.graph import SUM, Graph, Ref, Task, Value
 from autopar.planner import place
 from autopar.runtime.interpreter import interpret
-from autopar.transform.gradient_buckets import FEW, bucketed
+from autopar.transform.buckets import FEW, bucketed
 from autopar.transform.row_sums import summed
 from autopar.transform.split import split
 

@@ -32,8 +32,7 @@ from autopar.pipeline.batch_split import split_graph
 from autopar.planner import place
 from autopar.runtime.flat_transfer import joined, pieces
 from autopar.training.optimizers import formulas, updated
-from autopar.transform.gradient_buckets import FEW
-from autopar.transform.parameter_groups import grouped
+from autopar.transform.buckets import FEW, grouped
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -161,7 +160,7 @@ def test_a_handful_stays_alone() -> None:
 
 def cut(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> Graph:
     """A batch in two parts, gradients in buckets."""
-    monkeypatch.setattr("autopar.transform.gradient_buckets.BUCKET_BYTES", nbytes)
+    monkeypatch.setattr("autopar.transform.buckets.BUCKET_BYTES", nbytes)
     return split_graph(grouped(captured().graph, {}, {}, nbytes), (4, 4)).check()
 
 
@@ -281,15 +280,15 @@ def test_a_step_that_fails_after_half_of_its_updates_changes_nothing(monkeypatch
     copies = {key: copy.tensor for key, copy in pool._copies.items()}
     calls = []
 
-    def failing(*args: Any) -> Any:
+    def failing(*args: Any, **kwargs: Any) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise ValueError("no more")
-        return several(*args)
+        update(*args, **kwargs)
 
-    several = formulas._several
+    update = formulas.step
     with monkeypatch.context() as patch, pytest.raises(RunError, match="no more"):
-        patch.setattr(formulas, "_several", failing)
+        patch.setattr(formulas, "step", failing)
         step(*data[3])
     assert all(map(torch.equal, weights, pair.model.parameters()))
     now = [held for entries in pair.optimizer.state.values() for held in entries.values()]

@@ -15,7 +15,7 @@ from autopar.costs.clustering import fuse
 from autopar.costs.roofline import cost
 from autopar.ir.graph import JOIN, OWN, PART, SUM, SUMMED, Cut, Graph, Ref, Task, Value
 from autopar.ops import resolve as bind
-from autopar.transform.batch_axis import flow
+from autopar.transform.batch_axis import Flow
 from autopar.transform.split import batch_of, split
 
 
@@ -138,7 +138,7 @@ def test_the_batch_is_that_of_the_forward_alone() -> None:
     whole = weights(6, 50, 3)
     forward = dataclasses.replace(whole, tasks=whole.tasks[:3], inputs=("y0",), outputs=("y3",))
     assert batch_of(whole) == batch_of(forward) == 6
-    assert flow(whole, 6).work == flow(forward, 6).work
+    assert Flow(whole, 6).work == Flow(forward, 6).work
     # Along the features, the first layer would add up: work, but none of a batch.
     summing = dataclasses.replace(whole.tasks[0], cuts=(ROWS, Cut((1,), (SUMMED,))), flops=10**9)
     assert batch_of(dataclasses.replace(whole, tasks=(summing, *whole.tasks[1:]))) == 6

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
 from autopar.ir.steps import Placed, Transfer
-from autopar.text.tables import size
+from autopar.text import size
 from autopar.view import draw
 from autopar.view.drawing import fonts
 from autopar.view.drawing.free_space import Rect, Room
@@ -73,7 +73,7 @@ def test_no_texts_overlap(make):
 @plans
 def test_labels_keep_clear_of_lines_and_boxes(make):
     layout = lay_out(make())
-    lines = [line for piece in layout.pieces for line in pairwise(piece.points)]
+    lines = [line for _, points in layout.pieces for line in pairwise(points)]
     arrows = [
         ((a.x1, (a.y1 + a.y1_last) / 2), (a.x2, (a.y2 + a.y2_last) / 2))
         for a in layout.arrows
@@ -207,7 +207,7 @@ def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
 def test_equal_blocks_fold_and_the_slowest_stays_open():
     cards = [card for held in fold(view_plans.transformer()).values() for card in held]
     stacks = [card for card in cards if card.copies]
-    names = [copy.name for card in stacks for copy in card.copies]
+    names = [copy.title for card in stacks for copy in card.copies]
     assert "model.layers.3" not in names and len(names) == len(set(names)) == 11
     assert all(card.start < card.end for card in stacks)
     open_clusters = {cluster for card in cards if not card.copies for cluster in card.clusters}
@@ -251,10 +251,10 @@ def test_a_step_may_be_late_by_its_slack(clusters, seed, data):
 @plans
 def test_the_thread_is_unbroken(make):
     layout = lay_out(make())
-    for one, other in pairwise(layout.pieces):
-        assert one.points[-1] == pytest.approx(other.points[0])
+    for (_, one), (_, other) in pairwise(layout.pieces):
+        assert one[-1] == pytest.approx(other[0])
     last = layout.found.steps[layout.found.path[-1]]
-    assert layout.pieces[-1].points[-1][1] == pytest.approx(layout.y(last.end))
+    assert layout.pieces[-1][1][-1][1] == pytest.approx(layout.y(last.end))
 
 
 def test_the_cpu_stands_between_two_accelerators():

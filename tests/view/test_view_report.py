@@ -10,12 +10,11 @@ import view_plans
 from test_view_placed import texts
 
 from autopar.ir.plan import Candidate
-from autopar.text.tables import free, seconds, size
+from autopar.text import free, seconds, size
 from autopar.view import draw, explain
-from autopar.view.dot import dot_text
 from autopar.view.pages import placed_page
 from autopar.view.placed import placed_svg
-from autopar.view.report.text import text_chart
+from autopar.view.text import dot_text, text_chart
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
 

@@ -18,8 +18,7 @@ from autopar.ir.steps import Placed
 from autopar.ir.timeline import Memory, Span, Timeline
 from autopar.view import save_timeline
 from autopar.view.report import statistics
-from autopar.view.timeline import timeline_svg
-from autopar.view.timeline.memory import corners
+from autopar.view.timeline import corners, timeline_svg
 from autopar.view.trace import trace
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)

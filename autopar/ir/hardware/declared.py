@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...errors import DeviceError
-from ...system.cores import cores
+from ...system.process import cores
 from ..device import HANDOFF_S, Device, Link
 from ..device_kind import kind_of
 from .buses import Bus, find_bus

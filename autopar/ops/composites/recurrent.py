@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .define import Composite, whole
-from .vjp import Tape
+from .define import Tape, whole
 
 _aten = torch.ops.aten
 
@@ -34,7 +34,8 @@ def _like(
     return (output, *(state.new_empty(state.shape) for state in states))
 
 
-def _cast(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+def lowered(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+    """The dtype to which autocast lowers products on a type of device."""
     return torch.get_autocast_dtype(kind)
 
 
@@ -51,33 +52,23 @@ def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[in
     return (1, batch, steps * width * input.element_size())
 
 
-def _always(*args: Any) -> bool:
-    return True
+_TAPE = Tape(_shape, lambda *args: True)
 
-
-_TAPE = Tape(_shape, _always)
-
-lstm = whole(_aten.lstm.input, _like, _cast, _TAPE)
-gru = whole(_aten.gru.input, _like, _cast_gru, _TAPE)
-rnn_tanh = whole(_aten.rnn_tanh.input, _like, _cast, _TAPE)
-rnn_relu = whole(_aten.rnn_relu.input, _like, _cast, _TAPE)
-
-
-LAYERS: dict[Any, Composite] = {
-    _aten.lstm.input: lstm,
-    _aten.gru.input: gru,
-    _aten.rnn_tanh.input: rnn_tanh,
-    _aten.rnn_relu.input: rnn_relu,
+LAYERS: dict[Any, Callable[..., Any]] = {
+    _aten.lstm.input: whole(_aten.lstm.input, _like, lowered, _TAPE),
+    _aten.gru.input: whole(_aten.gru.input, _like, _cast_gru, _TAPE),
+    _aten.rnn_tanh.input: whole(_aten.rnn_tanh.input, _like, lowered, _TAPE),
+    _aten.rnn_relu.input: whole(_aten.rnn_relu.input, _like, lowered, _TAPE),
 }
-CELLS: dict[Any, Composite] = {
+CELLS: dict[Any, Callable[..., Any]] = {
     _aten.lstm_cell.default: whole(_aten.lstm_cell.default, cast=_cast_gru),
     _aten.gru_cell.default: whole(_aten.gru_cell.default, cast=_cast_gru),
-    _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=_cast),
-    _aten.rnn_relu_cell.default: whole(_aten.rnn_relu_cell.default, cast=_cast),
+    _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=lowered),
+    _aten.rnn_relu_cell.default: whole(_aten.rnn_relu_cell.default, cast=lowered),
 }
 
 
-def layered(layer: torch._ops.OpOverload, *args: Any) -> tuple[Tensor, ...]:
+def layered(layer: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
     """A stack of recurrent layers with dropout between them: one call for each layer, `dropout` outside, so that
     its masks are drawn once, and in eager's order."""
     sequence, hx, params, biases, layers, dropout, train, bidirectional, batch_first = args

@@ -1,4 +1,5 @@
-"""Kernels that stand in for composite aten operators while a call is traced with its backward.
+"""Kernels that stand in for composite aten operators while a call is traced with its backward: attention, embedding
+bags, recurrent layers, norms and resizes.
 
 The rules stand in for torch's own at the dispatch keys of autograd, so that they hold in checkpointed regions and in
 functions of torch that call the operator themselves.
@@ -11,16 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import CaptureError
-from . import attention, recurrent
-from . import embedding_bag as bags
-from . import norms_resizes as kept
-from .define import Composite
+from . import recurrent
+from .define import Tape, define, whole
 
 _aten = torch.ops.aten
+_SDPA = _aten.scaled_dot_product_attention.default
 Rule = Callable[..., Any]
 
 
@@ -28,24 +29,36 @@ class _Plain(Exception):
     """Raised by a rule where torch's own composition is to be traced."""
 
 
+def _tape_shape(query: Tensor, *rest: Any) -> tuple[int, ...]:
+    """A float for each query: the logarithm of its softmax's sum, which is all that fused kernels keep."""
+    return (*query.shape[:-1], 4)
+
+
+def _fused(*given: Any) -> bool:
+    """True if the kernel is one that does not keep the whole matrix of scores."""
+    choice = torch._fused_sdp_choice(*given[:6], scale=given[6], enable_gqa=given[7])
+    return bool(choice != SDPBackend.MATH.value)
+
+
+# No fused kernel of a CPU takes a mask that requires grad, which few do.
+_TAPE = Tape(_tape_shape, _fused, fixed=(3,))
+_ATTENTION = whole(_SDPA, cast=recurrent.lowered, tape=_TAPE)
+
+
 def _attention(*given: Any) -> Any:
     if given[4]:
         # Its mask is drawn once, as eager draws it on a CPU.
         with sdpa_kernel(SDPBackend.MATH):
-            return _aten.scaled_dot_product_attention.default.decompose(*given[:6], **_scaled(*given[6:]))
-    return attention.attention.forward(*given)[0]
+            return _SDPA.decompose(*given[:6], scale=given[6], enable_gqa=given[7])
+    return _ATTENTION(*given)[0]
 
 
-def _scaled(scale: float | None, enable_gqa: bool) -> dict[str, Any]:
-    return {"scale": scale, "enable_gqa": enable_gqa}
-
-
-def _recurrent(layer: Composite, outputs: int) -> Rule:
+def _recurrent(layer: Rule, outputs: int) -> Rule:
     def rule(*given: Any) -> Any:
         sequence, hx, params, biases, layers, dropout, train, *rest = given
         if train and dropout and layers > 1:
-            return recurrent.layered(layer.forward, *given)[:outputs]
-        return layer.forward(sequence, hx, params, biases, layers, 0.0, train, *rest)[:outputs]
+            return recurrent.layered(layer, *given)[:outputs]
+        return layer(sequence, hx, params, biases, layers, 0.0, train, *rest)[:outputs]
 
     return rule
 
@@ -57,6 +70,53 @@ def _packed(*given: Any) -> Any:
     )
 
 
+def _bags(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    scale_grad_by_freq: bool,
+    mode: int,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Tensor:
+    """The bags are the rows of `indices` where `offsets` is None."""
+    if offsets is None:
+        rows, length = indices.shape
+        offsets = torch.arange(0, rows * length, max(1, length), device=indices.device)[:rows]
+        indices = indices.reshape(-1)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)
+    out: Tensor = _aten.embedding_bag.padding_idx(
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        False,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )[0]
+    return out
+
+
+def _like_bags(weight: Tensor, indices: Tensor, offsets: Tensor | None, *rest: Any) -> Tensor:
+    *_, include_last_offset, _ = rest
+    bags = indices.shape[0] if offsets is None else offsets.shape[0] - bool(include_last_offset)
+    return weight.new_empty(bags, weight.shape[1])
+
+
+_EMBEDDING_BAG = define(
+    "embedding_bag",
+    "Tensor weight, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, bool scale_grad_by_freq, int mode, "
+    "bool include_last_offset, int? padding_idx",
+    "Tensor",
+    _bags,
+    _like_bags,
+)
+
+
 def _bag(*given: Any) -> Any:
     weight, indices, offsets, scale, mode, sparse, weights, last, *padding = given
     if sparse:
@@ -64,7 +124,7 @@ def _bag(*given: Any) -> Any:
             "embedding_bag(sparse=True) has a sparse gradient, which no graph holds; build it with sparse=False"
         )
     index = padding[0] if padding else None
-    made = bags.embedding_bag.forward(weight, indices, offsets, weights, scale, mode, last, index)
+    made = _EMBEDDING_BAG(weight, indices, offsets, weights, scale, mode, last, index)
     with torch.no_grad():
         # The rest is read by nobody but the backward that torch would have traced.
         _, *rest = _aten._embedding_bag_forward_only.default(
@@ -73,11 +133,74 @@ def _bag(*given: Any) -> Any:
     return (made, *rest)
 
 
-def _norm(norm: Composite) -> Rule:
+def _bags_of_rows(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """`torch.nn.functional.embedding_bag`, whose bags stay the rows of a matrix if they are that: then the batch may
+    be cut."""
+    if input.ndim != 2 or offsets is not None or max_norm is not None or sparse or not input.numel():
+        found: Tensor = functional.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+        return found
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    number = ("sum", "mean", "max").index(mode)
+    made: Tensor = _EMBEDDING_BAG(
+        weight, input, None, per_sample_weights, scale_grad_by_freq, number, False, padding_idx
+    )
+    return made
+
+
+_RESIZES = """
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+"""
+_LOW = (torch.bfloat16, torch.float16)
+
+
+def _wide(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+    return torch.float32
+
+
+def _wide_on_accelerators(kind: str, args: tuple[Any, ...]) -> torch.dtype | None:
+    return None if kind == "cpu" else torch.float32
+
+
+_WIDE_ON_ACCELERATORS = (*(getattr(_aten, name).vec for name in _RESIZES.split()), _aten.rms_norm.default)
+_WHOLE: dict[Any, Rule] = {
+    _aten.cdist.default: whole(_aten.cdist.default, cast=_wide),
+    **{plain: whole(plain, cast=_wide_on_accelerators) for plain in _WIDE_ON_ACCELERATORS},
+}
+_NORMS: dict[Any, Rule] = {
+    plain: whole(plain, cast=_wide_on_accelerators)
+    for plain in (_aten.layer_norm.default, _aten.group_norm.default)
+}
+
+
+_POOLS: dict[Any, list[int]] = {
+    _aten.adaptive_avg_pool2d.default: [-1, -2],
+    _aten.adaptive_avg_pool3d.default: [-1, -2, -3],
+}
+
+
+def _norm(norm: Rule) -> Rule:
     def rule(*given: Any) -> Any:
-        if given[0].dtype not in kept.LOW:
+        if given[0].dtype not in _LOW:
             raise _Plain
-        return norm.forward(*given)
+        return norm(*given)
 
     return rule
 
@@ -105,22 +228,22 @@ def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
 
 RULES: dict[Any, Rule] = {
     _aten.rrelu.default: _rrelu,
-    _aten.scaled_dot_product_attention.default: _attention,
+    _SDPA: _attention,
     **{
         plain: _recurrent(layer, 3 if plain is _aten.lstm.input else 2)
         for plain, layer in recurrent.LAYERS.items()
     },
     **{layer.overloadpacket.data: _packed for layer in recurrent.LAYERS},
-    **{plain: cell.forward for plain, cell in recurrent.CELLS.items()},
+    **recurrent.CELLS,
     **dict.fromkeys((_aten.embedding_bag.padding_idx, _aten.embedding_bag.default), _bag),
-    **{plain: whole.forward for plain, whole in kept.KEPT.items()},
-    **{plain: _norm(norm) for plain, norm in kept.NORMS.items()},
-    **{plain: _pool(dims) for plain, dims in kept.POOLS.items()},
+    **_WHOLE,
+    **{plain: _norm(norm) for plain, norm in _NORMS.items()},
+    **{plain: _pool(dims) for plain, dims in _POOLS.items()},
 }
 """For training; torch composes what is not here."""
 
-FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: bags.rows}
-"""What is traced in the place of functions of torch, of which operators do not say enough."""
+FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: _bags_of_rows}
+"""Functions to trace in the place of those of torch whose operators do not say enough."""
 
 DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """For every trace."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ...system.cores import cores
+from ...system.process import cores
 from ..model.instance import Instance
 from .core import CLOSE, Chain, Listed, Timed
 

@@ -9,8 +9,8 @@ Hutter ("Decoupled weight decay regularization", ICLR 2019).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -25,73 +25,52 @@ Column = Sequence[torch.Tensor]
 """One tensor for each parameter."""
 
 
-class _Stepped(NamedTuple):
-    """Parameters of one param group before their step: a column for each of `entries` in `state`, Adam's step counts,
-    and what gradients are multiplied by, if by anything."""
-
-    parameters: Column
-    gradients: Column
-    coefficient: torch.Tensor | None
-    state: Sequence[Column]
-    group: Mapping[str, Any]
-    counts: Column
-
-
-class Formula:
-    """New parameters and new state from parameters, gradients and state: `formula(*items)`, each item `(path, number,
+def formula(
+    optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """New parameters and new state from parameters, gradients and state: a function of items `(path, number,
     parameter, gradient, coefficient, *state)`; all are of the param group `number`.
 
-    One parameter gives itself and its state, each a tensor; several give the same, each as one flat tensor of all of
-    them (`runtime.flat.joined`), and share the coefficient. Hyperparameters and Adam's step counts are read from
-    the live optimizer at each call, the counts by the parameters it holds, which `parameters` has by path; nothing
-    that is given is changed. Gradients are multiplied by the coefficient unless that is None. The results are those
-    of `optimizer.step()` bit for bit where they are computed on the same device. RunError when the group now asks
-    for other state.
+    One parameter gives itself and its state in the order of `entries`, each a tensor; several give the same, each as
+    one flat tensor of all of them (`runtime.flat_transfer.joined`), and share the coefficient. Hyperparameters and
+    Adam's step counts are read from the live optimizer at each call, the counts by the parameters it holds, which
+    `parameters` has by path; nothing that is given is changed. Gradients are multiplied by the coefficient unless that
+    is None. The results are those of `optimizer.step()` bit for bit where they are computed on the same device.
+    RunError when the group now asks for other state.
     """
 
-    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> None:
-        self.optimizer, self.parameters = optimizer, dict(parameters)
-
-    def __call__(self, *items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """The new parameters, then the new state in the order of `entries`."""
-        paths, numbers, parameters, gradients, coefficients, *state = (list(column) for column in zip(*items))
-        group = self.optimizer.param_groups[numbers[0]]
+    def stepped(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        paths, (number, *_), given, gradients, (coefficient, *_), *state = zip(*items)
+        group = optimizer.param_groups[number]
         wanted = entries(group)
         if len(wanted) != len(state):
             raise RunError(
-                f"param group {numbers[0]} now needs {', '.join(wanted) or 'no state'} of {paths[0]}, which the "
+                f"param group {number} now needs {', '.join(wanted) or 'no state'} of {paths[0]}, which the "
                 "planned step does not read; plan the step again after changing momentum or amsgrad"
             )
-        held = [self.optimizer.state[self.parameters[path]] for path in paths] if "betas" in group else []
-        counts = [entry["step"] for entry in held]
-        given = _Stepped(parameters, gradients, coefficients[0], state, group, counts)
-        return _one(given) if len(items) == 1 else _several(given)
+        counts = [optimizer.state[parameters[path]]["step"] for path in paths] if "betas" in group else []
+        if len(items) > 1:
+            made, gradient, *held = map(joined, (given, gradients, *state))
+            if coefficient is not None:
+                gradient.mul_(coefficient)
+            if not alike(group, made.dtype, made.device) or not _equal(counts):
+                new, grads, *rest = (pieces(flat, given) for flat in (made, gradient, *held))
+                step(group, new, grads, rest, counts, own=True)
+                return made, *held
+            counts, own = counts[:1], True
+        else:
+            (parameter,), (gradient,) = given, gradients
+            own = gradient.stride() != parameter.stride() or coefficient is not None
+            if coefficient is not None:
+                gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
+            elif own:
+                # Fused kernels take all tensors to be laid out alike, as autograd has `.grad` be.
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            made, held = parameter.clone(), [entry.clone() for (entry,) in state]
+        step(group, [made], [gradient], [[entry] for entry in held], counts, own)
+        return made, *held
 
-
-def _one(given: _Stepped) -> tuple[torch.Tensor, ...]:
-    (parameter,), (gradient,) = given.parameters, given.gradients
-    own = gradient.stride() != parameter.stride() or given.coefficient is not None
-    if given.coefficient is not None:
-        gradient = torch.mul(gradient, given.coefficient, out=torch.empty_like(parameter))
-    elif own:
-        # Fused kernels take all tensors to be laid out alike, as autograd has `.grad` be.
-        gradient = torch.empty_like(parameter).copy_(gradient)
-    made, held = parameter.clone(), [entry.clone() for (entry,) in given.state]
-    step(given.group, [made], [gradient], [[entry] for entry in held], given.counts, own)
-    return made, *held
-
-
-def _several(given: _Stepped) -> tuple[torch.Tensor, ...]:
-    group, counts = given.group, given.counts
-    made, gradient, *held = map(joined, (given.parameters, given.gradients, *given.state))
-    if given.coefficient is not None:
-        gradient.mul_(given.coefficient)
-    if alike(group, made.dtype, made.device) and _equal(counts):
-        step(group, [made], [gradient], [[entry] for entry in held], counts[:1], own=True)
-    else:
-        new, grads, *rest = (pieces(flat, given.parameters) for flat in (made, gradient, *held))
-        step(group, new, grads, rest, counts, own=True)
-    return made, *held
+    return stepped
 
 
 def _equal(counts: Column) -> bool:

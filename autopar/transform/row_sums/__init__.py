@@ -1,6 +1,71 @@
-"""Tasks that mix the rows of a batch become tasks that pass rows or sum them: `summed`."""
+"""Tasks that mix the rows of a batch become tasks that pass rows or sum them: `summed`, a rule for each operator."""
 
-from .batch_norm import single_valued
-from .rewrite import summed
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ...ir.graph import Graph, Task, Value
+from .builder import Steps
+from .dropout import native_dropout, noise
+from .losses import LOSSES, backward, loss, nll_backward, nll_forward
+from .moments import batch_norm, batch_norm_backward, mean, per_part, single_valued, variance
 
 __all__ = ["single_valued", "summed"]
+
+Rule: TypeAlias = Callable[[Steps], bool]
+"""Fills in what takes the task's place and says whether it did."""
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(LOSSES, loss),
+    **dict.fromkeys((f"{name}_backward" for name in LOSSES), backward),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_forward),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_backward),
+    "mean": mean,
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
+    "native_dropout": native_dropout,
+    **dict.fromkeys(("new_empty", "empty_like"), noise),
+    **dict.fromkeys(
+        ("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm"), batch_norm
+    ),
+    "native_batch_norm_backward": batch_norm_backward,
+}
+_BATCH_NORM = frozenset(name for name, rule in _RULES.items() if rule in (batch_norm, batch_norm_backward))
+
+
+def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
+    """The graph with tasks that pass the rows of a batch, or sum over them, where tasks mixed rows.
+
+    Mean losses become sums ÷ N, means and variances over the first two axes sums ÷ N, a dropout draws its
+    whole mask from shape and type alone and applies it row by row. In training, BatchNorm takes the
+    statistics of the whole batch from two sums (`batch_norm="full"`), or, as `nn.DataParallel` does, each
+    part takes its own and the first part's go into the running statistics (`"per_part"`).
+
+    Equal to the graph in exact arithmetic, and in the draws of the random generator. A task `t` becomes
+    `t#sum`, …, `t`; values keep the names their readers know. Meant for the way to a split: an uncut
+    batch is better off with the tasks as they were captured. Linear in tasks.
+    """
+    values: dict[str, Value] = {value.name: value for value in graph.values}
+    tasks: list[Task] = []
+    for task in graph.tasks:
+        rule = _rule(task, batch_norm)
+        steps = Steps(graph, task, values)
+        if rule is None or not rule(steps):
+            tasks.append(task)
+            continue
+        tasks += steps.tasks
+    kept = {name for task in tasks for name in task.outputs}
+    return dataclasses.replace(
+        graph,
+        values=tuple(value for value in values.values() if value.kind != "made" or value.name in kept),
+        tasks=tuple(tasks),
+    )
+
+
+def _rule(task: Task, batch_norm: str) -> Rule | None:
+    space, _, rest = task.target.partition(".")
+    name = rest.partition(".")[0]
+    if space != "aten":
+        return None
+    return per_part if batch_norm == "per_part" and name in _BATCH_NORM else _RULES.get(name)

@@ -155,17 +155,15 @@ class Steps:
         args = (Ref(name), tuple(axes), keep)
         return self.put(step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts)
 
-    def divided(self, name: str, by: float, step: str, make: str) -> str:
-        """A value ÷ a number, in the type that `make` has; by the name of `make`."""
-        dtype = self.dtype(make)
-        if self.dtype(name) != dtype:
-            name = self.pointwise(self.inner(step), "aten.div.Scalar", (Ref(name), by), self.dtype(name))
-            return self.cast(name, dtype, step, make)
-        return self.pointwise(step, "aten.div.Scalar", (Ref(name), by), dtype, make=make)
-
-    def inner(self, step: str) -> str:
-        """Name for the step before one that only changes the type."""
-        return f"{step}_wide" if step else "wide"
+    def kept(
+        self, step: str, target: str, args: tuple[Argument, ...], dtype: str, make: str, like: str = ""
+    ) -> str:
+        """A pointwise task that computes in `dtype`; its result is `make`, in the type of that or of `like`."""
+        goal = self.dtype(like or make)
+        if goal == dtype:
+            return self.pointwise(step, target, args, dtype, make=make)
+        inner = self.pointwise(f"{step}_wide" if step else "wide", target, args, dtype)
+        return self.cast(inner, goal, step, make)
 
 
 def wide(dtype: str) -> str:

@@ -41,7 +41,7 @@ def loss(steps: Steps) -> bool:
         total = steps.total(elements, range(len(shape)), "sum")
     else:
         total = _reduced(steps, order, _SUM, "sum", (), dtype)
-    steps.divided(total, math.prod(shape), "", made)
+    steps.kept("", "aten.div.Scalar", (Ref(total), math.prod(shape)), steps.dtype(total), made)
     return True
 
 
@@ -111,7 +111,7 @@ def nll_forward(steps: Steps) -> bool:
     if given["reduction"] == _SUM:
         steps.cast(loss, dtype, "", made)
     else:
-        _ratio(steps, loss, total, made)
+        steps.kept("", "aten.div.Tensor", (Ref(loss), Ref(total)), steps.dtype(loss), made)
     return True
 
 
@@ -167,15 +167,6 @@ def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> 
         args = (Ref(each), Ref(out), 0.0)
         counted = steps.pointwise("counted", "aten.masked_fill.Scalar", args, kind, whole=True)
     return steps.put("total", "aten.sum.default", (Ref(counted),), (), dtype, kwargs=kwargs, make=make)
-
-
-def _ratio(steps: Steps, total: str, weight: str, made: str) -> None:
-    dtype, wider = steps.dtype(made), steps.dtype(total)
-    args = (Ref(total), Ref(weight))
-    if dtype == wider:
-        steps.pointwise("", "aten.div.Tensor", args, dtype, make=made)
-    else:
-        steps.cast(steps.pointwise("ratio", "aten.div.Tensor", args, wider), dtype, "", made)
 
 
 def _with(steps: Steps, order: str, reduction: int) -> tuple[tuple[Argument, ...], dict[str, Argument]]:

@@ -1,11 +1,20 @@
-"""Means and variances over the batch as sums."""
+"""Means and variances over the batch as sums, and BatchNorm in training by such sums, or by those of each part.
+
+Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
+Shift", 2015. The sums are what `torch.nn.SyncBatchNorm` exchanges between processes; here they are tasks.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from ...ir.graph import Ref
+from ...ir.graph import OWN, SUMMED, Argument, Cut, Graph, Ref, Task, Value
 from .builder import Steps, axes_of, holds_batch, wide
+
+_STATS = "input weight bias running_mean running_var training momentum eps"
+_NO_STATS = "input weight bias training momentum eps"
+_BACKWARD = "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask"
 
 
 def mean(steps: Steps) -> bool:
@@ -20,7 +29,8 @@ def mean(steps: Steps) -> bool:
         return False
     dtype = wide(steps.dtype(made))
     total = steps.total(name, axes, "sum", keep=bool(given["keepdim"]), dtype=dtype)
-    steps.divided(total, math.prod(shape[axis] for axis in axes), "", made)
+    count = math.prod(shape[axis] for axis in axes)
+    steps.kept("", "aten.div.Scalar", (Ref(total), count), dtype, made)
     return True
 
 
@@ -41,7 +51,7 @@ def variance(steps: Steps) -> bool:
     total = steps.total(name, axes, "sum", keep=True)
     acc = steps.dtype(total)
     middle = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), count), acc)
-    squares = steps.total(centred_squares(steps, name, middle, acc), axes, "squares", keep=keep)
+    squares = steps.total(_centred_squares(steps, name, middle, acc), axes, "squares", keep=keep)
     left = max(0, count - correction)
     spread = steps.pointwise("spread", "aten.div.Scalar", (Ref(squares), left), acc)
     if kind.startswith("std"):
@@ -55,7 +65,170 @@ def variance(steps: Steps) -> bool:
     return True
 
 
-def centred_squares(steps: Steps, name: str, middle: str, dtype: str) -> str:
+def _centred_squares(steps: Steps, name: str, middle: str, dtype: str) -> str:
     """(value − mean)², the mean broadcast onto it."""
     centred = steps.pointwise("centred", "aten.sub.Tensor", (Ref(name), Ref(middle)), dtype)
     return steps.pointwise("square", "aten.mul.Tensor", (Ref(centred), Ref(centred)), dtype)
+
+
+def batch_norm(steps: Steps) -> bool:
+    """Mean and centred squares are summed over the parts, twice in a row so that nothing cancels; the rows are
+    normalised by them as in evaluation. float16 and bfloat16 have their statistics in float32.
+    """
+    given = _forward(steps)
+    rows = given["input"]
+    shape = steps.shape(rows)
+    # InstanceNorm is BatchNorm of one row whose channels are rows: it mixes none.
+    if not given["training"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
+        return False
+    made, save_mean, save_invstd, *running = steps.task.outputs
+    acc, axes = wide(steps.dtype(rows)), _others(shape)
+    count = math.prod(shape) // shape[1]
+    total = steps.total(rows, axes, "sum", dtype=acc)
+    mean = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), count), acc, make=save_mean)
+    squares = steps.total(_centred_squares(steps, rows, _column(steps, mean, shape), acc), axes, "squares")
+    var = steps.pointwise("var", "aten.div.Scalar", (Ref(squares), count), acc)
+    safe = steps.pointwise("safe", "aten.add.Scalar", (Ref(var), given["eps"]), acc)
+    steps.pointwise("invstd", "aten.rsqrt.default", (Ref(safe),), acc, make=save_invstd)
+    if running:
+        unbiased = steps.pointwise("unbiased", "aten.div.Scalar", (Ref(squares), count - 1), acc)
+        for kind, new, out in zip(("mean", "var"), (mean, unbiased), running):
+            name = given[f"running_{kind}"]
+            old, step = steps.cast(name, acc, f"old_{kind}"), f"running_{kind}"
+            pair = (Ref(old), Ref(new), given["momentum"])
+            steps.kept(step, "aten.lerp.Scalar", pair, acc, out, like=name)
+    weight, bias = (_ref(_wider(steps, given[key], acc, key)) for key in ("weight", "bias"))
+    args = (Ref(rows), weight, bias, Ref(mean), Ref(var), False, given["momentum"], given["eps"], False)
+    cuts = _cuts(steps, args, {rows}, shape, (None,))
+    steps.put("", "aten.batch_norm.default", args, shape, steps.dtype(made), cuts=cuts, make=made)
+    return True
+
+
+def batch_norm_backward(steps: Steps) -> bool:
+    """The gradients of weight and bias are sums; with them, the input's is made row by row:
+    dx = w σ⁻¹ (dy − Σdy/N − (x − μ) σ⁻¹ Σ(dy x̂)/N).
+    """
+    given = steps.given(_BACKWARD)
+    name, grad, mask = given["input"], given["grad_out"], given["output_mask"]
+    shape = steps.shape(name)
+    if len(shape) < 2 or 0 in shape or (given["train"] and shape[0] == 1):
+        return False
+    if not given["train"]:
+        outputs = tuple(out if on else OWN for on, out in zip(mask, (None, SUMMED, SUMMED)))
+        steps.tasks.append(
+            dataclasses.replace(steps.task, cuts=_cuts(steps, steps.task.args, {name, grad}, shape, outputs))
+        )
+        return True
+    acc, count = wide(steps.dtype(name)), math.prod(shape) // shape[1]
+    weight = _wider(steps, given["weight"], acc, "weight")
+    mean, invstd = (_wider(steps, given[key], acc, key) for key in ("save_mean", "save_invstd"))
+    assert mean is not None and invstd is not None
+    sums = []
+    for key, on, out in zip(("dweight", "dbias"), mask[1:], steps.task.outputs[1:]):
+        direct = on and steps.dtype(out) == acc
+        sums.append(out if direct else f"{steps.task.name}#{key}")
+        steps.value(sums[-1], (shape[1],), acc)
+    dweight, dbias = sums
+    none = f"{steps.task.name}#none"
+    steps.values[none] = Value(none, (), "object", 0, none)
+    stats = (None, None, Ref(mean), Ref(invstd), True, given["eps"], (False, True, True))
+    args = (Ref(grad), Ref(name), _ref(weight), *stats)
+    cuts = _cuts(steps, args, {name, grad}, shape, (OWN, SUMMED, SUMMED))
+    last = "sums" if mask[0] else ""
+    steps.append(steps.named(last), steps.task.target, args, (none, dweight, dbias), cuts=cuts, unpack=True)
+    for key, on, new, out in zip(("weight", "bias"), mask[1:], sums, steps.task.outputs[1:]):
+        if on and new != out:
+            steps.cast(new, steps.dtype(out), f"{key}_out", out)
+    if not mask[0]:
+        return True
+    scale = invstd
+    if weight is not None:
+        scale = steps.pointwise("scale", "aten.mul.Tensor", (Ref(invstd), Ref(weight)), acc)
+    turned = steps.pointwise("turned", "aten.mul.Tensor", (Ref(scale), Ref(invstd)), acc)
+    factors = []
+    for key, one, other in (("shift", scale, dbias), ("slope", turned, dweight)):
+        product = steps.pointwise(f"{key}_sum", "aten.mul.Tensor", (Ref(one), Ref(other)), acc)
+        share = steps.pointwise(key, "aten.div.Scalar", (Ref(product), -count), acc)
+        factors.append(Ref(_column(steps, share, shape)))
+    shift, slope = factors
+    middle, steep = (Ref(_column(steps, value, shape)) for value in (mean, scale))
+    centred = steps.pointwise("centred", "aten.sub.Tensor", (Ref(name), middle), acc)
+    moved = steps.pointwise("moved", "aten.addcmul.default", (shift, Ref(centred), slope), acc)
+    steps.kept("", "aten.addcmul.default", (Ref(moved), Ref(grad), steep), acc, steps.task.outputs[0])
+    return True
+
+
+def per_part(steps: Steps) -> bool:
+    """The task as it is, each part with its own statistics, the first part's for the running ones."""
+    task = steps.task
+    if task.target.startswith("aten.native_batch_norm_backward"):
+        given = steps.given(_BACKWARD)
+        if not given["train"]:
+            return batch_norm_backward(steps)
+        axes = {given["grad_out"]: 0, given["input"]: 0, given["save_mean"]: OWN, given["save_invstd"]: OWN}
+        outputs = tuple(out if on else OWN for on, out in zip(given["output_mask"], (0, SUMMED, SUMMED)))
+    else:
+        given = _forward(steps)
+        axes, outputs = {given["input"]: 0}, (0, *(OWN for _ in task.outputs[1:]))
+    shape = steps.shape(given["input"])
+    if not given.get("training", True) or shape[0] < 2:
+        return False
+    cut = Cut(tuple(axes.get(name) for name in task.inputs), outputs)
+    steps.tasks.append(dataclasses.replace(task, cuts=(cut,)))
+    return True
+
+
+def single_valued(graph: Graph) -> Task | None:
+    """The first part of a BatchNorm in training that has one value for each channel, which has no variance."""
+    values = dict(graph.value)
+    for task in graph.tasks:
+        if task.part and "native_batch_norm" in task.target and "backward" not in task.target:
+            steps = Steps(graph, task, values)
+            given = _forward(steps)
+            shape = steps.shape(given["input"])
+            if given.get("training", False) and math.prod(shape) == shape[1]:
+                return task
+    return None
+
+
+def _forward(steps: Steps) -> dict[str, str]:
+    return steps.given(_NO_STATS if steps.task.target.endswith(".no_stats") else _STATS)
+
+
+def _others(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """All axes but the channels."""
+    return tuple(axis for axis in range(len(shape)) if axis != 1)
+
+
+def _cuts(
+    steps: Steps,
+    args: tuple[Argument, ...],
+    rows: set[str],
+    shape: tuple[int, ...],
+    outputs: tuple[int | None, ...],
+) -> tuple[Cut, ...]:
+    """A cut of `rows` along each axis but the channels; None among `outputs` stands for that axis."""
+    inputs = dataclasses.replace(steps.task, args=args, kwargs=()).inputs
+    return tuple(
+        Cut(
+            tuple(axis if name in rows else None for name in inputs),
+            tuple(axis if output is None else output for output in outputs),
+        )
+        for axis in _others(shape)
+        if shape[axis] > 1
+    )
+
+
+def _column(steps: Steps, name: str, shape: tuple[int, ...]) -> str:
+    """One number for each channel in a shape that broadcasts onto the input."""
+    column = (1, shape[1], *(1 for _ in shape[2:]))
+    step = f"{name.removeprefix(f'{steps.task.name}#')}_column"
+    return steps.put(step, "aten.reshape.default", (Ref(name), column), column, steps.dtype(name), view=name)
+
+
+def _wider(steps: Steps, name: str | None, dtype: str, step: str) -> str | None:
+    return None if name is None else steps.cast(name, dtype, f"{step}_wide")
+
+
+def _ref(name: str | None) -> Ref | None:
+    return None if name is None else Ref(name)

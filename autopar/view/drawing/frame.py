@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from . import fonts
@@ -17,15 +16,11 @@ SAMPLE = 34.0
 """Pixels that the sample of a legend is wide."""
 
 Sample: TypeAlias = tuple[str, Callable[[float, float], None]]
-"""What something means, and what draws a sample of it from `x` on around `y`."""
+"""An entry of the legend: its meaning, and a function that draws a sample from `x` on around `y`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A key number with its unit, and what it is."""
-
-    quantity: str
-    caption: str
+Figure: TypeAlias = tuple[str, str]
+"""A key number with its unit, and what it is."""
 
 
 def heading(
@@ -42,12 +37,12 @@ def heading(
     else:
         svg.text(MARGIN, 46, fonts.fit(title, room, 24, True), 24, bold=True)
     svg.text(MARGIN, 68, fonts.fit(under, room, 13), 13, QUIET)
-    places = list(_flow([_width(figure) for figure in figures], 20.0, room, 34.0))
+    places = list(_flow([_width(*figure) for figure in figures], 20.0, room, 34.0))
     bottom = 150.0 + 64 * max((row for _, row in places), default=0)
     svg.rect(MARGIN, 86, room, bottom - 86, "lane", rx=6)
-    for figure, (x, row) in zip(figures, places):
-        svg.quantity(MARGIN + x, 116 + 64 * row, figure.quantity)
-        svg.text(MARGIN + x, 137 + 64 * row, figure.caption, 12, QUIET)
+    for (quantity, caption), (x, row) in zip(figures, places):
+        svg.quantity(MARGIN + x, 116 + 64 * row, quantity)
+        svg.text(MARGIN + x, 137 + 64 * row, caption, 12, QUIET)
     rows = 0
     widths = [SAMPLE + 8 + fonts.width(text, 12) for text, _ in samples]
     for (text, draw), (x, row) in zip(samples, _flow(widths, 0.0, room, 26.0)):
@@ -57,13 +52,13 @@ def heading(
     return bottom + 22 * rows
 
 
-def _width(figure: Figure) -> float:
-    number, _, unit = figure.quantity.partition(" ")
-    return max(fonts.width(number, 24, True) + 5 + fonts.width(unit, 14), fonts.width(figure.caption, 12))
+def _width(quantity: str, caption: str) -> float:
+    number, _, unit = quantity.partition(" ")
+    return max(fonts.width(number, 24, True) + 5 + fonts.width(unit, 14), fonts.width(caption, 12))
 
 
 def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> Iterator[tuple[float, int]]:
-    """Where each of some things side by side begins, and its row: what would pass `right` begins another."""
+    """Position and row of each of some things side by side: what would pass `right` begins another row."""
     x, row = left, 0
     for wide in widths:
         if x > left and x + wide > right:

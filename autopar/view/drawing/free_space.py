@@ -67,14 +67,14 @@ class Label:
 
     @property
     def rect(self) -> Rect:
-        """What it covers, from the top of its capitals to below its baseline."""
+        """Bounding box, from the top of its capitals to below its baseline."""
         w = fonts.width(self.text, self.size, self.bold)
         x = self.x - (w if self.anchor == "end" else w / 2 if self.anchor == "middle" else 0)
         return Rect(x, self.y - self.size * 0.8, w, self.size)
 
 
 class Room:
-    """What is taken so far, in a grid of cells so that a question costs what is near and not all there is."""
+    """Rectangles and lines taken so far, in a grid of cells so that a query looks only at those near."""
 
     def __init__(self) -> None:
         self._rects: dict[tuple[int, int], list[Rect]] = defaultdict(list)

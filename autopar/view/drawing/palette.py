@@ -59,7 +59,7 @@ _PATTERNS = ("slash", "backslash", "cross", "level", "upright")
 
 
 def fill_of(shade: Shade, phase: str) -> str:
-    """What a box is filled with: deeper for the backward, white for sums and updates."""
+    """Fill of a box: deeper for the backward, white for sums and updates."""
     return shade.deep if phase == "backward" else shade.fill if phase in ("forward", "") else "#FFFFFF"
 
 

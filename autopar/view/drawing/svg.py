@@ -116,7 +116,7 @@ class Svg:
 
     @contextmanager
     def group(self, tooltip: str = "", style: str = "", **attributes: object) -> Iterator[None]:
-        """What is drawn inside, with a tooltip that viewers show when it is pointed at."""
+        """A group of what is drawn inside, with a tooltip that viewers show when it is pointed at."""
         self.parts.append(f"<g{_attributes(style, attributes)}>")
         if tooltip:
             self.parts.append(f"<title>{escape(tooltip)}</title>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -10,20 +11,21 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...text.tables import counted, percent, seconds, size
+from ...text import counted, percent, seconds, size
 from ..drawing import fonts
 from ..drawing.svg import Svg, clean
 from ..placed import placed_picture, placed_svg
-from ..placed.layout import lay_out
-from ..report.names import best_of_each, chosen
-from ..report.statistics import device_busy
+from ..placed.fold import Card
+from ..placed.layout import Layout, lay_out
+from ..report.reasons import best_of_each, choices, chosen, module_of, slow_down, waited
+from ..report.statistics import device_busy, level_at
 from ..timeline import timeline_picture, timeline_svg
-from .facts import arrow_facts, box_facts, example, longest_clusters
 
 _MOST_STEPS = 2_000
 """Steps above which a notebook gets no picture: it keeps what it shows."""
 
-
+_MOST_PARTS = 8
+"""Clusters of a folded box that are named."""
 _LEAST = 0.55
 """Share of its size to which a picture shrinks with the window, as its labels must be read: then it scrolls."""
 
@@ -40,7 +42,6 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
-_TEMPLATES.globals |= {"font": fonts.FAMILY, "longest_clusters": longest_clusters}
 
 
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
@@ -48,8 +49,21 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     focus and touch."""
     layout = lay_out(plan)
     picture = placed_picture(layout, timeline)
-    facts = {f"b{index}": box_facts(layout, box, timeline) for index, box in enumerate(layout.boxes)}
-    facts |= {f"t{index}": arrow_facts(layout, arrow) for index, arrow in enumerate(layout.arrows)}
+    ran: dict[str, float] = {}
+    for span in timeline.spans if timeline else ():
+        if span.kind == "compute" and not span.cluster:
+            ran[span.name] = ran.get(span.name, 0.0) + span.seconds
+    clock = "" if slow_down(plan) == 1 else f" (clock × {slow_down(plan):g})"
+
+    def took(clusters: Sequence[str]) -> str:
+        known = [ran[cluster] for cluster in clusters if cluster in ran]
+        return seconds(sum(known)) + clock if known else ""
+
+    def sent(card: Card) -> str:
+        made = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
+        total = sum(t.bytes for t in plan.transfers if t.src == card.device and t.value in made)
+        return size(total) if total else ""
+
     stacks = [(index, box) for index, box in enumerate(layout.boxes) if box.card.copies]
     return _page(
         "placed.html",
@@ -57,14 +71,37 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
         label=plan.costed.machine.label,
         picture=picture,
         layout=layout,
-        facts=facts,
-        example=example(layout),
+        took=took,
+        sent=sent,
+        example=_example(layout),
         stacks=sorted(stacks, key=lambda pair: (pair[1].card.start, pair[1].card.lane)),
         busy=device_busy(plan.timeline()),
         measured=device_busy(timeline) if timeline else {},
         candidates=best_of_each(plan),
         chosen=chosen(plan),
     )
+
+
+def _example(layout: Layout) -> Card | None:
+    """The cluster whose reasons are shown without a hover: the longest of the critical path that had a choice."""
+    reason = layout.plan.reason
+    single = [box for box in layout.boxes if len(box.card.clusters) == 1]
+    choosy = [box for box in single if len(getattr(reason.get(box.card.clusters[0]), "choices", ())) > 1]
+    box = min(choosy, key=lambda box: (not box.critical, -box.card.busy, box.card.start), default=None)
+    return box.card if box else None
+
+
+def _longest_clusters(plan: Plan, clusters: Sequence[str]) -> list[tuple[str, str]]:
+    """The longest of some clusters with their durations, and how many there are besides."""
+    places = sorted(
+        (plan.place[cluster] for cluster in clusters),
+        key=lambda place: (place.start - place.end, place.start),
+    )
+    shown = [
+        (plan.words.cluster(each.cluster), seconds(each.end - each.start)) for each in places[:_MOST_PARTS]
+    ]
+    more = len(places) - len(shown)
+    return [*shown, *([(f"and {more} shorter ones", "")] if more else [])]
 
 
 def timeline_page(timeline: Timeline) -> str:
@@ -76,6 +113,16 @@ def _page(template: str, *, picture: Svg, **values: Any) -> str:
     least = max(640.0, picture.width * _LEAST)
     page = _TEMPLATES.get_template(template).render(picture=str(picture), least=least, **values)
     return clean(page)
+
+
+_TEMPLATES.globals |= {
+    "font": fonts.FAMILY,
+    "choices": choices,
+    "level_at": level_at,
+    "longest_clusters": _longest_clusters,
+    "module_of": module_of,
+    "waited": waited,
+}
 
 
 def plan_html(plan: Plan) -> str:

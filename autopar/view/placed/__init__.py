@@ -8,12 +8,12 @@ from typing import Any
 from ...ir.graph import SUM
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...text.tables import counted, percent, seconds, size
+from ...text import counted, percent, seconds, size
 from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, WIDTH, Figure, Sample, heading, phases, ticks
 from ..drawing.palette import INK, LANE, QUIET, fill_of, strips
 from ..drawing.svg import Svg, trace
-from ..report.names import alternative, baseline, slow_down
+from ..report.reasons import alternative, baseline, slow_down
 from ..report.statistics import device_busy, hidden
 from .columns import Column
 from .labels import box_labels, brackets, free_labels
@@ -63,7 +63,7 @@ def _left_out(layout: Layout) -> str:
 
 
 def _under(plan: Plan) -> str:
-    """What was placed, by whom; and for a plan on one device why it is not on several."""
+    """Subtitle: sizes, policy and split; for a plan on one device why it is not on several."""
     graph, machine = plan.costed.graph, plan.costed.machine
     text = counted(len(graph.tasks), "task")
     text += f" in {counted(len(plan.placed), 'cluster')}" if machine.queued else ""
@@ -80,29 +80,29 @@ def _under(plan: Plan) -> str:
 def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
     """The numbers everything is judged by: predicted, measured, bound, single device, moved."""
     plan = layout.plan
-    found = [Figure(seconds(plan.makespan), "predicted")]
+    found = [(seconds(plan.makespan), "predicted")]
     if timeline:
         slow = slow_down(plan)
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
-        found.append(Figure(seconds(timeline.makespan), what))
+        found.append((seconds(timeline.makespan), what))
     if plan.period is not None:
-        found.append(Figure(seconds(plan.period), "period: from call to call"))
+        found.append((seconds(plan.period), "period: from call to call"))
     if plan.lower_bound:
         what = "lower bound" if plan.period is None else "bound of the period"
-        found.append(Figure(seconds(plan.lower_bound), f"{what} (gap {percent(plan.gap)})"))
+        found.append((seconds(plan.lower_bound), f"{what} (gap {percent(plan.gap)})"))
     single = baseline(plan)
     if single:
-        found.append(Figure(seconds(single[1]), f"best single device ({single[0]})"))
+        found.append((seconds(single[1]), f"best single device ({single[0]})"))
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
-        found.append(Figure(percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
-    found.append(Figure(size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
+        found.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
+    found.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
     if single and single[1] and plan.makespan and plan.period is None:
         gain = single[1] / plan.makespan
         faster = f"{gain:.2f}× faster than one device"
         slower = f"{plan.makespan / single[1]:.2f}× of one device's time"
         shares = [percent(each / plan.makespan) for each in (layout.found.compute_s, layout.found.transfer_s)]
         what = f"critical path: {shares[0]} compute, {shares[1]} transfer"
-        found.append(Figure(faster if gain >= 1.005 else slower, what))
+        found.append((faster if gain >= 1.005 else slower, what))
     return found
 
 
@@ -125,7 +125,7 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         svg.path(trace(corners) + "Z", "band", fill_opacity=0.25)
 
     arrows = layout.arrows
-    goes_on = any(piece.kind == "bus" for piece in layout.pieces)
+    goes_on = any(kind == "bus" for kind, _ in layout.pieces)
     samples = [
         (True, "critical path", across("critical", stroke_width=4)),
         (goes_on, "it goes on by the bus", across("bus", stroke=INK, stroke_linecap="round")),
@@ -186,7 +186,7 @@ def _columns(svg: Svg, layout: Layout) -> None:
 
 
 def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
-    """How much of a device is used, in lines of at most `room` pixels."""
+    """Busy share and peak memory of a device, in lines of at most `room` pixels."""
     plan = layout.plan
     peak, cap = plan.peaks.get(column.device, 0), plan.costed.machine.device[column.device].memory_bytes
     held = f"peak {size(peak)}"
@@ -285,17 +285,17 @@ def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
 
 
 def _critical(svg: Svg, layout: Layout) -> None:
-    wide = 4.0 if sum(piece.kind == "copy" for piece in layout.pieces) <= _CALM else 2.6
+    wide = 4.0 if sum(kind == "copy" for kind, _ in layout.pieces) <= _CALM else 2.6
     with svg.group(style="critical", pointer_events="none"):
-        for piece in layout.pieces:
-            if piece.kind == "bus":
-                svg.path(trace(piece.points), "bus")
-            elif piece.kind == "copy":
-                (x1, y1), (x2, y2) = piece.points
+        for kind, points in layout.pieces:
+            if kind == "bus":
+                svg.path(trace(points), "bus")
+            elif kind == "copy":
+                (x1, y1), (x2, y2) = points
                 length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
                 back = 9 / length if length > 9 else 0
                 tip = (x2 - (x2 - x1) * back, y2 - (y2 - y1) * back)
                 svg.line((x1, y1), tip, stroke_width=wide, stroke_linecap="butt")
                 svg.arrow((x1, y1), (x2, y2), INK, 6 + 2 * wide)
             else:
-                svg.path(trace(piece.points), stroke_width=wide)
+                svg.path(trace(points), stroke_width=wide)

@@ -1,17 +1,25 @@
-"""Columns of devices and lanes: an order in which transfers join neighbours, widths by what is
-used."""
+"""Columns of devices and lanes, in an order in which transfers join neighbours and as wide as their use asks; and the
+critical path as one unbroken line across them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import groupby, pairwise, permutations
+from typing import TypeAlias
 
+from ...ir.critical_path import Critical
 from ...ir.plan import Plan
+from ...ir.steps import Placed, Step, Transfer
+from ..drawing.free_space import Point
 from ..drawing.palette import Shade, shades
 from .fold import Card
 
 _MOST_TRIED = 6
+"""Devices whose columns are tried in every order."""
+_TIGHT = 12.0
+"""Copies that follow one another in fewer pixels are one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,10 @@ class Column:
     def right(self) -> float:
         """Its right edge."""
         return self.x + self.w
+
+
+Piece: TypeAlias = tuple[str, tuple[Point, ...]]
+"""A part of the critical path: `run` (of clusters), `copy` (its end is an arrow) or `bus`, drawn dotted; its points."""
 
 
 def columns(plan: Plan, cards: dict[str, tuple[Card, ...]], left: float, room: float) -> dict[str, Column]:
@@ -79,3 +91,74 @@ def _order(plan: Plan, touched: set[str]) -> list[str]:
         return skipped, sum(abs(at[name] - position) for position, name in enumerate(busy))
 
     return [*min(tries, key=cost), *idle]
+
+
+def edges(columns: dict[str, Column], src: str, dst: str) -> tuple[float, float]:
+    """The edges, in pixels, at which a transfer leaves the column of `src` and reaches that of `dst`."""
+    one, other = columns[src], columns[dst]
+    return (one.right, other.x) if one.x < other.x else (one.x, other.right)
+
+
+def critical_line(
+    found: Critical, columns: dict[str, Column], y: Callable[[float], float], second: float
+) -> list[Piece]:
+    """The pieces of the critical path in order; `y` is where a moment is, `second` pixels per second."""
+    lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
+    stretches = _stretches(found, _TIGHT / second if second else 0.0)
+    pieces: list[Piece] = []
+    here: tuple[Point, str] | None = None
+    for (first, last), (after, _) in zip(stretches, [*stretches[1:], (None, None)]):
+        start, end = y(first.start), y(last.end)
+        if isinstance(first, Transfer):
+            enter, leave = edges(columns, first.src, first.dst)
+            kind, source, target = "copy", first.src, first.dst
+        else:
+            left, right = lanes[first.lane]
+            goal = edges(columns, after.src, after.dst)[0] if isinstance(after, Transfer) else right
+            goal = here[0][0] if here else goal
+            enter = leave = left if abs(goal - left) < abs(goal - right) else right
+            kind, source, target = "run", first.device, first.device
+        if here:
+            (x, before), device = here
+            by_bus = device != source
+            corner = (x, start) if by_bus and kind == "copy" else (enter, before)
+            pieces.append(("bus" if by_bus else "run", _path((x, before), corner, (enter, start))))
+        pieces.append((kind, ((enter, start), (leave, end))))
+        here = (leave, end), target
+    return _joined(pieces)
+
+
+def _stretches(found: Critical, tight: float) -> list[tuple[Step, Step]]:
+    """First and last step of each stretch: clusters of one lane, or copies of one direction less than `tight` seconds
+    each."""
+    done: list[tuple[Step, Step]] = []
+    for step in map(found.steps.__getitem__, found.path):
+        if done and _continues(done[-1][1], step, tight):
+            done[-1] = (done[-1][0], step)
+        else:
+            done.append((step, step))
+    return done
+
+
+def _continues(before: Step, step: Step, tight: float) -> bool:
+    if isinstance(before, Placed) or isinstance(step, Placed):
+        return before.lane == step.lane
+    same_way = (step.src, step.dst) == (before.src, before.dst)
+    return same_way and max(step.start, before.end) - before.start < tight
+
+
+def _path(*points: Point) -> tuple[Point, ...]:
+    return tuple(point for point, _ in groupby(points))
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbouring `run` pieces as one line, so that corners meet; pieces of one point dropped."""
+    done: list[Piece] = []
+    for kind, points in pieces:
+        if len(points) < 2:
+            continue
+        if done and kind == done[-1][0] == "run" and done[-1][1][-1] == points[0]:
+            done[-1] = "run", _path(*done[-1][1], *points[1:])
+        else:
+            done.append((kind, points))
+    return done

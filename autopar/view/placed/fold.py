@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ...ir.display_names import CRITERION, common_module
 from ...ir.plan import Plan
 from ...ir.steps import Placed
-from ..report.names import module_of
+from ..report.reasons import module_of
 
 BUDGET = 150
 """The most boxes of one picture, when no more lanes than that are used."""
@@ -29,22 +29,11 @@ Block: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """One of the repeated blocks in a stacked card."""
-
-    name: str
-    start: float
-    end: float
-    busy: float
-    clusters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Card:
     """A box: the `clusters` of one lane between `start` and `end`, at work for `busy` seconds of that.
 
-    `copies` are the repeated blocks when it is a stack; `module` what the clusters share; `phase` the part of a
-    training step that most of its work is of.
+    `copies` are the repeated blocks, a card each, when it is a stack; `module` what the clusters share; `phase` the
+    part of a training step that most of its work is of.
     """
 
     lane: str
@@ -55,7 +44,7 @@ class Card:
     end: float
     busy: float
     clusters: tuple[str, ...]
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[Card, ...] = ()
     phase: str = "forward"
     block: Block | None = None
 
@@ -120,7 +109,7 @@ def _join(cards: list[Card]) -> Card:
 
 
 def _marked(cards: list[Card], phase: str) -> str:
-    """What is said of the phase behind the title of joined cards, as it is behind their own."""
+    """Suffix of the title of joined cards that tells their phase, as their own titles do."""
     if len({card.phase for card in cards}) == 1 and phase in ("reduction", "update"):
         return ", sums" if phase == "reduction" else ", update"
     return (
@@ -129,7 +118,7 @@ def _marked(cards: list[Card], phase: str) -> str:
 
 
 def _title(cards: list[Card], module: str) -> str:
-    """What the blocks of joined cards are called, `layers 3 … 5`, else the module they share."""
+    """Name of the blocks of joined cards, `layers 3 … 5`, else the module they share."""
     blocks = [card.block for card in cards]
     known = [block for block in blocks if block]
     if len(known) < len(blocks) or len({path for path, _ in known}) != 1 or _block(module):
@@ -219,24 +208,22 @@ def _stack_row(plan: Plan, row: list[list[Card]]) -> list[Card]:
 
 
 def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
-    blocks = [group[0].block for group in groups]
-    wholes = [_join(group) for group in groups]
     copies = tuple(
-        Copy(f"{block[0]}.{block[1]}", whole.start, whole.end, whole.busy, whole.clusters)
-        for block, whole in zip(blocks, wholes)
-        if block
+        replace(_join(group), title=f"{group[0].block[0]}.{group[0].block[1]}")
+        for group in groups
+        if group[0].block
     )
     whole = _join([card for group in groups for card in group])
-    path, first = copies[0].name.rsplit(".", 1)
-    last = copies[-1].name.rpartition(".")[2]
+    path, first = copies[0].title.rsplit(".", 1)
+    last = copies[-1].title.rpartition(".")[2]
     title = f"{path.rpartition('.')[2]} {first} … {last}{_kind(plan, copies, whole.phase)}"
     return replace(whole, title=title, module=path, copies=copies, block=None)
 
 
-def _kind(plan: Plan, copies: tuple[Copy, ...], phase: str) -> str:
-    """What each of the copies is, where they have one cluster each and it is the same of all; else their phase."""
+def _kind(plan: Plan, copies: tuple[Card, ...], phase: str) -> str:
+    """Suffix of the title of a stack: the one cluster that all copies are alike, else their phase."""
     if all(len(copy.clusters) == 1 for copy in copies):
-        words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.name}.", "", 1) for copy in copies}
+        words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.title}.", "", 1) for copy in copies}
         if len(words) == 1:
             return f": {words.pop()}"
     other = f" {phase}" if plan.words.training else ""

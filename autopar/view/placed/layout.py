@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
 from ...ir.steps import Transfer
 from ..drawing.frame import MARGIN, WIDTH
 from ..drawing.free_space import Rect, Room
-from .columns import Column, columns
-from .critical import Piece, critical_line, edges
+from .columns import Column, Piece, columns, critical_line, edges
 from .fold import Card, fold
 
 LEFT = 200.0
@@ -90,12 +90,12 @@ class Layout:
     room: Room = field(default_factory=Room)
 
     def y(self, when: float) -> float:
-        """Where a moment is."""
+        """Vertical position of a moment, in pixels."""
         return self.top + when * self.second
 
     @property
     def bottom(self) -> float:
-        """Where the plan ends."""
+        """Vertical position of the end of the plan, in pixels."""
         return self.top + self.height
 
     @property
@@ -150,7 +150,7 @@ def _boxes(layout: Layout) -> None:
 
 
 def _key(card: Card) -> tuple[object, ...]:
-    """The same for what a cluster that takes several lanes has in each of them."""
+    """Identity of a card, equal in all lanes that its cluster takes."""
     return card.clusters, card.start, card.end
 
 
@@ -203,7 +203,7 @@ def _gaps(layout: Layout) -> None:
 
 
 def _cause(layout: Layout, card: Card) -> str:
-    """What the first cluster of a card waited for last, in words."""
+    """The binding predecessor of the first cluster of a card, in words."""
     number = layout.found.number[card.clusters[0]]
     wait = layout.found.last[number]
     if wait is None:
@@ -228,8 +228,8 @@ def _take(layout: Layout) -> None:
             layout.room.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
         if arrow.ready_y is not None:
             layout.room.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
-    for piece in layout.pieces:
-        for start, end in zip(piece.points, piece.points[1:]):
+    for _, points in layout.pieces:
+        for start, end in pairwise(points):
             layout.room.take_line(start, end)
     for box in layout.boxes:
         layout.room.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from ...ir.critical_path import Critical
 from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...text.tables import counted, free, percent, seconds, size, table
-from .names import alternative, baseline, best_of_each, change, faster, slow_down, stretches
-from .reasons import against, helps, path_shares, waited
+from ...text import counted, free, percent, seconds, size, table
+from .reasons import (
+    against,
+    alternative,
+    baseline,
+    best_of_each,
+    change,
+    faster,
+    helps,
+    path_shares,
+    slow_down,
+    stretches,
+    waited,
+)
 from .statistics import device_busy, hidden, phases
 
 _MOST_REASONS = 12
@@ -103,7 +115,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
 
 
 def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> tuple[str, str, str]:
-    """What a call took, against what was predicted of it; refused where emulated work was too late to say."""
+    """The measured time of a call against the predicted one; refused where emulated work was too late to say."""
     slow, late = slow_down(plan), percent(timeline.late)
     if timeline.needs_slow_down:
         enough = math.ceil(timeline.needs_slow_down)
@@ -145,46 +157,37 @@ def _weights(plan: Plan) -> tuple[str, str, str]:
 
 
 def _devices(plan: Plan, timeline: Timeline | None) -> str:
-    busy = device_busy(plan.timeline())
-    real = device_busy(timeline) if timeline else {}
-    memory = {item.device: item.peak for item in timeline.memory} if timeline else {}
-    heads = (
-        "device",
-        "busy",
-        "measured",
-        "clusters",
-        "gets",
-        "sends",
-        "peak memory",
-        "measured",
-        "cap",
-        "free at peak",
-    )
-    rows: list[tuple[str, ...]] = [heads]
-    for device in plan.costed.machine.devices:
-        name, cap = device.name, device.memory_bytes
-        peak = plan.peaks.get(name, 0)
-        left = free(1 - max(peak, memory.get(name, 0)) / cap) if cap else "0 %"
-        row = (
-            name,
-            percent(busy.get(name, 0.0)),
-            percent(real[name]) if name in real else "-",
-            str(sum(placed.device == name for placed in plan.placed)),
-            size(sum(t.bytes for t in plan.transfers if t.dst == name)),
-            size(sum(t.bytes for t in plan.transfers if t.src == name)),
-            size(peak),
-            size(memory[name]) if name in memory else "-",
-            "none" if cap is None else size(cap),
-            "-" if cap is None else left,
-        )
-        rows.append(row)
-    if not timeline:
-        rows = [(*row[:2], *row[3:7], *row[8:]) for row in rows]
-    return table(rows, right=range(1, len(rows[0])))
+    names = [device.name for device in plan.costed.machine.devices]
+    caps = [device.memory_bytes for device in plan.costed.machine.devices]
+    busy, real = device_busy(plan.timeline()), device_busy(timeline) if timeline else {}
+    held = {memory.device: memory.peak for memory in timeline.memory} if timeline else {}
+    gets, sends = Counter[str](), Counter[str]()
+    for transfer in plan.transfers:
+        gets[transfer.dst] += transfer.bytes
+        sends[transfer.src] += transfer.bytes
+
+    def left(name: str, cap: int | None) -> str:
+        used = max(plan.peaks.get(name, 0), held.get(name, 0))
+        return "-" if cap is None else free(1 - used / cap) if cap else "0 %"
+
+    columns: list[tuple[str, Sequence[object]]] = [
+        ("device", names),
+        ("busy", [percent(busy.get(name, 0.0)) for name in names]),
+        ("measured", [percent(real[name]) if name in real else "-" for name in names]),
+        ("clusters", [sum(placed.device == name for placed in plan.placed) for name in names]),
+        ("gets", [size(gets[name]) for name in names]),
+        ("sends", [size(sends[name]) for name in names]),
+        ("peak memory", [size(plan.peaks.get(name, 0)) for name in names]),
+        ("measured", [size(held[name]) if name in held else "-" for name in names]),
+        ("cap", ["none" if cap is None else size(cap) for cap in caps]),
+        ("free at peak", list(map(left, names, caps))),
+    ]
+    shown = [(head, *cells) for head, cells in columns if timeline or head != "measured"]
+    return table(list(zip(*shown)), right=range(1, len(shown)))
 
 
 def _phases(plan: Plan, timeline: Timeline | None) -> str:
-    """How the time divides, as predicted and, where the call was measured in time, as measured."""
+    """The phases of a training step as predicted and, where the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
     found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
     heads = [f"{what} measured" if side == "measured" else what for side in sides for what in _PHASE_COLUMNS]

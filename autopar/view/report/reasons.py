@@ -1,14 +1,16 @@
-"""Why single clusters are where they are, what they waited for, and what one change would bring."""
+"""Reasons for the placement of clusters, waits, the critical path in stretches, and what a plan is compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ...ir.critical_path import Critical
-from ...ir.plan import Choice, Plan, Reason
+from ...ir.display_names import common_module
+from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.steps import Placed, Transfer
 from ...planner.what_if import changes
-from ...text.tables import meant, percent, seconds, table
+from ...text import meant, percent, seconds, table
 
 _MOST_CHANGES = 6
 
@@ -60,7 +62,7 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
 
 
 def against(choice: Choice, own: float | None) -> str:
-    """When a cluster would end on a device against when it does: `+1.2 ms`, `−0.3 ms`."""
+    """The end of a cluster on another device less its end where it is: `+1.2 ms`, `−0.3 ms`."""
     if choice.end is None or own is None:
         return "-"
     late = choice.end - own
@@ -87,8 +89,8 @@ def helps(plan: Plan) -> str:
 
 
 def waited(plan: Plan, found: Critical, number: int) -> str:
-    """What ended last of all that a step waited for, and how long it was ready before: `v0 from cpu`, `t3`, `lane
-    cuda:0/0, busy with t2, 1.2 ms`; empty for what begins at once."""
+    """The binding predecessor of a step, and how long the step was ready before: `v0 from cpu`, `t3`, `lane cuda:0/0,
+    busy with t2, 1.2 ms`; empty for what begins at once."""
     wait, step = found.last[number], found.steps[number]
     if wait is None:
         return ""
@@ -109,7 +111,7 @@ def waited(plan: Plan, found: Critical, number: int) -> str:
 
 
 def path_shares(plan: Plan, found: Critical) -> list[str]:
-    """How the time of the critical path divides, a sentence a line."""
+    """The shares of compute, transfer and waiting in the critical path, a sentence a line."""
     total = plan.makespan or 1.0
     waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
     compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
@@ -123,3 +125,118 @@ def path_shares(plan: Plan, found: Critical) -> list[str]:
     kept = {what: share for what, share in held.items() if share > 0.005}
     parts = [f"{percent(share)} only for keeping a {what} busy" for what, share in kept.items()]
     return [line, f"{', '.join(parts)} that the next step needed"] if parts else [line]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains; `steps` are
+    the numbers of its steps."""
+
+    kind: str
+    start: float
+    end: float
+    where: str
+    what: str
+    steps: tuple[int, ...] = ()
+
+
+def stretches(plan: Plan, found: Critical) -> list[Stretch]:
+    """The critical path as stretches: consecutive clusters of one lane are one, gaps of over 0.1 % are named
+    waits."""
+    groups: list[list[int]] = []
+    clock, starts = 0.0, list[float]()
+    for number in found.path:
+        step, before = found.steps[number], found.steps[groups[-1][-1]] if groups else None
+        late = step.start - clock > plan.makespan * 1e-3
+        if not late and isinstance(step, Placed) and isinstance(before, Placed) and before.lane == step.lane:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+            starts.append(clock if late else step.start)
+        clock = max(clock, step.end)
+    parts: list[Stretch] = []
+    for numbers, start in zip(groups, starts):
+        first, last = found.steps[numbers[0]], found.steps[numbers[-1]]
+        if start < first.start:
+            what = "waits; no cluster or transfer explains it"
+            parts.append(Stretch("wait", start, first.start, first.lane, what))
+        if isinstance(first, Transfer):
+            kind, where, what = "copy", f"{first.src} → {first.dst}", plan.words.value(first.value)
+        else:
+            clusters = [step for step in map(found.steps.__getitem__, numbers) if isinstance(step, Placed)]
+            kind, where, what = "compute", first.lane, span_name(plan, clusters)
+        parts.append(Stretch(kind, first.start, last.end, where, what, tuple(numbers)))
+    return parts
+
+
+def span_name(plan: Plan, clusters: list[Placed]) -> str:
+    """`first … last` with a count."""
+    first, last = plan.words.cluster(clusters[0].cluster), plan.words.cluster(clusters[-1].cluster)
+    return first if len(clusters) == 1 else f"{first} … {last} ({len(clusters)} clusters)"
+
+
+def module_of(plan: Plan, cluster: str) -> str:
+    """The longest module path that all tasks of a cluster which have one share."""
+    paths = [plan.costed.graph.task[task].module for task in plan.costed.cluster[cluster].tasks]
+    return common_module([path for path in paths if path])
+
+
+def alternative(plan: Plan) -> Candidate | None:
+    """The best candidate that uses several devices, None when there is no feasible one."""
+    others = [c for c in plan.candidates if c.makespan is not None and not c.policy.startswith("single")]
+    return min(others, key=lambda c: (c.makespan, c.policy), default=None)
+
+
+def baseline(plan: Plan) -> tuple[str, float] | None:
+    """The baseline of a plan: the shortest on one device, weights included, and its seconds. A device that some
+    clusters cannot be on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no
+    device can run all."""
+    best = plan.best_single
+    for candidate in plan.candidates if best else ():
+        device = candidate.policy.removeprefix("single ")
+        if candidate.makespan is None or candidate.split or device == candidate.policy:
+            continue
+        all_there = dict(plan.singles).get(device) is not None
+        if not all_there and plan.costed.graph.streamed:
+            # All of it runs there, with weights that come and go: it is no device that a model could be moved to.
+            continue
+        if best is None or candidate.makespan < best[1]:
+            best = (device if all_there else f"mostly {device}", candidate.makespan)
+    return best
+
+
+def best_of_each(plan: Plan) -> list[Candidate]:
+    """The candidates, best first; of those of one policy and split that only differ in time, the best."""
+    order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
+    found: dict[tuple[str, str, str], Candidate] = {}
+    for candidate in order:
+        found.setdefault((candidate.policy, candidate.split, candidate.note), candidate)
+    return list(found.values())
+
+
+def chosen(plan: Plan) -> Candidate | None:
+    """The candidate that became the plan, None when it is none of them."""
+    split = plan.costed.graph.split
+    mine = [c for c in plan.candidates if c.policy == plan.policy and c.makespan is not None]
+    alike = [c for c in mine if c.split == split] or mine
+    return min(alike, key=lambda c: abs((c.makespan or 0.0) - plan.makespan), default=None)
+
+
+def faster(gain: float) -> str:
+    """The speedup of a plan over one device whose time is `gain` times as long, in words."""
+    if gain >= 1.005:
+        return f"{gain:.2f} × faster than one device"
+    return "as fast as one device" if gain > 0.995 else f"{(1 / gain - 1) * 100:.0f} % slower than one device"
+
+
+def change(share: float) -> str:
+    """A relative change as a signed whole percentage: `+5 %`, `0 %`, `−3 %`."""
+    rounded = round(share * 100)
+    return f"{'+' if rounded > 0 else '−' if rounded < 0 else ''}{abs(rounded)} %"
+
+
+def slow_down(plan: Plan) -> float:
+    """By how much a measured call of this plan is stretched: 1 unless the machine's clock is a declared
+    one."""
+    machine = plan.costed.machine
+    return machine.slow_down if machine.clock == "declared" else 1.0

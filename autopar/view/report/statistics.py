@@ -54,7 +54,7 @@ def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
 
 
 def _busy(timeline: Timeline) -> dict[str, list[Interval]]:
-    """When each lane is at work."""
+    """Busy intervals of each lane."""
     tops = top_spans(timeline).items()
     return {lane: union((s.start, s.end) for s in spans if s.end > s.start) for lane, spans in tops}
 
@@ -92,7 +92,7 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class _Phase:
     """A phase of a step: `work` seconds of its clusters and copies over all lanes, `span` in which any of them is under
     way, `adds` of these in which nothing of the phases before it is; `start` of the first and `end` of the last."""
 
@@ -104,18 +104,18 @@ class Phase:
     end: float
 
 
-def phases(plan: Plan, timeline: Timeline) -> tuple[Phase, ...]:
+def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
     """The phases that take time, in order; none for a plan without a backward."""
     if not plan.words.training:
         return ()
-    made: list[Phase] = []
+    made: list[_Phase] = []
     before: list[Interval] = []
     for name, held in _phase_intervals(plan, timeline).items():
         if held:
             own = union(held)
             span = length(own)
             adds = span - shared(own, before)
-            made.append(Phase(name, length(held), span, adds, own[0][0], own[-1][1]))
+            made.append(_Phase(name, length(held), span, adds, own[0][0], own[-1][1]))
             before = union((*before, *own))
     return tuple(made)
 

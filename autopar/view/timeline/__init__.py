@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 from ...ir.device_kind import kind_of
-from ...ir.timeline import Timeline
-from ...text.tables import percent, seconds
+from ...ir.timeline import Memory, Timeline
+from ...text import free, percent, seconds, size
 from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, Figure, Sample, heading
+from ..drawing.free_space import Label, Point
 from ..drawing.palette import GRID, INK, QUIET, Shade, shades
-from ..drawing.svg import Svg
-from ..report.names import change
+from ..drawing.svg import Svg, trace
+from ..report.reasons import change
 from ..report.statistics import (
     busy_shares,
     critical_spans,
@@ -21,11 +25,11 @@ from ..report.statistics import (
     union,
 )
 from .bars import LEFT, RIGHT, WIDTH, Axis, measured_bars, pale, planned_bars, solid
-from .memory import MEMORY_HIGH, memory_row
 
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
+_MEMORY_HIGH, _CURVE = 136.0, 100.0
 _TOP = 46.0
-"""Where the lanes begin, below the legend: between them are the labels of the axis."""
+"""Top of the lanes in pixels below the legend: between them are the labels of the axis."""
 
 
 def timeline_svg(timeline: Timeline) -> str:
@@ -34,7 +38,7 @@ def timeline_svg(timeline: Timeline) -> str:
 
 
 def timeline_picture(timeline: Timeline) -> Svg:
-    """The same as shapes."""
+    """The picture of a timeline as shapes."""
     predicted = timeline.predicted
     svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
     what = "predicted above measured" if predicted else "timeline"
@@ -68,23 +72,23 @@ def timeline_picture(timeline: Timeline) -> Svg:
 
 def _figures(timeline: Timeline) -> list[Figure]:
     predicted = timeline.predicted
-    found = [Figure(seconds(timeline.makespan), "measured" if predicted else "whole call")]
+    found = [(seconds(timeline.makespan), "measured" if predicted else "whole call")]
     if predicted:
-        found.insert(0, Figure(seconds(predicted.makespan), "predicted"))
+        found.insert(0, (seconds(predicted.makespan), "predicted"))
         if predicted.makespan:
             error = timeline.makespan / predicted.makespan - 1
-            found.append(Figure(change(error), "measured over predicted"))
+            found.append((change(error), "measured over predicted"))
     busy = [share for device, share in device_busy(timeline).items() if not kind_of(device).host]
     if busy:
-        found.append(Figure(percent(sum(busy) / len(busy)), "accelerators busy, mean"))
+        found.append((percent(sum(busy) / len(busy)), "accelerators busy, mean"))
     top = [span for span in timeline.spans if not span.cluster and span.end > span.start]
     copies = union((span.start, span.end) for span in top if span.kind == "copy")
     work = union((span.start, span.end) for span in top if span.kind == "compute")
     if copies:
         share = percent(shared(copies, work) / length(copies))
-        found.append(Figure(share, "of copy time under compute"))
+        found.append((share, "of copy time under compute"))
     waits = sum(max(0.0, span.start - span.ready) for span in timeline.spans if span.ready is not None)
-    return [*found, Figure(seconds(waits), "copies ready but queued")]
+    return [*found, (seconds(waits), "copies ready but queued")]
 
 
 def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
@@ -173,7 +177,7 @@ def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -
 
 
 def _ends(svg: Svg, timeline: Timeline, axis: Axis, bottom: float) -> None:
-    """Where the call ends, and was predicted to: the earlier is named to the left of its line."""
+    """Lines at the measured and the predicted end of the call: the earlier is named to the left of its line."""
     sides: list[tuple[float, str, str | None]] = [
         (timeline.makespan, "measured" if timeline.predicted else "end", None)
     ]
@@ -195,6 +199,88 @@ def _memories(svg: Svg, timeline: Timeline, axis: Axis, y: float) -> float:
     for memory in timeline.memory:
         if memory.steps and memory.peak:
             shade = look[memory.device]
-            memory_row(svg, memory, planned.get(memory.device), shade, axis, y + 22, timeline.makespan)
-            y += MEMORY_HIGH
+            _memory_row(svg, memory, planned.get(memory.device), shade, axis, y + 22, timeline.makespan)
+            y += _MEMORY_HIGH
     return y + 6
+
+
+def _memory_row(
+    svg: Svg, memory: Memory, planned: Memory | None, shade: Shade, axis: Axis, y: float, end: float
+) -> None:
+    """Draw the curve of `memory` from `y` down; `planned` is the predicted one, drawn as a thin line over it."""
+    cap = memory.cap
+    close = cap if cap is not None and memory.peak >= 0.35 * cap else 0
+    most = max(memory.peak, planned.peak if planned else 0, close) or 1
+    bottom = y + _CURVE
+
+    def level(count: float) -> float:
+        return bottom - count / most * (_CURVE - 14)
+
+    axis.lane(svg, y, _CURVE)
+    points = corners(memory, axis.x, level, min(RIGHT, axis.x(end)))
+    svg.path(trace([*points, (points[-1][0], bottom), (points[0][0], bottom)]) + "Z", fill=shade.fill)
+    for (x1, y1), (x2, _) in zip(points[::2], points[1::2]):
+        svg.pattern(shade, x1, y1, x2 - x1, bottom - y1, stroke_opacity=0.5)
+    svg.path(trace(points), fill="none", stroke=shade.hue, stroke_width=2.2, stroke_linejoin="round")
+    if planned and planned.steps:
+        last = max(when for when, _ in planned.steps)
+        svg.path(trace(corners(planned, axis.x, level, min(RIGHT, axis.x(last)))), "planned")
+    for share in (0.0, 0.5) if close else (0.0, 0.5, 1.0):
+        text = size(most * share) if share else "0"
+        svg.text(LEFT - 10, level(most * share) + 4, text, 11, QUIET, anchor="end")
+    if close:
+        at = level(close)
+        axis.room.take_line((LEFT, at), (RIGHT, at))
+        svg.line((LEFT, at), (RIGHT, at), "cap")
+        svg.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
+    svg.swatch(shade, MARGIN, y + 34, 22, 20)
+    svg.text(MARGIN + 30, y + 43, fonts.fit(memory.device, 86, 12, True), 12, bold=True)
+    svg.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
+    _peak(svg, memory, shade, axis, level, points)
+    rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
+    rows += [("free", free(1 - memory.peak / cap))] if cap else []
+    rows += [("planned", size(planned.peak))] if planned else []
+    for index, (what, text) in enumerate(rows):
+        svg.text(RIGHT + 30, y + 18 + index * 21, what, 12, QUIET)
+        svg.text(RIGHT + 142, y + 18 + index * 21, text, 12)
+    svg.line((LEFT, bottom), (RIGHT, bottom), "grid")
+
+
+def corners(
+    memory: Memory, x_of: Callable[[float], float], level: Callable[[float], float], right: float
+) -> list[Point]:
+    """Both ends of each level of a step curve; of those on one pixel the highest and the last."""
+    steps: list[tuple[float, int]] = []
+    pixel = -1
+    for when, count in memory.steps:
+        x = x_of(when)
+        if int(x) != pixel or len(steps) < 2:
+            pixel = int(x)
+            steps += [(x, count), (x, count)]
+        else:
+            high = max(steps[-2][1], count)
+            steps[-2:] = [(steps[-2][0], high), (x, count)]
+    points: list[Point] = []
+    for index, (x, count) in enumerate(steps):
+        until = steps[index + 1][0] if index + 1 < len(steps) else max(right, x)
+        points += [(x, level(count)), (until, level(count))]
+    return points
+
+
+def _peak(
+    svg: Svg, memory: Memory, shade: Shade, axis: Axis, level: Callable[[float], float], points: list[Point]
+) -> None:
+    """A ring at the peak, its size beside it where nothing is in the way."""
+    when = next(when for when, count in memory.steps if count == memory.peak)
+    x, y = axis.x(when), level(memory.peak)
+    for start, end in pairwise(points):
+        axis.room.take_line(start, end)
+    svg.circle(x, y, 4.5, fill="#FFFFFF", stroke=shade.hue, stroke_width=2)
+    text = f"peak {size(memory.peak)}"
+    places = [(dx, dy) for dx in (-10.0, 10.0, -70.0, 70.0, -140.0) for dy in (-7.0, 4.0, 17.0, 30.0)]
+    labels = [
+        Label(x + dx, y + dy, text, 11.5, anchor="end" if dx < 0 else "start", halo=True) for dx, dy in places
+    ]
+    inside = [[label] for label in labels if LEFT + 4 < label.rect.x < RIGHT - label.rect.w]
+    for label in axis.room.first(inside, pad=2):
+        svg.label(label)

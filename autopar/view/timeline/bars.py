@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...ir.timeline import Span
-from ...text.tables import seconds, size
+from ...text import seconds, size
 from ..drawing import fonts
 from ..drawing.frame import MARGIN, ticks
 from ..drawing.free_space import Label, Rect, Room
@@ -30,7 +30,7 @@ class Axis:
         self.ticks, self.unit = ticks(span, RIGHT - LEFT, 96.0)
 
     def x(self, when: float) -> float:
-        """Where a moment is."""
+        """Horizontal position of a moment, in pixels."""
         return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
 
     def lane(self, svg: Svg, y: float, h: float) -> None:

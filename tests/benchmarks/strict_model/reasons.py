@@ -12,7 +12,7 @@ from autopar.planner.model.lazy_sequence import Lazily
 from autopar.planner.throughput import balance, bound
 from autopar.planner.throughput.loads import Standing
 from autopar.planner.throughput.reasons import Shares, listed
-from autopar.text.tables import seconds
+from autopar.text import seconds
 
 from .calls import Calls
 from .graph import classes

@@ -1,15 +1,34 @@
-"""Aligned text tables, and numbers as people read them."""
+"""Text for people: aligned tables, numbers and names as people read and write them, progress of long stages.
+
+Progress is shown on a terminal as a bar over items, or as a count of seconds where there are none; elsewhere, in a
+notebook or a log, as a line every few seconds.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Collection, Sequence
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TextIO, TypeVar
 
-from ..errors import DeviceError, PlanError
+from .errors import DeviceError, PlanError
+
+log = logging.getLogger("autopar")
+
+T = TypeVar("T")
+
+PATIENCE_S = 1.0
+"""No bar before this: most stages are over sooner."""
+EVERY_S = 5.0
+"""Between two lines where there is no terminal."""
+_WIDTH = 30
 
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
@@ -103,3 +122,64 @@ def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
         hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
         raise PlanError(f"{complaint}; {hint}")
     return found
+
+
+def bar(items: Sequence[T], title: str, stream: TextIO | None = None) -> Iterator[T]:
+    """The items, with a bar on a terminal once they have taken over a second; it is wiped at the end. Elsewhere a
+    warning every five seconds says how far they are."""
+    out = sys.stderr if stream is None else stream
+    terminal = out.isatty()
+    start = said = time.monotonic()
+    shown = 0
+    try:
+        for number, item in enumerate(items):
+            now = time.monotonic()
+            if terminal and now - start > PATIENCE_S:
+                filled = "#" * (_WIDTH * number // len(items))
+                line = f"{title} [{filled.ljust(_WIDTH)}] {number}/{len(items)}"
+                out.write("\r" + line.ljust(shown))
+                out.flush()
+                shown = len(line)
+            elif not terminal and now - said > EVERY_S:
+                log.warning("%s: %d of %d, after %.0f s", title, number, len(items), now - start)
+                said = now
+            yield item
+    finally:
+        if shown:
+            out.write("\r" + " " * shown + "\r")
+            out.flush()
+
+
+@contextmanager
+def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Count the seconds of the block on a terminal once there is more than one; they are wiped at the end. Elsewhere a
+    warning every five seconds says that it is at work."""
+    out = sys.stderr if stream is None else stream
+    over = threading.Event()
+    count = _counted if out.isatty() else _logged
+    counter = threading.Thread(target=count, args=(title, over, out), name="autopar progress", daemon=True)
+    counter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        counter.join()
+
+
+def _counted(title: str, over: threading.Event, out: TextIO) -> None:
+    start, shown = time.monotonic(), 0
+    while not over.wait(PATIENCE_S):
+        line = f"{title} … {time.monotonic() - start:.0f} s"
+        out.write("\r" + line)
+        out.flush()
+        shown = len(line)
+    if shown:
+        out.write("\r" + " " * shown + "\r")
+        out.flush()
+
+
+def _logged(title: str, over: threading.Event, _: TextIO) -> None:
+    start = time.monotonic()
+    while not over.wait(EVERY_S):
+        # A logger without handlers shows warnings and nothing below.
+        log.warning("%s: at work for %.0f s", title, time.monotonic() - start)

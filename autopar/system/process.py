@@ -1,10 +1,16 @@
-"""Pauses of the cyclic garbage collector."""
+"""The process: the cores it may run on, and pauses of its cyclic garbage collector."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def cores() -> int:
+    """The number of cores of the host that this process may use, where the system tells, else of all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

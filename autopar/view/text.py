@@ -1,18 +1,79 @@
-"""The plan as a chart for a terminal: lanes are columns, time runs down."""
+"""A plan as text: the dependency graph in DOT for graphviz, and a chart for a terminal."""
 
 from __future__ import annotations
 
-from ...ir.plan import Plan
-from ...ir.steps import Placed, Transfer
-from ...text.tables import percent, seconds, size
-from .statistics import busy_shares
+import json
+
+from ..ir.plan import Plan
+from ..ir.steps import Placed, Transfer
+from ..text import percent, seconds, size
+from .drawing.palette import INK, QUIET, fill_of, shades
+from .report.statistics import busy_shares
 
 _WIDE = 100
 _AXIS = 10
 
 
+def dot_text(plan: Plan) -> str:
+    """The plan for graphviz: devices as clusters, their work as nodes, values as edges; the critical path in bold."""
+    costed, machine = plan.costed, plan.costed.machine
+    look = shades((device.name, device.traits.host) for device in machine.devices)
+    found = plan.critical
+    hot = {step.cluster for step in (found.steps[index] for index in found.path) if hasattr(step, "cluster")}
+    moved = {(t.value, t.dst): t for t in plan.transfers}
+    hot_moves = {id(found.steps[index]) for index in found.path}
+    title = (
+        costed.graph.name + (f" · {machine.label}" if machine.label else "") + f" · {seconds(plan.makespan)}"
+    )
+    lines = [
+        f"digraph {_quote(costed.graph.name)} {{",
+        f'  graph [label={_quote(title)}, labelloc=t, rankdir=TB, fontname="Inter"];',
+        f'  node [shape=box, style="filled,rounded", fontname="Inter", fontsize=11, fontcolor="{INK}"];',
+        f'  edge [fontname="Inter", fontsize=9, color="{QUIET}", fontcolor="{QUIET}"];',
+    ]
+    for number, device in enumerate(machine.devices):
+        shade = look[device.name]
+        nodes = []
+        for placed in plan.placed:
+            if placed.device == device.name:
+                module = costed.graph.task[costed.cluster[placed.cluster].tasks[0]].module
+                label = [plan.words.cluster(placed.cluster), module, seconds(placed.end - placed.start)]
+                fill = fill_of(shade, plan.words.phase(placed.cluster))
+                edge = f'"{INK}", penwidth=3' if placed.cluster in hot else f'"{shade.hue}"'
+                text = _quote("\n".join(filter(None, label)))
+                wants = f'label={text}, fillcolor="{fill}", color={edge}'
+                nodes.append(f"    {_quote(placed.cluster)} [{wants}];")
+        if nodes:
+            name = f'label={_quote(device.name)}; color="{shade.hue}"; fontcolor="{shade.text}";'
+            lines += [f"  subgraph cluster_{number} {{", f"    {name}", *nodes, "  }"]
+    for placed in plan.placed:
+        cluster = costed.cluster[placed.cluster]
+        for value in cluster.reads:
+            source = costed.producer.get(value, cluster.name)
+            if source == cluster.name:
+                continue
+            transfer = moved.get((value, placed.device))
+            more = []
+            if transfer:
+                took = f"{size(transfer.bytes)} · {seconds(transfer.end - transfer.start)}"
+                text = _quote(f"{plan.words.value(value)}\n{took}")
+                more.append(f"label={text}")
+            if id(transfer) in hot_moves if transfer else {placed.cluster, source} <= hot:
+                more.append(f'color="{INK}", penwidth=3')
+            wants = f" [{', '.join(more)}]" if more else ""
+            lines.append(f"  {_quote(source)} -> {_quote(cluster.name)}{wants};")
+        lines += [
+            f"  {_quote(earlier)} -> {_quote(cluster.name)} [style=dotted];" for earlier in cluster.after
+        ]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
-    """A swim-lane chart of at most `wide` columns and about `rows` lines; `┃` marks the critical path.
+    """A swim-lane chart, time running down, of at most `wide` columns and about `rows` lines; `┃` is the critical path.
 
     A line stands for one slice of time. A box shows the cluster that fills most of the slice, with `+2` when
     it hides more; transfers are listed at the line in which they begin.
@@ -54,31 +115,22 @@ def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
 
 def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[int]) -> list[str]:
     here = [step for step in plan.orders[lane] if isinstance(step, Placed)]
-    most: list[tuple[float, int] | None] = [None] * rows
-    count = [0] * rows
-    for index, step in enumerate(here):
-        first = min(rows - 1, int(step.start / tick))
-        count[first] += 1
-        last = min(rows - 1, max(first, int(step.end / tick - 1e-9)))
-        for row in range(first, last + 1):
-            share = min(step.end, (row + 1) * tick) - max(step.start, row * tick)
-            had = most[row]
-            if share > 0.05 * tick and (had is None or share > had[0]):
-                most[row] = (share, index)
+    first = [min(rows - 1, int(step.start / tick)) for step in here]
     cells, before = [], -1
     for row in range(rows):
-        slot = most[row]
-        if slot is None:
+        low, high = row * tick, (row + 1) * tick
+        shares = [min(step.end, high) - max(step.start, low) for step in here]
+        index = max(range(len(here)), key=shares.__getitem__)
+        if shares[index] <= 0.05 * tick:
             cells.append("╎".ljust(wide))
             before = -1
             continue
-        index = slot[1]
         edge = "┃" if id(here[index]) in hot else "│"
         if index == before:
             cells.append(edge + "░" * (wide - 1))
             continue
-        before = index
-        more = f" +{count[row] - 1}" if count[row] > 1 else ""
+        before, count = index, first.count(row)
+        more = f" +{count - 1}" if count > 1 else ""
         after = f"{more} {seconds(here[index].end - here[index].start)}"
         room = wide - 2 - len(after)
         name = plan.words.cluster(here[index].cluster)

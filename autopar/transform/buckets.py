@@ -1,0 +1,271 @@
+"""Buckets of what is small: gradients of a split graph are summed in one piece, parameters updated by one task.
+
+As DistributedDataParallel does between processes (Li et al., "PyTorch Distributed: Experiences on Accelerating
+Data Parallel Training", VLDB 2020): gradients wait for their neighbours, in the order the backward makes them.
+Buckets of parameters, whose new values travel as one, are what multi-tensor kernels are to torch's optimizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import networkx
+
+from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
+
+_FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
+_SHAPED = "aten.reshape.default"
+
+BUCKET_BYTES = 1 << 20
+"""Bytes that a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
+buckets would mostly wait for copies to start, larger ones would begin later without being any cheaper."""
+FEW = 8
+"""Sums up to which each is left alone: they start while the backward runs, and hardly ever wait for each other."""
+
+
+def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
+    """The graph with small sums of gradients taken together, up to `nbytes` bytes in each sum.
+
+    A sum is taken in when it is of the backward, below `nbytes`, over summands that the parts made, and when
+    only results depend on it: no part waits for it, so that waiting for its neighbours delays no one. Consecutive
+    ones of one type make bucket k: for part i `bucket<k>#cat<i>` copies the summands into one flat value, as
+    soon as the part has made the last, `bucket<k>#sum` adds these, and the sums are views of it under their old
+    names. Up to `FEW` such sums stay as they are. Sums that parts do wait for (a BatchNorm's) share a bucket where
+    one task of each part makes all summands. Every element is added in the order in which it was, so the values
+    are bit-equal. Linear in tasks but for sorting them.
+    """
+    buckets = _gradients(graph, nbytes)
+    if not buckets:
+        return graph
+    sums = {
+        task.outputs[0]: f"bucket{number}#sum" for number, bucket in enumerate(buckets) for task in bucket
+    }
+    values = [replace(value, storage=sums.get(value.storage, value.storage)) for value in graph.values]
+    inside = {task.name for bucket in buckets for task in bucket}
+    closing = {bucket[-1].name: number for number, bucket in enumerate(buckets)}
+    tasks: list[Task] = []
+    for task in graph.tasks:
+        if task.name in closing:
+            number = closing[task.name]
+            made, steps = _summed(graph, buckets[number], f"bucket{number}")
+            values += made
+            tasks += steps
+        elif task.name not in inside:
+            tasks.append(task)
+    # What reads a sum moves behind the bucket the sum is in.
+    place = {task.name: index for index, task in enumerate(tasks)}
+    moved = replace(graph, values=tuple(values), tasks=tuple(tasks))
+    order = networkx.lexicographical_topological_sort(moved.networkx(), key=place.__getitem__)
+    return replace(moved, tasks=tuple(moved.task[name] for name in order))
+
+
+def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
+    """The sums of each bucket, two or more, in order."""
+    final, updated = _final(graph), _updated(graph)
+    small: list[tuple[Hashable, int, Task]] = []
+    twins: list[list[Task]] = []
+    before: tuple[str, ...] = ()
+    for task in graph.tasks:
+        parts, makers = _makers(graph, task, nbytes)
+        if parts and task.name in final:
+            value = graph.value[task.outputs[0]]
+            # A bucket of gradients is one of parameters: no update waits for another's bucket.
+            small.append(((value.dtype, updated.get(value.name, ""), *parts), value.bytes, task))
+        elif parts:
+            if makers != before:
+                twins.append([])
+            twins[-1].append(task)
+        before = () if task.name in final else makers
+    buckets = _filled(small, nbytes) if len(small) > FEW else []
+    return [bucket for bucket in (*buckets, *twins) if len(bucket) > 1]
+
+
+def _filled(tasks: Iterable[tuple[Hashable, int, Task]], nbytes: int) -> list[list[Task]]:
+    """Tasks, given with a key and their bytes, in buckets of one key and up to `nbytes` bytes, in order."""
+    found: list[list[Task]] = []
+    filling: dict[Hashable, list[Task]] = {}
+    held: dict[Hashable, int] = {}
+    for key, size, task in tasks:
+        if key not in filling or held[key] + size > nbytes:
+            filling[key], held[key] = [], 0
+            found.append(filling[key])
+        filling[key].append(task)
+        held[key] += size
+    return found
+
+
+def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts whose summands a small sum of the backward adds, and with its type the tasks that make them."""
+    if task.target != SUM or task.phase != "backward" or task.after:
+        return (), ()
+    value, summands = graph.value[task.outputs[0]], _summands(task)
+    makers = [graph.producer.get(name, "") for name in summands]
+    parts = tuple(graph.task[maker].part if maker else "" for maker in makers)
+    if not 0 < value.bytes < nbytes or value.storage != value.name:
+        return (), ()
+    if len(set(summands)) < len(makers) or not all(parts):
+        return (), ()
+    return parts, (value.dtype, *makers)
+
+
+def _updated(graph: Graph) -> dict[str, str]:
+    """By value the task that updates several parameters and reads it, or views of it, as a gradient."""
+    found = {}
+    for task in graph.tasks:
+        if task.target in UPDATES and len(task.args) > 1:
+            for name in task.inputs:
+                while name not in found:
+                    found[name] = task.name
+                    maker = graph.task.get(graph.producer.get(name, ""))
+                    if maker is None or not maker.free or not maker.inputs:
+                        break
+                    name = maker.inputs[0]
+    return found
+
+
+def _summands(task: Task) -> tuple[str, ...]:
+    (terms,) = task.args
+    assert isinstance(terms, tuple)
+    return tuple(term.value for term in terms if isinstance(term, Ref))
+
+
+def _final(graph: Graph) -> set[str]:
+    """Tasks that no part and no sum depends on."""
+    later: defaultdict[str, list[str]] = defaultdict(list)
+    for task in graph.tasks:
+        for name in task.after:
+            later[name].append(task.name)
+    plain = {task.name for task in graph.tasks if not task.part and task.target != SUM}
+    final: set[str] = set()
+    for task in reversed(graph.tasks):
+        readers = [reader for name in task.outputs for reader in graph.readers[name]]
+        if not task.part and all(name in final and name in plain for name in (*readers, *later[task.name])):
+            final.add(task.name)
+    return final
+
+
+def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], list[Task]]:
+    """New values, and the tasks in the place of the sums of a bucket, in the user's code where the last of them is."""
+    last, values, tasks = sums[-1], list[Value](), list[Task]()
+    wholes = [graph.value[task.outputs[0]] for task in sums]
+    counts = tuple(math.prod(value.shape) for value in wholes)
+    nbytes, dtype = sum(value.bytes for value in wholes), wholes[0].dtype
+
+    def add(name: str, target: str, args: tuple[Argument, ...], **more: Any) -> None:
+        where = {"module": last.module, "source": last.source, "phase": last.phase}
+        tasks.append(Task(name, target, args, **{"outputs": (name,), **where, **more}))
+
+    flats, total = [], f"{label}#sum"
+    for index, summands in enumerate(zip(*map(_summands, sums))):
+        maker = graph.task[graph.producer[summands[-1]]]
+        flats.append(f"{label}#cat{index}")
+        add(flats[-1], _FLAT, (tuple(map(Ref, summands)),), part=maker.part)
+    values += (Value(name, (sum(counts),), dtype, nbytes, name) for name in (*flats, total))
+    add(total, SUM, (tuple(map(Ref, flats)),))
+    views = tuple(f"{label}#view{index}" for index in range(len(sums)))
+    values += (Value(v, (n,), dtype, whole.bytes, total) for v, n, whole in zip(views, counts, wholes))
+    add(f"{label}#views", _PIECES, (Ref(total), counts), outputs=views, unpack=True, free=True)
+    for task, name, value in zip(sums, views, wholes):
+        tasks.append(replace(task, target=_SHAPED, args=(Ref(name), value.shape), free=True))
+    return values, tasks
+
+
+def grouped(
+    graph: Graph,
+    homes: Mapping[str, str],
+    pins: Mapping[str, str],
+    nbytes: int = BUCKET_BYTES,
+    few: int = FEW,
+) -> Graph:
+    """The graph with updates of small parameters taken together, up to `nbytes` bytes of parameters in each task.
+
+    Together are neighbours, in the order in which the backward makes their gradients, of one param group, dtype,
+    home (of `homes`) and pin (of `pins`, by task). `update bucket<k>` comes after the last of their gradients and
+    makes `flat` values: the new parameters, and each entry of the optimizer's state. A parameter of `nbytes` or
+    more is updated alone, and so are all where no more than `few` are small. Linear in tasks.
+    """
+    buckets = _parameters(graph, homes, pins, nbytes, few)
+    if not buckets:
+        return graph
+    target = dict(graph.updates)
+    values, updates = dict(graph.value), dict.fromkeys(graph.updates)
+    flat: list[str] = []
+    closing: dict[str, Task] = {}
+    gone: set[str] = set()
+    for bucket in buckets:
+        label = _label(graph, len(closing))
+        gone.update(task.name for task in bucket)
+        made = []
+        for position, column in enumerate(zip(*(task.outputs for task in bucket))):
+            states = [graph.value[target[name]] for name in column]
+            entry = f"_{states[0].path.rpartition('.')[2]}" if position else ""
+            whole = _whole(f"{label}{entry}_next", states)
+            for name, state in zip(column, states):
+                del values[name], updates[name, state.name]
+                updates[whole.name, state.name] = None
+            values[whole.name] = whole
+            made.append(whole.name)
+        flat += made
+        first, args = bucket[0], tuple(task.args[0] for task in bucket)
+        closing[bucket[-1].name] = replace(
+            first,
+            name=f"update {label}",
+            args=args,
+            outputs=tuple(made),
+            flops=sum(task.flops for task in bucket),
+            module="",
+            origin=first.origin or first.name,
+        )
+    return replace(
+        graph,
+        values=tuple(values.values()),
+        tasks=tuple(
+            closing.get(task.name, task)
+            for task in graph.tasks
+            if task.name in closing or task.name not in gone
+        ),
+        updates=tuple(updates),
+        flat=(*graph.flat, *flat),
+    )
+
+
+def _parameters(
+    graph: Graph, homes: Mapping[str, str], pins: Mapping[str, str], nbytes: int, few: int
+) -> list[list[Task]]:
+    """The updates of each bucket, two or more, in order."""
+    small: list[tuple[Hashable, int, Task]] = []
+    for task in graph.tasks:
+        if task.target not in UPDATES or len(task.args) > 1 or task.after:
+            continue
+        _, number, parameter, _, coefficient, *state = _item(task)
+        assert isinstance(parameter, Ref)
+        value = graph.value[parameter.value]
+        # In a flat value everything is in row-major order.
+        if not 0 < value.bytes < nbytes or value.order or any(graph.readers[name] for name in task.outputs):
+            continue
+        place = homes.get(value.name), pins.get(task.name)
+        small.append(((task.target, number, coefficient, len(state), value.dtype, *place), value.bytes, task))
+    return [bucket for bucket in _filled(small, nbytes) if len(bucket) > 1] if len(small) > few else []
+
+
+def _item(task: Task) -> tuple[Argument, ...]:
+    (item,) = task.args
+    assert isinstance(item, tuple)
+    return item
+
+
+def _whole(name: str, states: list[Value]) -> Value:
+    """The value that holds the new values of states."""
+    first, length = states[0], sum(map(room, states))
+    return Value(name, (length,), first.dtype, length * (first.bytes // math.prod(first.shape)), name)
+
+
+def _label(graph: Graph, number: int) -> str:
+    label = f"bucket{number}"
+    while f"update {label}" in graph.task or f"{label}_next" in graph.value:
+        label += "_"
+    return label
