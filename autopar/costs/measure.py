@@ -17,6 +17,7 @@ from ..ir.machine import Machine
 from ..ops import resolve as bind
 from ..system import cache
 from ..text import bar
+from ..transform.divide import LOSS
 from . import calibrate as probe
 from . import scales
 from .replay import REFUSALS, made_up, replayed
@@ -114,7 +115,7 @@ def chip(device: Device) -> str:
 
 def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]) -> bool:
     """True if calling a task's operator, even on the user's tensors, changes nothing."""
-    if task.random or task.after or task.target in calls or not task.outputs:
+    if task.random or task.after or task.target in calls or task.target == LOSS or not task.outputs:
         return False
     if any(graph.value[name].dtype == "object" for name in (*task.inputs, *task.outputs)):
         return False

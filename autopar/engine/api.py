@@ -79,10 +79,9 @@ def compile(
     verify_replicas: compare checksums of the copies of weights on other devices at each call.
     home: "auto", copies of weights stay on each device that reads them; or the device that all weights are on, or
     module path or glob → device: these live there alone, and each call brings them to who reads them elsewhere.
-    kernels: "eager" computes with PyTorch's own kernels, bit for bit as the model does. "auto" compiles the model in
-    the background with every library that is here ("inductor", "inductor frozen", "onnxruntime", "openvino"), holds
-    each against eager, times them on this machine and takes the fastest, which is remembered for the next process.
-    Eager serves until then. A library's name takes that one.
+    kernels: "eager" computes with PyTorch's own, bit for bit as the model does. "auto" compiles in the background with
+    every library that is here ("inductor", "inductor frozen", "onnxruntime", "openvino"), holds each against eager, and
+    goes on with the fastest on this machine, which is remembered; a library's name takes that one. See `wait`.
     fullgraph, dynamic: as in `torch.compile`: refuse a model that is not one graph; leave sizes open from the start
     (True), never (False), or once they have varied (None).
 
@@ -91,8 +90,7 @@ def compile(
     Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
     """
     _require_callable(model)
-    if isinstance(model, CompiledModule):
-        raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
+    _require_plain(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine, options, given = prepared(
         model,
@@ -341,6 +339,11 @@ def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, An
             f'example_kwargs is a {type(keywords).__name__}; give the keywords of one call, such as {{"mask": mask}}'
         )
     return tuple(inputs or ()), dict(keywords or {})
+
+
+def _require_plain(model: Any) -> None:
+    if isinstance(model, CompiledModule):
+        raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
 
 
 def _require_callable(model: Any) -> None:
