@@ -61,8 +61,7 @@ def compile(
     model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
     `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
-    example_inputs, example_kwargs: capture and plan now instead of at the first call.
-    pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
+    example_inputs, example_kwargs: capture and plan now. pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
     model, a number an accelerator. memory: device → cap in bytes or "6GiB".
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
