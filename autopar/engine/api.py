@@ -61,13 +61,14 @@ def compile(
     model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
     `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
-    example_inputs, example_kwargs: capture and plan now. pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
-    model, a number an accelerator. memory: device → cap in bytes or "6GiB".
+    example_inputs, example_kwargs: capture and plan now. memory: device → cap in bytes or "6GiB".
+    pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
+    model, a number an accelerator.
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
     split: "auto", a number of even parts, {device: share of the batch}, or None.
-    measure: time each distinct operation on each device here, about a second in all and kept from then on, instead of
-    estimating it: None, where there are several lanes to choose from and none is emulated (for one lane `explain` does
-    so, when it is asked); True, also what the plan and the best single device take as a whole; False, nothing.
+    measure: time each operation on each device here, about a second in all, kept from then on: None, where there are
+    several lanes to choose from and none is emulated (for one lane `explain` does so); True, also what the plan and the
+    best single device take as a whole; False, nothing.
     check: compare with eager at the first call of each signature, always, or never.
     outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
     plan: a Plan (or file) made before, edited or not, to be used as it is.
