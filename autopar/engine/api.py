@@ -73,8 +73,7 @@ def compile(
     outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
     plan: a Plan (or file) made before, edited or not, to be used as it is.
     batch_norm: in training with a split batch, statistics of the "full" batch, or "per_part" as nn.DataParallel does.
-    recompute: "auto" computes cheap activations again in the backward where a cap needs it; a share from 0 to 1 of
-    the saved bytes says how many may stay saved.
+    recompute: "auto" computes activations again where a cap needs it; or the share of their bytes that may stay saved.
     reassociate: turn chains of additions into trees, which rounds differently.
     verify_replicas: compare checksums of the copies of weights on other devices at each call.
     home: "auto", copies of weights stay on each device that reads them; or the device that all weights are on, or
