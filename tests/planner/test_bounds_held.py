@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.instances import small
+from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from taskfiles import randomly
@@ -20,7 +21,6 @@ from autopar.planner import place, replan
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.instance import Instance
 from autopar.planner.prove import Proven
 from autopar.planner.scheduling import schedule

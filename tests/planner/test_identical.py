@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from benchmarks.judging import without_solver
 from benchmarks.stg import listed
+from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.formats.stg import described
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.identical import chains, identical
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from benchmarks.strict_model.plan import strict_plan
+from benchmarks.verify import infeasibilities
 from graphs import MS, build, machine
 from partitionings import data
 from taskfiles import link
@@ -14,7 +15,6 @@ from autopar.planner.contiguous import parts
 from autopar.planner.formats import described as written
 from autopar.planner.formats.dnn_partitioning import described, partitioning
 from autopar.planner.formats.graph_file import costed
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from benchmarks import instances
+from benchmarks.verify import infeasibilities
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import needs_native, shown
@@ -20,7 +21,6 @@ from autopar.planner.duplication import search as repeated
 from autopar.planner.duplication.duplicates import once
 from autopar.planner.duplication.prune import Place, places, scheduled
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.search.anneal import STEPS
