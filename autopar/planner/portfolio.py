@@ -21,7 +21,6 @@ from .identical import identical
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
-from .lists.weighted_lists import LARGE, crowded, quickest, variants
 from .model.instance import Instance
 from .model.orders import kept
 from .model.simulator import Schedule
@@ -31,6 +30,7 @@ from .prove import prove
 from .reasons import Reasons
 from .search.anneal import POLICY, anneal, polish
 from .search.climb import climb
+from .search.large import LARGE, crowded, quickest, variants
 from .search.multilevel import coarse
 from .search.packed import pack
 
