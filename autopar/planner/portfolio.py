@@ -17,8 +17,8 @@ from .candidates import SHORTER, Entry, Race
 from .duplication.duplicates import once
 from .duplication.search import repeated
 from .every import every, tiny
-from .identical import identical
 from .lists.heft import heft, lookahead
+from .lists.identical import identical
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
 from .model.instance import Instance
@@ -111,15 +111,14 @@ def _repair(race: Race, steps: int) -> None:
 
 STRATEGIES = (
     Strategy("identical", lambda race: bool(race.instance.alike), lambda race, _: race.enter(identical(race))),
-    Strategy("lists", lambda race: _small(race) and not (race.done and race.instance.alike),
-             lambda race, _: _lists(race, heft, lookahead)),
+    Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
     Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
              lambda race, _: _lists(race, fill, follow)),
     Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight or race.instance.alike),
              _weighted),
     Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
-    Strategy("annealing", lambda race: not race.instance.alike, _anneal),
-    Strategy("polish", lambda race: not (_searched(race) or race.instance.alike), _polish),
+    Strategy("annealing", lambda race: True, _anneal),
+    Strategy("polish", lambda race: not _searched(race), _polish),
     Strategy("multilevel", lambda race: not (race.instance.tight or race.instance.alike), _coarse),
     Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
     Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
