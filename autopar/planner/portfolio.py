@@ -166,13 +166,13 @@ def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
     """The shortest plan, which may have copies, a bound for those that have none, and what stopped the search for
     them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
     plans = [found, repeated(race, found)]
-    proven = prove(race, found)
-    if proven.entry is not found:
-        plans += [proven.entry, repeated(race, proven.entry)]
+    proven, bound, cut = prove(race, found)
+    if proven is not found:
+        plans += [proven, repeated(race, proven)]
     best = min(plans, key=lambda plan: plan.makespan)
     # Searches for plans with copies may come to shorter ones that have none.
     least = min(plan.makespan for plan in plans if not plan.play.instance.costed.again)
-    return best, sound(proven.bound, least), "time" if proven.cut else ""
+    return best, sound(bound, least), "time" if cut else ""
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
