@@ -41,8 +41,7 @@ class Entry:
 
 
 class Race:
-    """All schedules tried for one problem, in order; `complete` when nothing that does each cluster once and that wires
-    keep is shorter than the best of them.
+    """All schedules tried for one problem, in order.
 
     No schedule takes less than `bound` seconds, and after `until` of the monotonic clock no other is looked for.
     """
@@ -52,7 +51,6 @@ class Race:
         self.entries: list[Entry] = []
         self.candidates: list[Candidate] = []
         self.errors: list[PlanError] = []
-        self.complete = False
 
     @property
     def late(self) -> bool:

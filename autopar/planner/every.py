@@ -46,7 +46,6 @@ def every(race: Race) -> None:
                 break
         if left <= 0 or longest <= bound:
             break
-    race.complete = left > 0
     if best:
         race.enter(best)
 

@@ -17,11 +17,10 @@ from .candidates import SHORTER, Entry, Race
 from .duplication.duplicates import once
 from .duplication.search import repeated
 from .every import every, tiny
-from .identical import identical
 from .lists.heft import heft, lookahead
+from .lists.identical import identical
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
-from .lists.weighted_lists import LARGE, crowded, quickest, variants
 from .model.instance import Instance
 from .model.orders import kept
 from .model.simulator import Schedule
@@ -31,6 +30,7 @@ from .prove import prove
 from .reasons import Reasons
 from .search.anneal import POLICY, anneal, polish
 from .search.climb import climb
+from .search.large import LARGE, crowded, quickest, variants
 from .search.multilevel import coarse
 from .search.packed import pack
 
@@ -111,15 +111,14 @@ def _repair(race: Race, steps: int) -> None:
 
 STRATEGIES = (
     Strategy("identical", lambda race: bool(race.instance.alike), lambda race, _: race.enter(identical(race))),
-    Strategy("lists", lambda race: _small(race) and not (race.done and race.instance.alike),
-             lambda race, _: _lists(race, heft, lookahead)),
+    Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
     Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
              lambda race, _: _lists(race, fill, follow)),
     Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight or race.instance.alike),
              _weighted),
     Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
-    Strategy("annealing", lambda race: not race.instance.alike, _anneal),
-    Strategy("polish", lambda race: not (_searched(race) or race.instance.alike), _polish),
+    Strategy("annealing", lambda race: True, _anneal),
+    Strategy("polish", lambda race: not _searched(race), _polish),
     Strategy("multilevel", lambda race: not (race.instance.tight or race.instance.alike), _coarse),
     Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
     Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
@@ -167,13 +166,13 @@ def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
     """The shortest plan, which may have copies, a bound for those that have none, and what stopped the search for
     them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
     plans = [found, repeated(race, found)]
-    proven = prove(race, found)
-    if proven.entry is not found:
-        plans += [proven.entry, repeated(race, proven.entry)]
+    proven, bound, cut = prove(race, found)
+    if proven is not found:
+        plans += [proven, repeated(race, proven)]
     best = min(plans, key=lambda plan: plan.makespan)
     # Searches for plans with copies may come to shorter ones that have none.
     least = min(plan.makespan for plan in plans if not plan.play.instance.costed.again)
-    return best, sound(proven.bound, least), "time" if proven.cut else ""
+    return best, sound(bound, least), "time" if cut else ""
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:

@@ -10,81 +10,51 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from .candidates import Entry, Race
-from .exact import Params, held, proofs
+
+CLUSTERS = 60
+"""Clusters of the largest graph that is worth the effort."""
+EFFORT = 2.0
+"""What may be spent, by the deterministic clock of the solver: up to some twenty seconds of a core."""
+NEAR = 0.05
+"""Share by which the shortest schedule may be above its bound for a further effort."""
+CLOSE = 2e-3
+"""Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
+NEARER = 2 / 3
+"""What an effort may leave of that share, or less, for a further one where a proof is not near."""
+PROVEN = 2e-4
+"""Share above its bound at which a schedule counts as proven."""
 
 
-@dataclass(frozen=True)
-class ProveParams:
-    """Which plans are worth how much effort, by the deterministic clock of the solver."""
-
-    clusters: int = 60
-    """Clusters of the largest graph that is worth the effort."""
-    solver: Params = field(default_factory=lambda: Params(effort=2.0))
-    """Up to some twenty seconds of a core."""
-    held: Params = field(default_factory=lambda: Params(effort=0.15))
-    """Up to about a second of a core on schedules whose wires serve first come, first served."""
-    near: float = 0.05
-    """Share by which the shortest schedule may be above its bound for a further effort."""
-    close: float = 2e-3
-    """Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
-    nearer: float = 2 / 3
-    """What an effort may leave of that share, or less, for a further one where a proof is not near."""
-
-
-PARAMS = ProveParams()
-
-
-@dataclass(frozen=True)
-class Proven:
-    """The shortest plan found, and a bound that holds for plans that do every cluster once (0: none sought), in
-    seconds. `cut`: there was no time for all of it."""
-
-    entry: Entry
-    bound: float = 0.0
-    cut: bool = False
-
-
-def prove(race: Race, chosen: Entry, params: ProveParams = PARAMS) -> Proven:
-    """Look for a shorter plan, or a proof that there is none.
+def prove(race: Race, chosen: Entry) -> tuple[Entry, float, bool]:
+    """The shortest plan found, a bound in seconds that holds for plans that do every cluster once (0: none sought), and
+    True if there was no time for all of it.
 
     What would hardly be done in time is not begun. Nothing is tried where OR-tools is missing, the graph is large, or
     the bound is reached.
     """
     instance, bound, until = race.instance, race.bound, race.until
-    if not 0 < instance.clusters <= params.clusters or chosen.makespan <= bound * (
-        1 + params.solver.tolerance
-    ):
-        return Proven(chosen)
+    if not 0 < instance.clusters <= CLUSTERS or chosen.makespan <= bound * (1 + PROVEN):
+        return chosen, 0.0, False
     if not find_spec("ortools"):
-        return Proven(chosen)
+        return chosen, 0.0, False
     if time.monotonic() >= until:
-        return Proven(chosen, cut=True)
+        return chosen, 0.0, True
+    from .exact.proof import proofs
+
     schedule, proven, cut = chosen.schedule, bound, False
     gap = _above(chosen.makespan, bound)
-    steps = proofs(instance, schedule, params.solver, budget_s=left(until), bound=proven)
-    for step, found in enumerate(steps):
+    for step, found in enumerate(proofs(instance, schedule, EFFORT, budget_s=left(until), bound=proven)):
         schedule, proven = found.schedule, found.lower_bound
         before, gap = gap, _above(found.makespan, proven)
-        if (
-            found.optimal
-            or gap <= params.close
-            or (step and gap > params.near and gap > before * params.nearer)
-        ):
+        if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
         cut = found.stopped
     if schedule is not chosen.schedule:
         race.enter(schedule)
-    longest = race.best().makespan
-    served = not instance.costed.machine.queued
-    if served and not race.complete and longest > proven * (1 + params.solver.tolerance):
-        cut = cut or time.monotonic() >= until
-        for other in () if cut else held(instance, schedule, longest, proven, params.held, until):
-            race.enter(other)
-    return Proven(race.best(), proven, cut)
+    return race.best(), proven, cut
 
 
 def _above(makespan: float, bound: float) -> float:

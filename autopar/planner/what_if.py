@@ -20,7 +20,6 @@ from .duplication.prune import POLICY as COPIED
 from .duplication.search import repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
-from .lists.weighted_lists import LARGE, crowded, quickest, variants
 from .model.instance import Instance
 from .model.orders import kept
 from .model.simulator import Schedule
@@ -28,6 +27,7 @@ from .policies import enter_fitting
 from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
 from .search.climb import climb
+from .search.large import LARGE, crowded, quickest, variants
 from .throughput import Standing, balance, bound, loads_of
 from .throughput.reasons import Shares
 

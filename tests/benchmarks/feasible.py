@@ -14,13 +14,13 @@ from contextlib import nullcontext
 from autopar.errors import BoundWarning, MemoryCapError, PlanError
 from autopar.planner import OBJECTIVES
 from autopar.planner.formats import described
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 from autopar.text import table
 
 from .judging import Asked, Data, Goal, verdict, without_solver
 from .replay import replay
 from .varied import lacks_links, varied
+from .verify import infeasibilities
 
 REDUCED = 200
 PROCESSES = 2

@@ -15,8 +15,9 @@ from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
 from autopar.planner import place
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
+
+from .verify import infeasibilities
 
 Data = dict[str, Any]
 

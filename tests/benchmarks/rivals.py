@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from autopar.planner.formats.verify import infeasibilities
-
 from .judging import Judged
 from .related import Instance
+from .verify import infeasibilities
 
 MISSING = "SAGA is not installed, and its schedulers are left out; type: pip install anrg-saga==2.0.2"
 HOPELESS = ("BruteForceScheduler", "SMTScheduler", "HybridScheduler")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autopar.planner import place
-from autopar.planner.exact import Params, exact
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.orders import kept
@@ -21,7 +20,8 @@ from .judging import Asked, Data, Goal, Judged, by_policy, median, planned, verd
 REDUCED = 12
 CEILING = 1.0
 """Seconds that planning may take, and those given as `budget_s` where a proof is not to take longer."""
-EFFORT = Params().effort
+EFFORT = 6.0
+"""What the solver may spend on each graph in the full size, in its own deterministic time."""
 QUICK = 1.0
 """What the solver may spend on each graph in the reduced size, in its own deterministic time, instead of `EFFORT`."""
 PROOF = 20.0
@@ -141,9 +141,11 @@ def installed() -> bool:
 
 def solve(graph: Data, effort: float) -> Data:
     """What CP-SAT makes of the best plan in which every task is computed once."""
+    from autopar.planner.exact.proof import exact
+
     start = time.process_time()
     costed = read(graph)
-    found = exact(Instance(costed), kept(place(costed, steps=STEPS)), Params(effort=effort))
+    found = exact(Instance(costed), kept(place(costed, steps=STEPS)), effort)
     return {
         "exact": found.makespan,
         "proven_bound": found.lower_bound,

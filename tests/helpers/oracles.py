@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.verify import infeasibilities
 
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
 from autopar.planner.duplication.prune import scheduled
 from autopar.planner.duplication.search import placed
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.model.timing import timing

@@ -22,11 +22,11 @@ from benchmarks import (
 from benchmarks.judging import Asked, Goal, by_direction, by_policy, percentile, planned, unwired
 from benchmarks.related import Instance
 from benchmarks.varied import varied
+from benchmarks.verify import infeasibilities
 
 from autopar.errors import PlanError
 from autopar.planner import POLICIES
 from autopar.planner.formats import read
-from autopar.planner.formats.verify import infeasibilities
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.instances import small
+from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from taskfiles import randomly
@@ -20,9 +21,7 @@ from autopar.planner import place, replan
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.instance import Instance
-from autopar.planner.prove import Proven
 from autopar.planner.scheduling import schedule
 
 
@@ -74,7 +73,7 @@ def test_a_plan_without_copies_that_is_found_later_refutes_the_bound_of_such(mon
     graph = small(3, tasks=10)
 
     def proved(race, chosen):
-        return Proven(chosen, 2 * chosen.makespan)
+        return chosen, 2 * chosen.makespan, False
 
     monkeypatch.setattr("autopar.planner.portfolio.prove", proved)
     with pytest.warns(BoundWarning):

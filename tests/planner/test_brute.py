@@ -4,13 +4,13 @@ import math
 
 import pytest
 from benchmarks.replay import replay
+from benchmarks.verify import infeasibilities
 from brute import shortest
 from taskfiles import link
 from tiny import tiny
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner.formats import described
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from benchmarks import instances
 from benchmarks.replay import replay
+from benchmarks.verify import infeasibilities
 from oracles import needs_native
 from taskfiles import link
 
 from autopar.ir.costed import repeatable
 from autopar.planner.duplication.duplicates import again
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.simulator import Play
 from autopar.planner.scheduling import schedule
 

@@ -1,6 +1,5 @@
 """The exact planner: what it proves is what `simulate` says, and no schedule is shorter."""
 
-import builtins
 import random
 from itertools import chain, pairwise
 
@@ -11,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bounds import random_schedule
 
-from autopar.errors import PlanError
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.critical_path import ways
-from autopar.planner.candidates import Race
-from autopar.planner.exact import Params, exact, held, proofs
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
@@ -24,9 +20,8 @@ from autopar.planner.model.simulator import Play
 
 pytest.importorskip("ortools")
 
-from autopar.planner.exact.windows import joined, narrowed
-
-FIRST, TOLERANCE = Params().first, Params().tolerance
+from autopar.planner.exact.proof import FIRST, TOLERANCE, exact, proofs
+from autopar.planner.exact.windows import narrowed
 
 
 def solved(costed, **more):
@@ -61,20 +56,6 @@ def test_a_small_graph_of_the_bench_is_solved(seed):
     hold(*solved(read(small(seed, tasks=12, devices=3))))
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 16), st.integers(2, 4), st.sampled_from([0.1, 1.0, 10.0]))
-def test_no_random_schedule_has_less_around_a_run(seed, tasks, devices, ratio):
-    instance = Instance(read(small(seed, tasks=tasks, devices=devices, ratio=ratio)))
-    around = joined(instance, ways(instance, once=True))
-    for number in range(10):
-        play = Play(instance, random_schedule(instance, random.Random(number)))
-        ends = play.makespan * (1 + 1e-9)
-        assert around.length <= ends
-        for r, d in enumerate(play.device):
-            assert around.head[r, d] <= play.start[r] + ends * 1e-9
-            assert play.end[r] + around.tail[r, d] <= ends
-
-
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.integers(4, 10), st.integers(2, 4), st.sampled_from([0.1, 1.0, 10.0]))
 def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks, devices, ratio):
@@ -82,9 +63,9 @@ def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks,
     graph["devices"][0]["lanes"] = 1 + seed % 2
     instance = Instance(read(graph))
     plays = [Play(instance, random_schedule(instance, random.Random(number))) for number in range(10)]
-    best = Play(instance, exact(instance, heft(instance), Params(effort=FIRST)).schedule)
+    best = Play(instance, exact(instance, heft(instance), FIRST).schedule)
     start = max(plays, key=lambda play: play.makespan)
-    around = joined(instance, ways(instance, once=True))
+    around = ways(instance, once=True)
     found = narrowed(instance, start, around, start.makespan, effort=0.02)[0]
     for play in (best, *plays):
         ends = play.makespan * (1 + 1e-9)
@@ -120,7 +101,7 @@ def test_where_all_passes_through_one_run_the_parts_add_up():
     # Nine tasks on two devices take five seconds, and the join one.
     instance = Instance(read(forks(2)))
     start = Play(instance, heft(instance))
-    around = joined(instance, ways(instance, once=True))
+    around = ways(instance, once=True)
     assert around.length < 12.0
     found = narrowed(instance, start, around, start.makespan, effort=0.2)[0]
     assert found.length == pytest.approx(13.0, rel=TOLERANCE)
@@ -128,41 +109,10 @@ def test_where_all_passes_through_one_run_the_parts_add_up():
 
 def test_parts_prove_what_the_whole_does_not_yet():
     instance = Instance(read(small(17)))
-    steps = proofs(instance, heft(instance), Params(effort=2 * FIRST))
+    steps = proofs(instance, heft(instance), 2 * FIRST)
     first, second = next(steps), next(steps)
     assert not first.optimal
     assert second.lower_bound > first.lower_bound * 1.05
-
-
-def test_what_is_read_together_is_made_or_brought_one_after_the_other():
-    # Of three values of a second each, at least two are made on one device or brought over one wire.
-    tasks = [{"id": n, "seconds": {"a": 1.0, "b": 1.0}} for n in ("p", "q", "r", "end")]
-    values = [{"id": f"{n}v", "producer": n, "consumers": ["end"], "bytes": 1} for n in ("p", "q", "r")]
-    link = {"latency_s": 0.0, "bytes_per_s": 1.0}
-    graph = {
-        "tasks": tasks,
-        "values": values,
-        "devices": [{"name": "a", "lanes": 1}, {"name": "b", "lanes": 1}],
-        "links": [{"src": "a", "dst": "b", **link}, {"src": "b", "dst": "a", **link}],
-    }
-    instance = Instance(read(graph))
-    plain = ways(instance, once=True)
-    assert plain.length == pytest.approx(2.0)
-    assert joined(instance, plain).length == pytest.approx(3.0)
-    assert solved(read(graph))[1].makespan == pytest.approx(3.0)
-
-
-def test_what_wires_would_not_keep_is_replaced_by_what_they_do():
-    instance = Instance(read(small(15)))
-    race = Race(instance)
-    first = race.enter(heft(instance))
-    found = exact(instance, first.schedule)
-    assert found.optimal
-    kept = race.enter(found.schedule)
-    assert kept.makespan > found.makespan * (1 + TOLERANCE)
-    for schedule in held(instance, found.schedule, kept.makespan, found.lower_bound, Params(effort=1.0)):
-        race.enter(schedule)
-    assert race.best().makespan < kept.makespan * (1 - TOLERANCE)
 
 
 @settings(max_examples=15, deadline=None)
@@ -254,33 +204,9 @@ def test_scratch_counts_while_a_task_runs():
 
 def test_equal_input_gives_an_equal_schedule():
     costed = read(small(5, tasks=14, devices=3))
-    assert solved(costed, params=Params(effort=0.05))[1] == solved(costed, params=Params(effort=0.05))[1]
+    assert solved(costed, effort=0.05)[1] == solved(costed, effort=0.05)[1]
 
 
 def test_little_effort_gives_a_bound_all_the_same():
-    _, found = solved(read(small(1, tasks=40, devices=4, ratio=1.0)), params=Params(effort=0.01))
+    _, found = solved(read(small(1, tasks=40, devices=4, ratio=1.0)), effort=0.01)
     assert 0 < found.lower_bound <= found.makespan
-
-
-def test_a_run_that_makes_two_values_of_what_is_read_counts_once():
-    graph = {
-        "tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "ab"],
-        "values": [{"id": v, "producer": "a", "consumers": ["b"], "bytes": 0} for v in "vw"],
-        "devices": [{"name": "p"}, {"name": "q"}],
-        "links": [],
-    }
-    instance = Instance(read(graph))
-    assert joined(instance, ways(instance, once=True)).length == pytest.approx(2.0)
-
-
-def test_without_the_solver_it_says_what_to_type(monkeypatch):
-    load = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("ortools"):
-            raise ImportError(name)
-        return load(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PlanError, match=r"pip install 'autopar\[exact\]'"):
-        solved(graphs.diamond())

@@ -13,7 +13,6 @@ from test_bounds import random_schedule
 from autopar.errors import PlanError
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.bounds.load import load
-from autopar.planner.exact import exact
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
@@ -24,8 +23,8 @@ cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
 from autopar.planner.exact.memory import cap  # noqa: E402
 from autopar.planner.exact.model import Model, Units, price, solver  # noqa: E402
+from autopar.planner.exact.proof import exact  # noqa: E402
 from autopar.planner.exact.transfers import Transfers  # noqa: E402
-from autopar.planner.exact.windows import joined  # noqa: E402
 
 UNITS = 10_000
 
@@ -36,7 +35,7 @@ def fits(instance, play):
 
 def solution(instance, best, play):
     """The solver's verdict on a simulated schedule, all of which is given, where no more than `best` is asked for."""
-    units, around = Units(best.makespan, UNITS), joined(instance, ways(instance, once=True))
+    units, around = Units(best.makespan, UNITS), ways(instance, once=True)
     model = Model(instance, units, best, around, units.floor(best.makespan))
     transfers = Transfers(model)
     model.limit()

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.verify import infeasibilities
 from taskfiles import link, randomly, small
 
 from autopar import Machine
 from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.ir.device import Device, Link
 from autopar.planner.formats import described, read, text
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.instance import Instance
 from autopar.planner.scheduling import schedule
 

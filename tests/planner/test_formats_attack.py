@@ -6,6 +6,7 @@ import warnings
 
 import networkx
 import pytest
+from benchmarks.verify import infeasibilities
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutated import mutated, nested
@@ -19,7 +20,6 @@ from autopar.errors import AutoparError, BoundWarning, DeviceError, MemoryCapErr
 from autopar.ir.plan import Plan
 from autopar.planner import replan
 from autopar.planner.formats import read, text
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 
 HALF = "a\ud800b"

@@ -6,11 +6,11 @@ from typing import Any
 import networkx
 import numpy
 import pytest
+from benchmarks.verify import infeasibilities
 from taskfiles import small
 
 from autopar.errors import AutoparError, PlanError
 from autopar.planner.formats import described, plain, read, text
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 
 STG = """3

@@ -5,6 +5,7 @@ import random
 from unittest import mock
 
 import pytest
+from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from taskfiles import link, planned, randomly
@@ -12,7 +13,6 @@ from taskfiles import link, planned, randomly
 from autopar.errors import PlanError
 from autopar.planner import place
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.instance import Instance
 
 

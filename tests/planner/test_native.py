@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from benchmarks.instances import planted, small
 from benchmarks.varied import varied
+from benchmarks.verify import infeasibilities
 from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from autopar.planner import native, place
 from autopar.planner.candidates import Race
 from autopar.planner.duplication import search as repeated
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import anneal as search

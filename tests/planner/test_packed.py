@@ -1,25 +1,33 @@
 """The search among placements that fit: never above a cap, and better where its starts are bad."""
 
 import json
+import math
 import random
+from contextlib import nullcontext
 
 import pytest
 from benchmarks.strict_model.plan import strict_plan
+from benchmarks.verify import infeasibilities
 from graphs import MS, build, machine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracles import exact, needs_native
 from partitionings import data
-from taskfiles import link
+from taskfiles import link, randomly
+from test_duplicate import wanted
 
 from autopar.planner.candidates import Race
-from autopar.planner.contiguous import parts
 from autopar.planner.formats import described as written
+from autopar.planner.formats import read
 from autopar.planner.formats.dnn_partitioning import described, partitioning
 from autopar.planner.formats.graph_file import costed
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
 from autopar.planner.scheduling import schedule
-from autopar.planner.search.packed import State, pack
+from autopar.planner.search import core
+from autopar.planner.search.core import Chain, Timed, capped
+from autopar.planner.search.packed import pack, stretches
 
 
 def short(seed):
@@ -79,28 +87,63 @@ def test_values_count_beside_state():
     ("placement", "held"), (((0, 0, 0), 0), ((1, 1, 0), 128), ((0, 1, 1), 192), ((0, 0, 1), 64))
 )
 def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, held):
-    """w, 128 bytes, of clusters a and b, and u, 64 bytes, of c, both at home on the CPU; 35 bytes are made or
-    scratch."""
+    """w, 128 bytes, of clusters a and b, and u, 64 bytes, of c, both at home on the CPU."""
     tasks = dict.fromkeys("abc", ((), MS))
     state = {"w": (128, ["a", "b"]), "u": (64, ["c"])}
 
-    def room(cpu: int, other: int) -> tuple[bool, bool]:
+    def over(cpu: int, other: int) -> float:
         on = machine(1, memory={"cpu": cpu, "emulated:0": other})
-        graph = build(tasks, on, nbytes=10, state=state, workspace={"a": 5})
-        found = State(Instance(graph))
-        return found.fits(placement), found.surely(placement)
+        instance = Instance(build(tasks, on, nbytes=0, state=state))
+        with capped(instance):
+            return Timed(instance, placement, [0.0, 1.0, 2.0]).over
 
     much = 10**6
-    assert room(192, much) == (True, False) and room(191, much) == (False, False)
-    assert room(192 + 35, much) == (True, True) and room(192 + 34, much) == (True, False)
-    assert room(much, held) == (True, False) and room(much, held + 34) == (True, False)
-    assert room(much, held + 35) == (True, True)
-    assert held == 0 or room(much, held - 1) == (False, False)
+    assert (over(192, much), over(191, much), over(much, held)) == (0, 1, 0)
+    assert held == 0 or over(much, held - 1) == 1
+
+
+@needs_native
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 10**9))
+def test_bytes_above_the_caps_are_those_of_the_simulation(seed):
+    draw = random.Random(seed)
+    instance = Instance(read(wanted(seed) if seed % 3 else randomly(draw, tight=True)))
+    timed = Timed(
+        instance, [draw.choice(own) for own in instance.allowed], range(instance.clusters), eager=True
+    )
+    entry = Race(instance).trial(timed.schedule("test")) if timed.makespan < math.inf else None
+    if entry is None or not exact(timed) or entry.makespan != timed.makespan:
+        return
+    instance.tight, before = True, instance.caps
+    peaks = [own.peak for own in memory(instance, entry.play)]
+    instance.caps = tuple(draw.choice((None, peak, peak // 2)) for peak in peaks)
+    over = sum(peak - cap for peak, cap in zip(peaks, instance.caps) if cap is not None)
+    core._ARRAYS.pop(instance, None)
+    with capped(instance):
+        again = Timed(instance, timed.device, timed.keys, eager=True)
+    assert again.over == pytest.approx(over, abs=1e-6), before
+
+
+@needs_native
+def test_chains_go_on_only_to_what_fits():
+    race = race_of(short(2))
+    instance = race.instance
+    start = min((entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan)
+    listed = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
+    fitting = []
+    for keep in (False, True):
+        with capped(instance) if keep else nullcontext():
+            chain = Chain(instance, listed, race.bound, seed=1)
+            chain.cool(60_000, (0.1, 0.003), math.inf)
+        found = [Timed(instance, own.device, own.keys, eager=own.eager) for own in chain.best]
+        entries = [race.trial(timed.schedule("test")) for timed in found]
+        fitting.append([entry is not None and not entry.over for entry in entries])
+    assert all(fitting[1]) and not all(fitting[0])
 
 
 def test_parts_hold_their_state():
     instance = race_of(short(10)).instance
-    for placement in parts(instance):
+    for placement in stretches(instance):
         for d, cap in enumerate(instance.caps):
             held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in instance.kept[r])
             assert cap is None or held <= cap
@@ -123,4 +166,4 @@ def test_parts_of_what_cannot_fit_are_none():
         "devices": [{"name": "p", "memory_bytes": 15}, {"name": "q", "memory_bytes": 0}],
         "links": [link("p", "q"), link("q", "p")],
     }
-    assert list(parts(Instance(costed(graph)))) == []
+    assert list(stretches(Instance(costed(graph)))) == []

@@ -4,11 +4,11 @@ import math
 
 import pytest
 from benchmarks import instances
+from benchmarks.verify import infeasibilities
 
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.formats.write import described
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.topological import topological

@@ -12,12 +12,11 @@ from benchmarks.varied import varied
 from autopar.errors import PlanError
 from autopar.planner.bounds import lower_bound, worth
 from autopar.planner.formats import read
-from autopar.planner.lists import weighted_lists as variants
-from autopar.planner.lists.greedy import last_first, priced
-from autopar.planner.lists.weighted_lists import crowded
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.model.transfers import Steps
+from autopar.planner.search import large as variants
+from autopar.planner.search.large import crowded, last_first, priced
 
 
 def plannable(seed: int) -> bool:

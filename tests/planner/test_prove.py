@@ -10,7 +10,6 @@ from graphs import chain, machine, random_dag
 from autopar.planner import place, prove
 from autopar.planner import portfolio as search
 from autopar.planner.candidates import Race
-from autopar.planner.exact import Params
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
@@ -27,9 +26,8 @@ def start(instance: Instance):
 def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     pytest.importorskip("ortools")
     race, first = start(Instance(read(small(seed))))
-    proven = prove.prove(race, first)
-    chosen, bound = proven.entry, proven.bound
-    assert not proven.cut
+    chosen, bound, cut = prove.prove(race, first)
+    assert not cut
     assert bound <= chosen.makespan * (1 + 1e-9) <= first.makespan * (1 + 1e-9)
     assert chosen.makespan <= bound * (1 + 1e-3)
     assert chosen in race.entries
@@ -37,26 +35,26 @@ def test_the_bound_comes_up_to_a_plan_no_longer(seed):
 
 def test_nothing_is_tried_in_vain(monkeypatch):
     called = []
-    monkeypatch.setattr(prove, "proofs", lambda *args, **more: called.append(args))
-    long = Instance(chain(prove.PARAMS.clusters + 1, machine(1)))
+    proof = pytest.importorskip("autopar.planner.exact.proof")
+    monkeypatch.setattr(proof, "proofs", lambda *args, **more: called.append(args))
+    long = Instance(chain(prove.CLUSTERS + 1, machine(1)))
     race, first = start(long)
-    assert prove.prove(race, first) == prove.Proven(first)
+    assert prove.prove(race, first) == (first, 0.0, False)
     race, first = start(Instance(random_dag(1)))
     race.bound = first.makespan
-    assert prove.prove(race, first) == prove.Proven(first)
+    assert prove.prove(race, first) == (first, 0.0, False)
     race.bound, race.until = 0.0, 0.0
-    assert prove.prove(race, first) == prove.Proven(first, cut=True)
+    assert prove.prove(race, first) == (first, 0.0, True)
     race.until = math.inf
     monkeypatch.setattr(prove, "find_spec", lambda name: None)
-    assert prove.prove(race, first) == prove.Proven(first)
+    assert prove.prove(race, first) == (first, 0.0, False)
     assert not called
 
 
 @pytest.mark.slow
-def test_the_bound_of_a_plan_allows_copies(monkeypatch):
+def test_the_bound_of_a_plan_allows_copies():
     """What proves that nothing is shorter knows of no cluster done twice; 14 gains by one."""
     pytest.importorskip("ortools")
-    monkeypatch.setattr(prove, "held", lambda *args, **more: ())
     for seed in (3, 14):
         plan = place(read(small(seed)), steps=STEPS // 10, copies=True)
         without = place(read(small(seed)), steps=STEPS // 10)
@@ -72,7 +70,7 @@ def test_the_bound_of_a_plan_allows_copies(monkeypatch):
 def test_copies_do_not_wait_for_a_proof(monkeypatch):
     """A proof that has no time is said to be cut short, and the plan is the one that copies had made shorter."""
     graph = read(small(14))
-    monkeypatch.setattr(search, "prove", lambda race, chosen: prove.Proven(chosen, cut=True))
+    monkeypatch.setattr(search, "prove", lambda race, chosen: (chosen, 0.0, True))
     plan = place(graph, steps=STEPS // 10, copies=True)
     assert plan.costed.again and plan.stopped == "time"
     monkeypatch.undo()
@@ -85,17 +83,19 @@ def test_no_effort_is_begun_that_would_end_late(takes, monkeypatch):
     is for efforts only if it is more than that took."""
     pytest.importorskip("ortools")
     proof = importlib.import_module("autopar.planner.exact.proof")
-    now, asked = [0.0], []
+    now, asked, around = [0.0], [], proof.ways
 
-    def joined(instance, around):
+    def ways(instance, once):
         now[0] += takes
-        return around
+        return around(instance, once=once)
 
     monkeypatch.setattr(proof.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(proof, "joined", joined)
-    monkeypatch.setattr(proof.Proof, "_solved", lambda self, units, effort: asked.append(self._until) or True)
+    monkeypatch.setattr(proof, "ways", ways)
+    monkeypatch.setattr(
+        proof._Proof, "_solved", lambda self, units, effort: asked.append(self._until) or True
+    )
     made = Instance(read(small(3)))
-    begun = proof.Proof(made, heft(made), 0.0, Params(effort=1.0), budget_s=1.0)
+    begun = proof._Proof(made, heft(made), 0.0, 1.0, budget_s=1.0)
     assert begun.late == (takes > 0.5) and begun.known().stopped == begun.late
     begun.solve(1.0)
-    assert asked == ([] if begun.late else [1.0] * len(Params().stages))
+    assert asked == ([] if begun.late else [1.0] * len(proof.STAGES))

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 from benchmarks.replay import replay
+from benchmarks.verify import infeasibilities
 from taskfiles import link, planned, small
 
 from autopar.planner import place
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.model.simulator import Schedule
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.lists.ranking import cost_to_go, mean_first
-from autopar.planner.lists.weighted_lists import variants
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.search.large import variants
 
 
 @st.composite

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from benchmarks.judging import without_solver
+from benchmarks.verify import infeasibilities
 from taskfiles import randomly
 from test_bounds import random_schedule
 
@@ -14,7 +15,6 @@ from autopar.errors import MemoryCapError
 from autopar.planner import portfolio as search
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described, read
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.lists.single import single
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory

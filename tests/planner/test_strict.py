@@ -8,12 +8,12 @@ import pytest
 from benchmarks.strict_model import named, strict_latency, strict_load
 from benchmarks.strict_model.calls import Calls, Reach, blocks, ones
 from benchmarks.strict_model.plan import OBJECTIVES, strict_plan, strict_throughput
+from benchmarks.verify import infeasibilities
 from partitionings import data, graph, placements
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner.formats import described as written
 from autopar.planner.formats.dnn_partitioning import described, partitioning
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
+from benchmarks.strict_model.contiguous import crossing
 from taskfiles import link, randomly
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import place
-from autopar.planner.contiguous import crossing
 from autopar.planner.formats import described, plain, read, text
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.toposort import early, late

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from benchmarks.replay import replay
+from benchmarks.verify import infeasibilities
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, planned, randomly, small
 
 from autopar.errors import MemoryCapError
 from autopar.planner.formats import described
-from autopar.planner.formats.verify import infeasibilities
 from autopar.planner.scheduling import schedule
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.verify import infeasibilities
 from taskfiles import randomly, small
 
 from autopar.__main__ import main
-from autopar.planner.formats.verify import infeasibilities
 
 
 def written(tmp_path, graph: Any) -> str:

@@ -3,6 +3,7 @@ where the rest had better be on the copies, so that both are searched for togeth
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ...ir.costed import repeatable
@@ -10,7 +11,7 @@ from ..candidates import SHORTER, Entry, Race
 from ..model.instance import Instance
 from ..native import searches
 from ..search.anneal import PARAMS as ANNEALING
-from ..search.core import COPIES, MOST, Timed
+from ..search.core import COPIES, MOST, Timed, capped
 from ..search.population import Effort, winners
 from .prune import Place, Places, places, scheduled
 
@@ -26,8 +27,6 @@ class DuplicateParams:
     """Clusters and transfers of the largest plan for which this is done."""
     hot: float = 0.07
     """Share by which a plan may become longer at first."""
-    simulated: int = 5_000
-    """Clusters and transfers simulated in all, where memory is short."""
     tried: int = 3
     """Plans with copies simulated, of those found."""
 
@@ -46,8 +45,7 @@ def repeated(race: Race, start: Entry, params: DuplicateParams = PARAMS) -> Entr
     large = start.play.instance.clusters + len(start.play.moves) > params.largest
     if ended or large or not _promising(race.instance) or not searches():
         return start
-    best = min([start, *_found(race, start, params)], key=lambda entry: entry.makespan)
-    return _one_by_one(race, start, params) if race.instance.tight and best is start else best
+    return min([start, *_found(race, start, params)], key=lambda entry: entry.makespan)
 
 
 def _promising(instance: Instance) -> bool:
@@ -76,40 +74,12 @@ def _found(race: Race, start: Entry, params: DuplicateParams) -> list[Entry]:
         hot=params.hot,
         copies=COPIES,
     )
-    found = winners(instance, [listed(instance, start)], race.bound, effort, race.until, keep=params.tried)
+    with capped(instance) if instance.tight else nullcontext():
+        found = winners(
+            instance, [listed(instance, start)], race.bound, effort, race.until, keep=params.tried
+        )
     entries = [scheduled(instance, placed(timed)) for timed in found if timed.makespan < start.makespan]
     return [entry for entry in entries if entry and not entry.over]
-
-
-def _one_by_one(race: Race, start: Entry, params: DuplicateParams) -> Entry:
-    """A plan with single runs computed again where their results are wanted, as long as that fits and is no longer: the
-    chains know nothing of memory."""
-    best, left, tried = start, params.simulated, {*start.play.instance.costed.again}
-    current: Entry | None = start
-    while current:
-        play, instance, at = current.play, current.play.instance, current
-        current = None
-        for step, (v, hop) in enumerate(play.moves, instance.clusters):
-            r, d = instance.maker[v], hop.dst
-            key = instance.names[r], instance.devices[d]
-            if r < 0 or key in tried or d not in instance.able[r]:
-                continue
-            if not repeatable(instance.costed, instance.costed.clusters[r]):
-                continue
-            left -= len(play.end)
-            if left < 0 or race.late or best.makespan <= race.bound * (1 + SHORTER):
-                return best
-            tried.add(key)
-            copy = Place(
-                play.end[step] - instance.seconds[r][d], play.end[step], instance.lane_names[d][:1], copy=True
-            )
-            found = scheduled(instance, {**places(play), key: copy})
-            if found and not found.over and found.makespan <= at.makespan * (1 + SHORTER):
-                current = found
-                break
-        if current and current.makespan < best.makespan * (1 - SHORTER):
-            best = current
-    return best
 
 
 def listed(instance: Instance, entry: Entry) -> Timed:

@@ -1,50 +1,120 @@
-"""State of a proof, and the two ways to prove more: the whole model, and parts of it."""
+"""A proof, one call of CP-SAT after the other, and the two ways to prove more: the whole model, and parts of it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ortools.sat.python import cp_model
 
 from ...ir.sound import sound
 from ..bounds import lower_bound
-from ..bounds.critical_path import Ways, ways
-from ..bounds.load import Load, load
+from ..bounds.critical_path import ways
+from ..bounds.load import load
 from ..model.instance import Instance
 from ..model.memory import memory
 from ..model.simulator import Move, Play, Schedule
 from .memory import cap
 from .model import Model, Units, price, solver
-from .result import Exact, Params
 from .transfers import Transfers
-from .windows import joined, narrowed
+from .windows import narrowed
+
+EFFORT = 6.0
+"""What is spent on a proof at most, in the solver's own deterministic time, about ten seconds of a core each."""
+FIRST = 0.05
+"""Of it on the whole graph at first, which proves most small ones."""
+NARROWING = 0.4
+"""Then on heads and tails, at most."""
+FOLLOWING, GROWTH = 0.3, 3.0
+"""Then on the whole graph again, and each time so many times as much."""
+STAGES = ((10_000, 0.7), (100_000, 1.0))
+"""Units that the best known schedule is long, and the share of what is left of a step to be spent with them: few make
+the solver quick, and what it then finds leaves little to prove with many (a million made it count for half a minute
+unseen)."""
+TOLERANCE = 2e-4
+"""Share by which makespans differ that count as one, as the solver counts in whole units."""
 
 
-class Proof:
+@dataclass(frozen=True)
+class Exact:
+    """The best schedule found, its makespan in `simulate`, and a bound below which there is none, in seconds.
+
+    `optimal`: the makespan is that of the bound, to within `TOLERANCE`. `effort` is what was spent of it.
+    `stopped`: the ceiling in seconds cut it short, so that another run may find something else.
+    """
+
+    schedule: Schedule
+    makespan: float
+    lower_bound: float
+    optimal: bool
+    effort: float
+    stopped: bool = False
+
+
+def exact(
+    instance: Instance,
+    start: Schedule,
+    effort: float = EFFORT,
+    *,
+    budget_s: float | None = None,
+    bound: float = 0.0,
+) -> Exact:
+    """Improve `start`, which must fit, until it is proven that nothing is shorter: the last of `proofs`."""
+    *_, last = proofs(instance, start, effort, budget_s=budget_s, bound=bound)
+    return last
+
+
+def proofs(
+    instance: Instance,
+    start: Schedule,
+    effort: float = EFFORT,
+    *,
+    budget_s: float | None = None,
+    bound: float = 0.0,
+) -> Iterator[Exact]:
+    """Improve `start`, which must fit, until it is proven that nothing is shorter or the effort is spent.
+
+    What is known after each step: a short one first, then one for heads and tails, then longer ones. The bound holds
+    for schedules that do every cluster once; `bound` is one that is known. `budget_s` is a ceiling in seconds. The
+    model has a variable for each cluster, and each value, on each device: it is for up to some hundreds of clusters.
+    """
+    proof = _Proof(instance, start, bound, effort, budget_s)
+    proof.solve(FIRST)
+    yield proof.known()
+    if proof.going:
+        proof.narrow(NARROWING)
+        yield proof.known()
+    following = FOLLOWING
+    while proof.going:
+        proof.solve(following)
+        yield proof.known()
+        following *= GROWTH
+
+
+class _Proof:
     """The best schedule known, a bound for schedules that do every cluster once, and what is left of the effort."""
 
     def __init__(
-        self, instance: Instance, start: Schedule, bound: float, params: Params, budget_s: float | None
+        self, instance: Instance, start: Schedule, bound: float, effort: float, budget_s: float | None
     ) -> None:
         began = time.monotonic()
         self.instance, self.schedule, self.best = instance, start, Play(instance, start)
-        self.ways = joined(instance, ways(instance, once=True))
+        self.ways = ways(instance, once=True)
         self.load = load(instance, self.ways)
         self.bound = 0.0
         self._raise(max(bound, lower_bound(instance), self.ways.length, self.load.seconds))
-        self.params, self.spent = params, 0.0
+        self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # What a model takes to be made is not cut short, and takes less than all this.
         self._last = self._until - (time.monotonic() - began)
-        self._stages = list(params.stages)
+        self._stages = list(STAGES)
 
     @property
     def optimal(self) -> bool:
         """True if no schedule is shorter by more than the tolerance."""
-        return self.best.makespan <= self.bound * (1 + self.params.tolerance)
+        return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
     @property
     def late(self) -> bool:
@@ -54,7 +124,7 @@ class Proof:
     @property
     def going(self) -> bool:
         """True if there is something left to prove, and to spend on it."""
-        return not self.optimal and not self.late and self.spent < self.params.effort and bool(self._stages)
+        return not self.optimal and not self.late and self.spent < self.effort and bool(self._stages)
 
     def known(self) -> Exact:
         """What is known now."""
@@ -62,7 +132,7 @@ class Proof:
 
     def solve(self, effort: float) -> None:
         """Look for a shorter schedule, or a proof that there is none, for so much effort at most."""
-        until = min(self.params.effort, self.spent + effort)
+        until = min(self.effort, self.spent + effort)
         for stage in list(self._stages):
             if not self.going or self.spent >= until:
                 return
@@ -72,7 +142,7 @@ class Proof:
 
     def narrow(self, effort: float) -> None:
         """Look for longer heads and tails, for so much effort at most."""
-        effort = min(effort, self.params.effort - self.spent)
+        effort = min(effort, self.effort - self.spent)
         self.ways, spent = narrowed(self.instance, self.best, self.ways, self._below, effort, self._last)
         self.spent += spent
         self._raise(self.ways.length)
@@ -81,9 +151,12 @@ class Proof:
         """True if one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
         ceiling in seconds."""
         instance, aim = self.instance, units.floor(self._below)
-        model, transfers = built(
-            instance, units, self.best, replace(self.ways, length=self.bound), self.load, aim
-        )
+        model = Model(instance, units, self.best, replace(self.ways, length=self.bound), aim)
+        transfers = Transfers(model)
+        model.limit()
+        price(model, self.load)
+        if instance.tight:
+            cap(model, transfers)
         own = solver(effort, self._until)
         status = own.solve(model.cp)
         self.spent += own.response_proto.deterministic_time
@@ -92,7 +165,7 @@ class Proof:
             return True
         self._raise(units.seconds(min(max(model.floor, round(own.best_objective_bound)), aim + 1)))
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            schedule = read(model, transfers, own)
+            schedule = _read(model, transfers, own)
             play = Play(instance, schedule)
             if play.makespan < self.best.makespan and _fits(instance, play):
                 self.schedule, self.best = schedule, play
@@ -102,29 +175,10 @@ class Proof:
     @property
     def _below(self) -> float:
         """Seconds of the longest schedule that is still sought."""
-        return self.best.makespan / (1 + self.params.tolerance)
+        return self.best.makespan / (1 + TOLERANCE)
 
     def _raise(self, bound: float) -> None:
         self.bound = sound(max(self.bound, bound), self.best.makespan)
-
-
-def built(
-    instance: Instance,
-    units: Units,
-    best: Play,
-    ways: Ways,
-    load: Load,
-    aim: int,
-    offered: Sequence[Sequence[int]] | None = None,
-) -> tuple[Model, Transfers]:
-    """The whole model of a problem, for schedules of at most `aim` units."""
-    model = Model(instance, units, best, ways, aim, offered)
-    transfers = Transfers(model)
-    model.limit()
-    price(model, load)
-    if instance.tight:
-        cap(model, transfers)
-    return model, transfers
 
 
 def _fits(instance: Instance, play: Play) -> bool:
@@ -132,7 +186,7 @@ def _fits(instance: Instance, play: Play) -> bool:
     return all(one.cap is None or one.peak <= one.cap for one in used)
 
 
-def read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:
+def _read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:
     """The orders of all queues; of things at one moment those that take no time come first, then by graph order."""
     instance = model.instance
     lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}

@@ -9,7 +9,7 @@ and for the time it takes to dispatch a cluster the one host (the GIL). Each ser
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -38,7 +38,7 @@ class Schedule:
 
 
 class Play:
-    """One cluster of the simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
+    """A simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
     follow.
 
     `start`, `end` and `ready` hold seconds for each step, `turn` numbers that grow along every queue and from each step
@@ -80,33 +80,6 @@ class Play:
         self.moves = self.steps.moves
         self._order_copies(schedule)
         self._times()
-
-    @classmethod
-    def nondelay(cls, instance: Instance, device: Sequence[int], urgency: Sequence[float]) -> Play:
-        """Placed clusters of one lane each, in lanes that never idle while a cluster of their device is ready, and take
-        that of least `urgency`; copies go as they become ready.
-
-        Non-delay schedules: Baker, "Introduction to Sequencing and Scheduling", Wiley, 1974.
-        """
-        play = cls.__new__(cls)
-        play.instance, play.device, play.lane, play.more = instance, [*device], [""] * instance.clusters, {}
-        play.orders = []
-        play.steps = Steps(instance, device)
-        play.moves = play.steps.moves
-        play.copies = [None] * len(instance.copy_lanes)
-        play.rank = range(instance.clusters + len(play.moves))
-        pools = Pools(instance, device, urgency)
-        play._times(pools)
-        play.lane = [instance.lane_names[d][lane] for d, lane in zip(device, pools.lane)]
-        return play
-
-    def schedule(self, policy: str) -> Schedule:
-        """The orders of the lanes by start; copies go as they become ready."""
-        lanes: dict[str, list[str]] = {lane: [] for names in self.instance.lane_names for lane in names}
-        for r in sorted(range(self.instance.clusters), key=self.when):
-            for lane in (self.lane[r], *self.more.get(r, ())):
-                lanes[lane].append(self.instance.names[r])
-        return Schedule(policy, {lane: tuple(names) for lane, names in lanes.items()})
 
     def when(self, step: int) -> tuple[float, float, int]:
         """What steps are sorted by, so that each comes after those it waits for: only steps that take no time can be
@@ -190,26 +163,24 @@ class Play:
             found.append(of[key])
         return found
 
-    def _times(self, pools: Pools | None = None) -> None:
-        """Set all times; `pools` say which run goes next where lanes have no order. Raises PlanError for orders that
-        wait for each other. O((V + E) log V) for V steps, O(V + E) where nothing is asked for."""
+    def _times(self) -> None:
+        """Set all times. Raises PlanError for orders that wait for each other. O((V + E) log V) for V steps, O(V + E)
+        where nothing is asked for."""
         first, rank = self.instance.clusters, self.rank
         duration, resources = self._durations(), self._resources()
-        count, shared = len(duration), len(self.copies) + self.instance.wires + 2
+        count, shared = len(duration), len(self.copies) + self.instance.wires + 1
         self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
         self.turn = turn = [-1] * count
         missing, waiting = [*self.steps.missing], self.steps.waiting
         behind, further, clear = self._queued(missing)
         free, held = [0.0] * shared, [False] * shared
         line: list[deque[tuple[int, int]]] = [deque() for _ in free]
-        if pools:
-            resources[:first] = [(shared - 1,)] * first
         # Those that ask for a resource: when, by rank, the step, and how many it holds. What is able goes first, so
         # that nobody can ask earlier any more.
         asking: list[tuple[float, int, int, int]] = []
         able = [step for step, left in enumerate(missing) if not left]
-        now, finished = 0.0, 0
-        while able or asking or (pools and pools.touched):
+        finished = 0
+        while able or asking:
             if able:
                 step = able.pop()
                 needs = resources[step]
@@ -219,17 +190,9 @@ class Play:
                 if needs:
                     heappush(asking, (time, rank[step], step, 0))
                     continue
-            elif pools and pools.touched and not (asking and asking[0][0] <= now):
-                for step in pools.begun():
-                    clear[step], resources[step] = now, ()
-                    able.append(step)
-                continue
             else:
-                now, _, step, got = heappop(asking)
-                time, needs = now, resources[step]
-                if pools and step < first:
-                    pools.add(step, ended=got > 0)
-                    continue
+                time, _, step, got = heappop(asking)
+                needs = resources[step]
                 if got < len(needs):
                     own = needs[got]
                     if held[own]:
@@ -251,8 +214,6 @@ class Play:
                 if line[own]:
                     other, got = line[own].popleft()
                     heappush(asking, (free[own], rank[other], other, got + 1))
-            if pools and step < first:
-                heappush(asking, (ended, -1, step, 1))
             later = behind[step]
             while later >= 0:
                 if ended > clear[later]:
@@ -302,34 +263,3 @@ class Play:
             + ", ".join(heads)
             + "; put each cluster after those whose values it reads"
         )
-
-
-class Pools:
-    """The ready clusters and the idle lanes of each device, where lanes have no order: the cluster of least `urgency`
-    goes first, to the first idle lane. `touched` are devices where that may have changed."""
-
-    def __init__(self, instance: Instance, device: Sequence[int], urgency: Sequence[float]) -> None:
-        self.device, self.urgency = device, urgency
-        self.ready: list[list[tuple[float, int]]] = [[] for _ in instance.devices]
-        self.idle = [[*range(len(lanes))] for lanes in instance.lane_names]
-        self.lane = [0] * instance.clusters
-        self.touched: set[int] = set()
-
-    def add(self, cluster: int, ended: bool) -> None:
-        """A cluster is ready, or has ended."""
-        d = self.device[cluster]
-        self.touched.add(d)
-        if ended:
-            heappush(self.idle[d], self.lane[cluster])
-        else:
-            heappush(self.ready[d], (self.urgency[cluster], cluster))
-
-    def begun(self) -> Iterator[int]:
-        """The clusters that go to a lane now."""
-        for d in sorted(self.touched):
-            ready, idle = self.ready[d], self.idle[d]
-            while ready and idle:
-                cluster = heappop(ready)[1]
-                self.lane[cluster] = heappop(idle)
-                yield cluster
-        self.touched.clear()

@@ -21,7 +21,6 @@ enum {
    leaves more room is nearer to a shorter one. */
 #define EARLY 0.03
 
-
 /* The state of a chain, before and after. `best` has room for `keep`, the shortest first; `spent` are steps. */
 typedef struct {
     List now, *best;
@@ -75,6 +74,10 @@ static size_t lay_out(Search *search, const Network *net, char *block)
     ROOM(bench->begun, devices), ROOM(bench->lane_free, lanes), ROOM(bench->busy, wires);
     ROOM(bench->onward, values * devices), ROOM(bench->touched, 2 * devices);
     ROOM(bench->events, 2 * all + 2), ROOM(bench->pool, all);
+    if (net->capped) {
+        ROOM(bench->since, values * devices), ROOM(bench->until, values * devices);
+        ROOM(bench->levels, 2 * (values + all)), ROOM(bench->stored, net->storages + 1);
+    }
     Beside *beside = &search->beside;
     ROOM(beside->keys, all), ROOM(beside->order, all), ROOM(beside->critical, clusters);
     ROOM(beside->reached, 2 * clusters * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, all);
@@ -136,6 +139,8 @@ static void timing(Search *search, double limit, int eager)
     still(&search->beside, next, search->after);
     sort(search, search->beside.order, next->keys, search->beside.now->copies, next->copies);
     play(net, next, &search->bench, search->order, limit, search->after);
+    if (net->capped && next->makespan <= limit)
+        next->over = overfull(net, next, &search->bench);
     search->chain->spent += ESTIMATE + next->endings;
 }
 
@@ -182,6 +187,7 @@ static void keep(Chain *chain, const Timed *timed, size_t all)
     last.copies = timed->copies;
     last.eager = timed->eager;
     last.makespan = timed->makespan;
+    last.over = timed->over;
     chain->best[0] = last;
     if (chain->count < chain->keep)
         chain->count++;
@@ -237,7 +243,7 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
             if (found)
                 timing(search, limit, 1);
         }
-        if (!found || !(next->makespan <= limit))
+        if (!found || !(next->makespan <= limit) || next->over > beside->now->over)
             continue;
         double now = early(search, next);
         if (next->makespan + now > limit + room && next->makespan >= chain->best[0].makespan)
@@ -246,7 +252,8 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         search->next = beside->now;
         stand(beside, next, &search->bench, search->order);
         chain->spent += net->clusters / 2.0;
-        if (next->makespan < chain->best[0].makespan)
+        const List *best = chain->best;
+        if (next->over < best->over || (next->over == best->over && next->makespan < best->makespan))
             keep(chain, next, net->clusters + 1 + next->copies);
     }
 }
@@ -268,12 +275,16 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     /* What reads from a cluster need not wait for it where there are copies of it. */
     for (int r = 0; !now->copies && r < net->clusters; r++)
         search->after[r] = net->to_go[r * net->devices + now->device[r]];
-    sort(search, NULL, now->keys, 0, now->copies);
+    /* An eager list needs no order to be timed, and sorting takes long where keys are far from the order of the graph. */
+    if (search->chain || !now->eager)
+        sort(search, NULL, now->keys, 0, now->copies);
     play(net, now, &search->bench, search->order, limit, search->after);
+    if (net->capped)
+        now->over = overfull(net, now, &search->bench);
     return block;
 }
 
-/* Time a list, which is given up where it must become longer than `limit`: its makespan, and, by number, when each starts
+/* Time a list, which is given up where it must become longer than `limit`: its makespan, what is above the caps, and, by number, when each starts
    and ends and on which lane; `endings` have ended by then. 0, or -1 where there is no memory for it. */
 PUBLIC int autopar_time(
     const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
@@ -289,6 +300,7 @@ PUBLIC int autopar_time(
     memcpy(lane, timed->lane, all * sizeof *lane);
     *endings = timed->endings;
     list->makespan = timed->makespan;
+    list->over = timed->over;
     free(block);
     return 0;
 }
@@ -314,6 +326,7 @@ PUBLIC int autopar_cool(const Network *net, Chain *chain, double steps, double h
     own->copies = now->copies;
     own->eager = now->eager;
     own->makespan = now->makespan;
+    own->over = now->over;
     free(block);
     return 0;
 }

@@ -34,9 +34,13 @@ static inline double least(double a, double b)
    values of each cluster and, for R, of what is there before the call; `later` those that wait for a cluster without reading
    from it, `sooner` those that it so waits for, and `waits` how many values and clusters that is in all. `near` are all clusters
    beside one. `to_go` are the seconds from the end of a cluster on a device to the end of the graph, at best. `members` are
-   runs that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most. */
+   runs that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most.
+
+   Of memory, in bytes, where it is `capped`: `room` of each device, `keeps` the storages of which a cluster needs a copy where
+   it is, `stored` what that takes there, the `size` of each value, and `scratch` of each cluster while it lasts. Copies of a
+   value that `stays` are never given up; what is there before the call is `given_up` after its last use, or never. */
 typedef struct {
-    int clusters, devices, wires, values, groups, most_copies;
+    int clusters, devices, wires, values, groups, most_copies, storages, capped, given_up;
     const int *lane_at;             /* [D + 1] */
     const double *seconds, *to_go;  /* [R][D] */
     const double *bytes;            /* [V] */
@@ -44,14 +48,15 @@ typedef struct {
     const int *hop_at;              /* [D][D] + 1 */
     const int *hop_wire, *hop_queue, *hop_stop;
     const double *hop_latency, *hop_s_per_byte;
-    Lists makes, readers, deliver, reads, sooner, later, near, before, after, allowed, members;
-    const int *waits, *maker, *home, *repeatable; /* [R], [V], [V], [R] */
+    Lists makes, readers, deliver, reads, sooner, later, near, before, after, allowed, members, keeps;
+    const int *waits, *maker, *home, *repeatable, *stays; /* [R], [V], [V], [R], [V] */
+    const double *room, *stored, *size, *scratch; /* [D], [S][D], [V], [R] */
 } Network;
 
-/* What times a list again: `device` and `keys` are [R + 1 + most_copies], `of` is [most_copies]. */
+/* What times a list again: `device` and `keys` are [R + 1 + most_copies], `of` is [most_copies]. `over` are bytes above the caps. */
 typedef struct {
     int *device, eager, copies, *of;
-    double *keys, makespan;
+    double *keys, makespan, over;
 } List;
 
 /* Seconds that a value takes from one device to another, with wires that nobody else takes. */
@@ -71,7 +76,8 @@ typedef struct {
    several lanes; or, if `eager`, whatever it can start, the least key first. `ready` is when all that a cluster waits for is
    there; `ended` has the `endings` runs by end, `sent` the transfers in the order in which they were asked for. `tail` are
    the seconds from the end of a cluster to the end of all along what waits for it here, `wanted` the same without what is
-   behind it on its lane. `makespan` is inf where no way leads, runs wait for each other, or the list was given up.
+   behind it on its lane. `makespan` is inf where no way leads, runs wait for each other, or the list was given up; `over` are
+   the bytes above the caps, all devices together.
 
    Numbers up to R - 1 are clusters, R stands for what no cluster makes, and those of `copies` follow, number R + 1 + i being of
    run `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. A copy
@@ -81,7 +87,7 @@ typedef struct {
     int copies, *of, *copy_at;
     char *copied;
     int *device, *lane, *ended, eager, endings, sendings;
-    double *keys, *ready, *start, *end, *tail, *wanted, makespan;
+    double *keys, *ready, *start, *end, *tail, *wanted, makespan, over;
     double *there;     /* [V][D], NOT_THERE where a value does not come */
     char *shared;      /* [V], whether it is known where a value is, as of those that several clusters read */
     Sent *sent;        /* [V * D] */
@@ -91,6 +97,10 @@ typedef struct {
     double at;
     int id;
 } Event;
+
+typedef struct {
+    double at, bytes;
+} Level;
 
 static inline int run_of(const Network *net, const Timed *timed, int number)
 {
@@ -113,8 +123,10 @@ static inline int copy_on(const Network *net, const Timed *timed, int cluster, i
 typedef struct {
     int *missing, *able, *queue, *queue_at, *at, *idle, *idles, *pools;
     double *begun, *lane_free, *busy, *onward;
-    char *touched;
+    double *since, *until; /* [V][D] */
+    char *touched, *stored;
     Event *events, *pool;
+    Level *levels;
 } Bench;
 
 /* Random numbers: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. */
@@ -141,6 +153,9 @@ void tails(const Network *net, Timed *timed, Bench *bench);
 /* When all that a cluster reads could be on a device, and the seconds that would still be wanted after its end there, with
    all else as it is and wires that nobody else takes; after `tails`. */
 void reach(const Network *net, const Timed *now, int cluster, int device, double *ready, double *after);
+
+/* Bytes above the caps, all devices together, of a list that has been timed. O(V D + E + V log V). */
+double overfull(const Network *net, const Timed *timed, Bench *bench);
 
 /* The schedule at hand and its neighbours. `keys` are the places of clusters and copies in the order of their starts; the
    queues have those of each device so, with their ends and, below 0, the seconds from their starts to the end of all. */

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ..lists.heft import placed
 from ..lists.ranking import cost_to_go, mean_first, urgent_first
-from ..lists.weighted_lists import WEIGHTS, polished
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..native import searches
 from .core import KEEP, Timed
+from .large import WEIGHTS, polished
 from .population import Effort, winners
 
 POLICY = "search"

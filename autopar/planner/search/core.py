@@ -8,7 +8,8 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
@@ -49,13 +50,15 @@ class Arrays(ctypes.Structure):
 
     _fields_ = [
         *((name, Int) for name in ("clusters", "devices", "wires", "values", "groups", "most_copies")),
+        *((name, Int) for name in ("storages", "capped", "given_up")),
         ("lane_at", Ints),
         *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
         *((name, Ints) for name in ("hop_at", "hop_wire", "hop_queue", "hop_stop")),
         *((name, Floats) for name in ("hop_latency", "hop_s_per_byte")),
         *((name, Lists) for name in ("makes", "readers", "deliver", "reads", "sooner", "later")),
-        *((name, Lists) for name in ("near", "before", "after", "allowed", "members")),
-        *((name, Ints) for name in ("waits", "maker", "home", "repeatable")),
+        *((name, Lists) for name in ("near", "before", "after", "allowed", "members", "keeps")),
+        *((name, Ints) for name in ("waits", "maker", "home", "repeatable", "stays")),
+        *((name, Floats) for name in ("room", "stored", "size", "scratch")),
     ]
 
     def __init__(self, **fields: Any) -> None:
@@ -107,6 +110,13 @@ def _arrays(instance: Instance) -> Arrays:
     for r, earlier in enumerate(sooner):
         for p in earlier:
             later[p].append(r)
+    storages = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in chain(*instance.kept)))}
+    stored = np.zeros((len(storages), len(instance.devices)))
+    for name, nbytes in chain(*instance.kept):
+        stored[storages[name]] = np.maximum(stored[storages[name]], nbytes)
+    for d, given in enumerate(instance.given):
+        stored[[at for name, at in storages.items() if name in given], d] = 0.0
+    held = [0 if instance.costed.consumed else sum(given.values()) for given in instance.given]
     return Arrays(
         clusters=instance.clusters,
         devices=len(instance.devices),
@@ -141,7 +151,26 @@ def _arrays(instance: Instance) -> Arrays:
         maker=instance.maker,
         home=instance.home,
         repeatable=[repeatable(instance.costed, cluster) for cluster in instance.costed.clusters],
+        storages=len(storages),
+        capped=0,
+        given_up=instance.costed.consumed,
+        keeps=[[storages[name] for name, _ in own] for own in instance.kept],
+        stays=instance.stays,
+        room=[math.inf if cap is None else cap - own for cap, own in zip(instance.caps, held)],
+        stored=stored,
+        size=[0 if name in instance.views else own for name, own in zip(instance.values, instance.bytes)],
+        scratch=instance.workspace,
     )
+
+
+@contextmanager
+def capped(instance: Instance) -> Iterator[None]:
+    """Have chains accept nothing that takes more bytes above the caps than what is at hand."""
+    arrays(instance).capped = 1
+    try:
+        yield
+    finally:
+        arrays(instance).capped = 0
 
 
 def near(instance: Instance, cluster: int) -> list[int]:
@@ -159,6 +188,7 @@ class List(ctypes.Structure):
         ("of", Ints),
         ("keys", Floats),
         ("makespan", Float),
+        ("over", Float),
     ]
 
     @classmethod
@@ -171,7 +201,8 @@ class List(ctypes.Structure):
         """Take over a list, into the room there is."""
         for to, numbers in ((self.device, listed.device), (self.keys, listed.keys), (self.of, listed.of)):
             np.ctypeslib.as_array(to, (len(numbers),))[:] = numbers
-        self.eager, self.copies, self.makespan = listed.eager, len(listed.of), listed.makespan
+        self.eager, self.copies = listed.eager, len(listed.of)
+        self.makespan, self.over = listed.makespan, listed.over
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +211,8 @@ class Listed:
     several lanes; or, if `eager`, whatever it can start, the least key first.
 
     Numbers up to R - 1 are clusters. Where there are copies of clusters, R stands for what no cluster makes, and R + 1
-    + i for a copy of cluster `of[i]`. `makespan` is in seconds, inf where no way leads or clusters wait for each other.
+    + i for a copy of cluster `of[i]`. `makespan` is in seconds, inf where no way leads or clusters wait for each other;
+    `over` are the bytes above the caps, all devices together, of a list made while the instance is `capped`.
     """
 
     device: Sequence[int]
@@ -188,14 +220,15 @@ class Listed:
     eager: bool = False
     of: Sequence[int] = ()
     makespan: float = math.inf
+    over: float = 0.0
 
 
 class Timed(Listed):
     """A list with its times, by number: `start` and `end` in seconds, and `lane`, its place among those of the device.
 
-    It is given up, with an infinite makespan, where it must become longer than `limit`; `ended` runs and copies have
-    ended by then. Second hops of a way are asked for with the first, and orders of copies other than first come, first
-    served, memory caps and the host's dispatch are not looked at; for all else it is what the simulator finds.
+    It is given up, with an infinite makespan, where it must become longer than `limit`; `ended` clusters and copies
+    have ended by then. Second hops of a way are asked for with the first, and orders of copies other than first
+    come, first served, and the host's dispatch are not looked at; for all else it is what the simulator finds.
     O(V log V + E). Raises MemoryError where there is no memory for it.
     """
 
@@ -226,7 +259,7 @@ class Timed(Listed):
             raise MemoryError(
                 f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
             )
-        super().__init__(device, keys, eager, of, own.makespan)
+        super().__init__(device, keys, eager, of, own.makespan, own.over)
         self.instance, self.ended = instance, ended.value
         self.start: list[float] = starts[:count].tolist()
         self.end: list[float] = ends[:count].tolist()
@@ -282,6 +315,11 @@ class Chain:
         return float(self._best[0].makespan)
 
     @property
+    def rank(self) -> tuple[float, float]:
+        """What chains are compared by: that of the best list there was."""
+        return self._best[0].over, self._best[0].makespan
+
+    @property
     def spent(self) -> float:
         """Steps taken when it last cooled."""
         return float(self._state.spent)
@@ -299,4 +337,4 @@ class Chain:
     def _listed(self, kept: List) -> Listed:
         count = self.instance.clusters + (1 + kept.copies if kept.copies else 0)
         of = tuple(kept.of[: kept.copies])
-        return Listed(kept.device[:count], kept.keys[:count], bool(kept.eager), of, kept.makespan)
+        return Listed(kept.device[:count], kept.keys[:count], bool(kept.eager), of, kept.makespan, kept.over)

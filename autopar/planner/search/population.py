@@ -64,7 +64,7 @@ def winners(
     chains: list[Chain] = []
     cooled = 0.0
     for share, among in params.stages:
-        chains = sorted(chains, key=lambda chain: chain.makespan)
+        chains = sorted(chains, key=lambda chain: chain.rank)
         if len(chains) >= params.agreed and chains[params.agreed - 1].makespan <= chains[0].makespan * (
             1 + CLOSE
         ):
@@ -82,7 +82,7 @@ def winners(
             begun = chains
             break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
-    best = sorted(found.values(), key=lambda kept: kept.makespan)[:keep]
+    best = sorted(found.values(), key=lambda kept: (kept.over, kept.makespan))[:keep]
     return [Timed(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..contiguous import Floats
+from ..bounds.critical_path import Floats
 from ..model.instance import Instance
 from ..model.toposort import late
 

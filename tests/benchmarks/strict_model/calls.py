@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import networkx
 
-from autopar.planner import contiguous
 from autopar.planner.formats.dnn_partitioning import Partitioning
 
+from . import contiguous
 from .graph import classes, outputs
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.planner.contiguous import Floats, crossing, spread
 from autopar.planner.throughput import Loads
+
+from .contiguous import Floats, crossing, spread
 
 WIDEST = 480
 """Positions of an order that splits are weighed for; longer orders are cut into pieces of equal work."""

@@ -8,22 +8,18 @@ and sends back what others read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .model.instance import Instance
-from .model.toposort import late
+from autopar.planner.model.toposort import late
 
 Floats = NDArray[np.float64]
 
 WIDEST = 600
 """Positions of an order that are weighed, as time goes with their square; longer ones are cut into as many pieces."""
-ROOMS = (1.0, 0.75, 0.5)
-"""Shares of the caps that state is to fill, so that some are left to what is made."""
 
 
 def crossing(length: int, values: Iterable[tuple[int, Sequence[int], float]]) -> Floats:
@@ -165,62 +161,3 @@ def _longest(calls: Calls, at: Sequence[int], length: int) -> Floats:
         ends[v] = end
         np.maximum(found[: at[v] + 1, at[v] + 1], end, out=found[: at[v] + 1, at[v] + 1])
     return np.maximum.accumulate(found, axis=1) if math.isfinite(found.max()) else found
-
-
-def parts(instance: Instance) -> Iterator[list[int]]:
-    """Starts for a graph that is short of memory: the device of each cluster in the quickest contiguous split of two
-    orders for each of `ROOMS`; none without accelerators, or where a cluster can go to none of these devices.
-
-    The host is the device with most memory, the accelerators are as many others as are alike. What a cluster keeps has
-    to fit, and time is seconds of the host and of an accelerator.
-    """
-    host, alike = _devices(instance)
-    if not alike or not instance.clusters:
-        return
-    one = alike[0]
-    on_host, on_one = (
-        [row[d] if d in allowed else math.inf for row, allowed in zip(instance.seconds, instance.allowed)]
-        for d in (host, one)
-    )
-    if math.inf in map(min, on_host, on_one):
-        return
-    latency = max(instance.latency[host][one], instance.latency[one][host])
-    rate = max(instance.s_per_byte[host][one], instance.s_per_byte[one][host])
-    readers, move = [], []
-    for r, made in enumerate(instance.makes):
-        readers.append(sorted({reader for v in made for reader in instance.readers[v]} - {r}))
-        move.append(sum(latency + instance.bytes[v] * rate for v in made if instance.readers[v]))
-    kept = [float(sum(nbytes for _, nbytes in own)) for own in instance.kept]
-    cap = instance.caps[one]
-    free = math.inf if cap is None else cap - sum(instance.given[one].values())
-    orders = [_positions(instance, reverse) for reverse in (False, True)]
-    for room, at in product(ROOMS, orders):
-        split = contiguous(Calls(on_host, on_one, kept, readers, move, len(alike), room * free), at)
-        placement = [(host, *alike)[part] for part in split or ()]
-        if split and all(d in instance.allowed[r] for r, d in enumerate(placement)):
-            yield placement
-
-
-def _positions(instance: Instance, reverse: bool) -> list[int]:
-    """A position for each cluster, in an order that keeps branches together; a group has that of its first cluster."""
-    at = [0] * instance.clusters
-    for position, r in enumerate(late(instance.before, reverse)):
-        at[r] = position
-    for members in instance.members:
-        first = min(at[r] for r in members)
-        for r in members:
-            at[r] = first
-    return at
-
-
-def _devices(instance: Instance) -> tuple[int, list[int]]:
-    """The device with most memory, and of the others as many as are alike."""
-    caps = [math.inf if cap is None else cap for cap in instance.caps]
-    host = caps.index(max(caps))
-    kinds: dict[object, list[int]] = {}
-    for d, cap in enumerate(caps):
-        if d != host and math.inf not in (instance.latency[host][d], instance.latency[d][host]):
-            times = tuple(row[d] for row in instance.seconds)
-            key = cap, times, instance.latency[host][d], instance.s_per_byte[host][d]
-            kinds.setdefault(key, []).append(d)
-    return host, max(kinds.values(), key=len, default=[])

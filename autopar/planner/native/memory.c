@@ -1,0 +1,103 @@
+/* Bytes in use on each device over time, as planner/model/memory.py counts them, but that views have no memory. */
+
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int by_time(const void *a, const void *b)
+{
+    const Level *one = a, *other = b;
+    if (one->at != other->at)
+        return one->at < other->at ? -1 : 1;
+    /* What is given up at a moment makes room for what is taken then. */
+    return one->bytes < other->bytes ? -1 : one->bytes > other->bytes;
+}
+
+static void hold(Bench *bench, int at, double since, double until)
+{
+    if (bench->since[at] < 0)
+        bench->since[at] = since;
+    bench->until[at] = most(bench->until[at], until);
+}
+
+/* Since when and until when each value is on each device. */
+static void spans(const Network *net, const Timed *timed, Bench *bench)
+{
+    int devices = net->devices, clusters = net->clusters, all = clusters + 1 + timed->copies;
+    const int *device = timed->device;
+    for (int i = 0; i < net->values * devices; i++) {
+        bench->since[i] = NOT_THERE;
+        bench->until[i] = 0.0;
+    }
+    for (int number = 0; number < all; number++)
+        EACH(v, net->makes, number == clusters ? clusters : run_of(net, timed, number))
+            if (number != clusters)
+                hold(bench, *v * devices + device[number], timed->start[number], timed->end[number]);
+            else if (net->given_up)
+                hold(bench, *v * devices + net->home[*v], 0.0, 0.0);
+    for (int i = 0; i < timed->sendings; i++) {
+        const Sent *sent = timed->sent + i;
+        hold(bench, sent->value * devices + sent->stop, sent->came - sent->takes,
+             net->stays[sent->value] ? INFINITY : sent->came);
+        hold(bench, sent->value * devices + sent->source, sent->came, sent->came);
+    }
+    for (int v = 0; v < net->values; v++) {
+        EACH(r, net->readers, v)
+            EACH_OF(reader, net, timed, *r)
+                hold(bench, v * devices + device[reader], timed->ready[reader], timed->end[reader]);
+        EACH(d, net->deliver, v)
+            if (!net->given_up)
+                hold(bench, v * devices + *d, timed->makespan, INFINITY);
+    }
+}
+
+static int levels(const Network *net, const Timed *timed, Bench *bench, int d)
+{
+    int devices = net->devices, all = net->clusters + 1 + timed->copies, count = 0;
+    for (int v = 0; v < net->values; v++) {
+        int at = v * devices + d;
+        /* What is there before the call and stays is no part of `room`. */
+        if (bench->since[at] < 0 || !(net->size[v] > 0) || (net->maker[v] < 0 && net->home[v] == d && !net->given_up))
+            continue;
+        bench->levels[count++] = (Level){bench->since[at], net->size[v]};
+        bench->levels[count++] = (Level){bench->until[at], -net->size[v]};
+    }
+    for (int number = 0; number < all; number++) {
+        double scratch = number == net->clusters ? 0.0 : net->scratch[run_of(net, timed, number)];
+        if (scratch > 0 && timed->device[number] == d) {
+            bench->levels[count++] = (Level){timed->start[number], scratch};
+            bench->levels[count++] = (Level){timed->end[number], -scratch};
+        }
+    }
+    return count;
+}
+
+double overfull(const Network *net, const Timed *timed, Bench *bench)
+{
+    int devices = net->devices, all = net->clusters + 1 + timed->copies;
+    double over = 0.0;
+    spans(net, timed, bench);
+    for (int d = 0; d < devices; d++) {
+        if (net->room[d] == INFINITY)
+            continue;
+        double used = 0.0;
+        memset(bench->stored, 0, net->storages);
+        for (int number = 0; number < all; number++)
+            if (number != net->clusters && timed->device[number] == d)
+                EACH(storage, net->keeps, run_of(net, timed, number))
+                    if (!bench->stored[*storage]) {
+                        bench->stored[*storage] = 1;
+                        used += net->stored[*storage * devices + d];
+                    }
+        double peak = used;
+        int count = used > net->room[d] ? 0 : levels(net, timed, bench, d);
+        qsort(bench->levels, count, sizeof *bench->levels, by_time);
+        for (int i = 0; i < count; i++) {
+            used += bench->levels[i].bytes;
+            peak = most(peak, used);
+        }
+        over += most(0.0, peak - net->room[d]);
+    }
+    return over;
+}

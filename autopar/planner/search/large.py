@@ -1,0 +1,223 @@
+"""Several placements of graphs that are too large to search: list schedules under several weights, and by prices alone,
+where a second of a device or a wire costs more, the more is laid on it already.
+
+Aspnes, Azar, Fiat, Plotkin and Waarts, "On-line routing of virtual circuits with applications to load balancing and
+machine scheduling", Journal of the ACM 44(3), 1997.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from ..bounds import worth
+from ..candidates import SHORTER
+from ..lists.heft import heft, list_schedule, placed
+from ..lists.ranking import cost_to_go, mean_first
+from ..model.instance import Instance
+from ..model.simulator import Schedule
+from ..native import searches
+from .core import Timed
+
+LARGE = 500
+"""Runs from which on these are tried."""
+WEIGHTS = (
+    (0.5, 0.0, 0.1),
+    (0.0, 0.25, 0.0),
+    (0.5, 0.5, 0.3),
+    (1.0, 0.0, 0.0),
+    (1.0, 1.0, 0.1),
+    (0.5, 0.25, 0.0),
+    (0.5, 0.5, 0.0),
+    (1.0, 0.5, 0.3),
+    (0.0, 1.0, 0.0),
+)
+"""Weights of copies in the rank, of what follows in where a cluster goes, and of the copies it needs there: of all from
+0 to 1, those that together did best on random graphs, the best first, and among them HEFT's own."""
+LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
+FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
+"""Where wires serve first come, first served, for graphs whose longest way is long, and for those that fill all
+devices. First weights for lists: of what follows, of copies, and of what the seconds on a device are worth. Then what
+`priced` is told: how steep prices are, and what a copy costs at the least."""
+FILLED = 2.0
+"""Longest ways in the load of a graph that fills all devices."""
+MANY = 20_000
+"""Runs from which on only the first of each are tried."""
+POLISHED = 10_000
+"""Runs up to which what is found is polished: chains go on from it (`anneal.polish`)."""
+DEVICES = 16
+"""Devices looked at for each cluster in all variants together."""
+APART = 40
+"""The same where copies never wait for each other, which makes a list schedule quick and where it goes matter more."""
+FULLEST = 4
+"""Power of a wire's load, as a share of that of the devices, to which its price rises."""
+FIRST = 100
+"""Clusters of usual length that devices are taken to have at first, for no wire to count as full for its first copy."""
+
+Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
+"""The device of each cluster, and how early it is to start there beside others."""
+
+
+def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
+    """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
+    found = {} if crowded(instance) else _lists(instance)
+    if plain(instance) and (not found or worth(instance)[1] > FILLED):
+        for policy, way in _ways(instance).items():
+            found[policy] = partial(_busy, policy=policy, way=way)
+    return found
+
+
+def plain(instance: Instance) -> bool:
+    """True if there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
+    several lanes for one cluster."""
+    return not instance.costed.machine.queued and not instance.modes
+
+
+def crowded(instance: Instance) -> bool:
+    """The same, where copies wait for wires besides."""
+    return bool(instance.copy_lanes) and plain(instance)
+
+
+def polished(instance: Instance) -> bool:
+    """True if chains can go on from what is found here: not where memory is short, clusters take several
+    lanes, or there is no native search."""
+    return instance.clusters <= POLISHED and not instance.tight and not instance.modes and searches()
+
+
+def _lists(instance: Instance) -> dict[str, Callable[..., Schedule]]:
+    looks = DEVICES if instance.copy_lanes or instance.wires else APART
+    found: dict[str, Callable[..., Schedule]] = {"heft": heft}
+    to_go = cost_to_go(instance)
+    for rank, ahead, stay in WEIGHTS[: max(1, round(looks / len(instance.devices)))]:
+        policy = f"heft, weights {rank:g} {ahead:g} {stay:g}"
+        order = mean_first(instance, rank)
+        own = partial(list_schedule, policy=policy, order=order, to_go=to_go if ahead else None)
+        found[policy] = partial(own, ahead=ahead, stay=stay)
+    return found
+
+
+def quickest(instance: Instance, until: float, room: float = 1.0) -> Schedule:
+    """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
+    other is tried. Caps are not kept, whatever `room` there is."""
+    best, name = None, ""
+    for policy, way in _ways(instance).items():
+        timed = Timed(instance, *way(), eager=True)
+        if timed.makespan < (best.makespan * (1 - SHORTER) if best else math.inf):
+            best, name = timed, policy
+        if time.monotonic() > until:
+            break
+    return best.schedule(name) if best else heft(instance)
+
+
+def _busy(instance: Instance, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
+    timed = Timed(instance, *way(), eager=True)
+    # It may have led to where no link leads on.
+    return timed.schedule(policy) if timed.makespan < math.inf else heft(instance)
+
+
+def _ways(instance: Instance) -> dict[str, Way]:
+    """Placements for lists in which no lane idles while a cluster of its device is ready (non-delay schedules: Baker,
+    "Introduction to Sequencing and Scheduling", Wiley, 1974); none without the native search, which times them."""
+    if not searches():
+        return {}
+    price, filled = worth(instance)
+    order, tail = mean_first(instance, 0.0), np.array(cost_to_go(instance))
+    seconds = np.array(instance.seconds)
+    spent = np.where(np.isfinite(seconds), seconds, 0.0) * price
+    lists, prices = ([*own] for own in (FULL if filled > FILLED else LONG))
+    if instance.clusters >= MANY:
+        del lists[1:], prices[1:]
+    elif filled > FILLED and polished(instance):
+        # That comes out as well from prices alone, which are quicker.
+        lists.clear()
+    found: dict[str, Way] = {}
+    for ahead, stay, full in lists:
+        to_go = (ahead * tail + full * spent).tolist()
+        name = f"heft, weights {ahead:g} {stay:g} {full:g}, lanes kept busy"
+        found[name] = partial(placed, instance, order, to_go, stay)
+
+    def by_price(steep: float, toll: float) -> tuple[list[int], list[float]]:
+        device = priced(instance, price, steep, toll)
+        return device, last_first(instance, device)
+
+    for steep, toll in prices:
+        found[f"prices, steep {steep:g}, toll {toll:g}, lanes kept busy"] = partial(by_price, steep, toll)
+    return found
+
+
+def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float) -> list[int]:
+    """The device of each cluster, in graph order each where it costs least.
+
+    A second on a device is `worth` so much, and exp(`steep` * n) times that where it is n runs of usual length ahead
+    of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way leads.
+    Linear in runs and reads times devices.
+    """
+    lanes = [len(names) for names in instance.lane_names]
+    least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
+    usual = sum(least_of) / max(1, instance.clusters) or 1.0
+    rise = steep / usual
+    load, price = [0.0] * len(lanes), worth
+    carried, tolls = [0.0] * len(instance.copy_lanes), [toll] * (len(instance.copy_lanes) + 1)
+    device = [-1] * instance.clusters
+    chosen = [-1] * len(instance.members)
+    source = list(instance.home)
+    there: list[set[int]] = [{home} for home in instance.home]
+    for r, (allowed, seconds) in enumerate(zip(instance.allowed, instance.seconds)):
+        group = instance.group[r]
+        if group >= 0 and chosen[group] >= 0:
+            allowed = (chosen[group],)
+        cost = [price[d] * seconds[d] for d in allowed]
+        for v in instance.reads[r]:
+            nbytes, known, route = instance.bytes[v], there[v], instance.route[source[v]]
+            for at, d in enumerate(allowed):
+                if d not in known:
+                    hops = route[d]
+                    if hops is None:
+                        cost[at] = math.inf
+                        continue
+                    for hop in hops:
+                        if hop.dst not in known:
+                            cost[at] += tolls[hop.lane] * (hop.latency_s + nbytes * hop.s_per_byte)
+        d = device[r] = allowed[cost.index(min(cost))]
+        least = min(load)
+        for v in instance.reads[r]:
+            for hop in instance.route[source[v]][d] or () if d not in there[v] else ():
+                if hop.dst not in there[v]:
+                    there[v].add(hop.dst)
+                    if hop.lane >= 0:
+                        carried[hop.lane] += hop.latency_s + instance.bytes[v] * hop.s_per_byte
+                        tolls[hop.lane] = toll + (carried[hop.lane] / max(least, FIRST * usual)) ** FULLEST
+        for v in instance.makes[r]:
+            source[v], there[v] = d, {d}
+        if group >= 0:
+            chosen[group] = d
+        load[d] += seconds[d] / lanes[d]
+        least = min(load)
+        price = [own * math.exp(min(50.0, rise * (at - least))) for own, at in zip(worth, load)]
+    return device
+
+
+def last_first(instance: Instance, device: Sequence[int]) -> list[float]:
+    """Seconds from the start of each cluster to the end of the graph, negative, where all are placed and wires are
+    never busy: the least is the most urgent."""
+    rank = [0.0] * instance.clusters
+    for r in reversed(range(instance.clusters)):
+        own, longest = device[r], 0.0
+        latency, s_per_byte = instance.latency[own], instance.s_per_byte[own]
+        for later in instance.after[r]:
+            if rank[later] > longest:
+                longest = rank[later]
+        for v in instance.makes[r]:
+            for later in instance.readers[v]:
+                d = device[later]
+                if d != own:
+                    rest = rank[later] + latency[d] + instance.bytes[v] * s_per_byte[d]
+                    if rest > longest:
+                        longest = rest
+        rank[r] = longest + instance.seconds[r][own]
+    return [-own for own in rank]
