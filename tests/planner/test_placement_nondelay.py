@@ -13,7 +13,7 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
-from autopar.planner.search.anneal import PARAMS
+from autopar.planner.search.anneal import LARGE
 from autopar.planner.search.core import Timed
 from autopar.planner.search.large import crowded
 
@@ -52,7 +52,7 @@ def test_it_is_for_machines_that_have_wires() -> None:
 
 
 def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
-    graph = by_direction(instances.planted(1, PARAMS.large, 4, 2.0)[0])
+    graph = by_direction(instances.planted(1, LARGE, 4, 2.0)[0])
     ours = planned(graph)
     assert not ours.wrong
     assert replay(graph, ours.data)["makespan_s"] <= ours.makespan * 1.02

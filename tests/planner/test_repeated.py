@@ -79,13 +79,12 @@ def test_no_list_is_begun_where_none_is_of_use(monkeypatch, why):
         graph["links"] = [{**one, "latency_s": 0.0} for one in graph["links"]]
         graph["values"] = [{**one, "bytes": 0} for one in graph["values"]]
     race, entry = started(graph)
-    params = repeated.PARAMS
     if why == "large":
-        params = replace(params, largest=race.instance.clusters - 1)
+        monkeypatch.setattr(repeated, "LARGEST", race.instance.clusters - 1)
     if why == "several lanes":
         race.instance.modes = {(0, 0): ((1, 1.0),)}
     monkeypatch.setattr(repeated, "winners", None)
-    assert repeated.repeated(race, entry, params) is entry
+    assert repeated.repeated(race, entry) is entry
 
 
 def test_copies_that_nobody_reads_are_left_out():

@@ -4,37 +4,28 @@ where the rest had better be on the copies, so that both are searched for togeth
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 from ...ir.costed import repeatable
 from ..candidates import SHORTER, Entry, Race
 from ..model.instance import Instance
 from ..native import searches
-from ..search.anneal import PARAMS as ANNEALING
+from ..search.anneal import CHAINS, TOGETHER
 from ..search.core import COPIES, MOST, Timed, capped
 from ..search.population import Effort, winners
 from .prune import Place, Places, places, scheduled
 
-
-@dataclass(frozen=True)
-class DuplicateParams:
-    """How long it is searched for plans that compute runs again, and which are too large for it."""
-
-    each: int = 4_500
-    steps: int = 225_000
-    """Steps of the search for each cluster, and in all at most; chains take `together` times as many (`anneal`)."""
-    largest: int = 2_000
-    """Clusters and transfers of the largest plan for which this is done."""
-    hot: float = 0.07
-    """Share by which a plan may become longer at first."""
-    tried: int = 3
-    """Plans with copies simulated, of those found."""
+EACH = 4_500
+STEPS = 225_000
+"""Steps of the search for each cluster, and in all at most; chains take `TOGETHER` times as many (`anneal`)."""
+LARGEST = 2_000
+"""Clusters and transfers of the largest plan for which this is done."""
+HOT = 0.07
+"""Share by which a plan may become longer at first."""
+TRIED = 3
+"""Plans with copies simulated, of those found."""
 
 
-PARAMS = DuplicateParams()
-
-
-def repeated(race: Race, start: Entry, params: DuplicateParams = PARAMS) -> Entry:
+def repeated(race: Race, start: Entry) -> Entry:
     """A plan, or a shorter one with clusters computed again, searched for as far as there is time for it. What is
     returned has a `Instance` of its own where runs are. Nothing is done for large plans, nor without the native search.
 
@@ -42,10 +33,10 @@ def repeated(race: Race, start: Entry, params: DuplicateParams = PARAMS) -> Entr
     9(9), 1998.
     """
     ended = start.makespan <= race.bound * (1 + SHORTER) or race.late
-    large = start.play.instance.clusters + len(start.play.moves) > params.largest
+    large = start.play.instance.clusters + len(start.play.moves) > LARGEST
     if ended or large or not _promising(race.instance) or not searches():
         return start
-    return min([start, *_found(race, start, params)], key=lambda entry: entry.makespan)
+    return min([start, *_found(race, start)], key=lambda entry: entry.makespan)
 
 
 def _promising(instance: Instance) -> bool:
@@ -65,19 +56,17 @@ def _promising(instance: Instance) -> bool:
     )
 
 
-def _found(race: Race, start: Entry, params: DuplicateParams) -> list[Entry]:
+def _found(race: Race, start: Entry) -> list[Entry]:
     """Plans that chains come to from one."""
     instance = race.instance
     effort = Effort(
-        steps=min(params.steps, params.each * instance.clusters) * ANNEALING.together,
-        chains=ANNEALING.chains,
-        hot=params.hot,
+        steps=min(STEPS, EACH * instance.clusters) * TOGETHER,
+        chains=CHAINS,
+        hot=HOT,
         copies=COPIES,
     )
     with capped(instance) if instance.tight else nullcontext():
-        found = winners(
-            instance, [listed(instance, start)], race.bound, effort, race.until, keep=params.tried
-        )
+        found = winners(instance, [listed(instance, start)], race.bound, effort, race.until, keep=TRIED)
     entries = [scheduled(instance, placed(timed)) for timed in found if timed.makespan < start.makespan]
     return [entry for entry in entries if entry and not entry.over]
 

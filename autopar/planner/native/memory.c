@@ -91,7 +91,7 @@ double overfull(const Network *net, const Timed *timed, Bench *bench)
                         used += net->stored[*storage * devices + d];
                     }
         double peak = used;
-        int count = used > net->room[d] ? 0 : levels(net, timed, bench, d);
+        int count = levels(net, timed, bench, d);
         qsort(bench->levels, count, sizeof *bench->levels, by_time);
         for (int i = 0; i < count; i++) {
             used += bench->levels[i].bytes;

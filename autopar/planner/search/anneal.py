@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
 from ..lists.heft import placed
 from ..lists.ranking import cost_to_go, mean_first, urgent_first
@@ -22,48 +21,39 @@ POLICY = "search"
 """What made the schedules."""
 STEPS = 1_100_000
 """Clusters placed in all schedules together, at most; the search is counted in these, never in seconds."""
-
-
-@dataclass(frozen=True)
-class AnnealParams:
-    """How much is annealed, and from what."""
-
-    each: int = 8_000
-    """The same for each cluster of a graph, but `least` for a small one, unless it has few schedules."""
-    least: int = 450_000
-    square: int = 700
-    """The same for each pair of clusters of a tiny graph."""
-    faster: int = 20
-    together: int = 24
-    """Times as many steps taken by chains, which place a cluster in less time than lists do: by one, and by several
-    side by side."""
-    large: int = 1_500
-    """Runs from which on a graph is too large for this; the steps shrink towards it."""
-    polish: int = 25_000
-    """Steps for a schedule of a graph for which there are too few of them to begin with lists."""
-    lists: tuple[tuple[float, float, float], ...] = (
-        *WEIGHTS,
-        (0.5, 1.0, 1.0),
-        (1.0, 0.25, 1.0),
-        (0.5, 1.0, 0.3),
-        (1.0, 1.0, 0.0),
-    )
-    """Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
-    first: int = 128
-    """Steps for each cluster that these lists take together."""
-    hottest: float = 0.1
-    """Share by which a schedule may become worse at first, at most."""
-    gain: float = 0.4
-    """The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
-    slow: int = 5_000
-    """Steps for each cluster from which on there is time to cool down from there; with fewer it begins colder."""
-    room: int = 7_000
-    """Steps of lists for each cluster from which on there is room for more than one chain."""
-    chains: int = 16
-    """Chains that begin there."""
-
-
-PARAMS = AnnealParams()
+EACH = 8_000
+"""The same for each cluster of a graph, but `LEAST` for a small one, unless it has few schedules."""
+LEAST = 450_000
+SQUARE = 700
+"""The same for each pair of clusters of a tiny graph."""
+FASTER = 20
+TOGETHER = 24
+"""Times as many steps taken by chains, which place a cluster in less time than lists do: by one, and by several
+side by side."""
+LARGE = 1_500
+"""Runs from which on a graph is too large for this; the steps shrink towards it."""
+POLISH = 25_000
+"""Steps for a schedule of a graph for which there are too few of them to begin with lists."""
+LISTS = (
+    *WEIGHTS,
+    (0.5, 1.0, 1.0),
+    (1.0, 0.25, 1.0),
+    (0.5, 1.0, 0.3),
+    (1.0, 1.0, 0.0),
+)
+"""Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
+FIRST = 128
+"""Steps for each cluster that these lists take together."""
+HOTTEST = 0.1
+"""Share by which a schedule may become worse at first, at most."""
+GAIN = 0.4
+"""The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
+SLOW = 5_000
+"""Steps for each cluster from which on there is time to cool down from there; with fewer it begins colder."""
+ROOM = 7_000
+"""Steps of lists for each cluster from which on there is room for more than one chain."""
+CHAINS = 16
+"""Chains that begin there."""
 
 
 def anneal(
@@ -71,26 +61,25 @@ def anneal(
     bound: float,
     steps: int = STEPS,
     until: float = math.inf,
-    params: AnnealParams = PARAMS,
 ) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed, the `chains` best where there are steps for it. About `faster`
-    (`together`) times `steps` runs are placed, fewer of a small graph and of a large one, or until `until` of the
+    The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `FASTER`
+    (`TOGETHER`) times `steps` clusters are placed, fewer of a small graph and of a large one, or until `until` of the
     monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of copies
     other than first come, first served, are not: `simulate` has the last word. Nothing for a graph so large that the
     first lists would be half of the steps, nor for one with clusters that may take several lanes, nor without the
     native search. Deterministic.
     """
     clusters = instance.clusters
-    most = max(min(params.least, params.square * clusters * clusters), params.each * clusters)
-    steps = int(min(steps, most) * max(0.0, 1 - clusters / params.large))
-    if _settled(instance) or steps < 2 * params.first * clusters or not searches():
+    most = max(min(LEAST, SQUARE * clusters * clusters), EACH * clusters)
+    steps = int(min(steps, most) * max(0.0, 1 - clusters / LARGE))
+    if _settled(instance) or steps < 2 * FIRST * clusters or not searches():
         return []
-    starts = _first(instance, params)
+    starts = _first(instance)
     if not starts:
         return []
-    return _annealed(instance, starts, bound, steps - params.first * clusters, until, KEEP, params)
+    return _annealed(instance, starts, bound, steps - FIRST * clusters, until, KEEP)
 
 
 def refine(
@@ -101,14 +90,13 @@ def refine(
     steps: float,
     until: float,
     keep: int = KEEP,
-    params: AnnealParams = PARAMS,
 ) -> list[Schedule]:
     """The same in so many steps from a placement with whatever can start in the order of `start`, not from lists; as
     many as `keep` of them."""
     timed = Timed(instance, device, start, eager=True)
     if timed.makespan == math.inf:
         return []
-    return _annealed(instance, [timed], bound, steps, until, keep, params)
+    return _annealed(instance, [timed], bound, steps, until, keep)
 
 
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
@@ -121,7 +109,7 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
         bound,
         play.device,
         play.start[: instance.clusters],
-        min(steps, PARAMS.polish),
+        min(steps, POLISH),
         until,
         keep=1,
     )
@@ -132,12 +120,12 @@ def _settled(instance: Instance) -> bool:
     return instance.clusters < 2 or sum(map(len, instance.lane_names)) < 2 or bool(instance.modes)
 
 
-def _first(instance: Instance, params: AnnealParams) -> list[Timed]:
+def _first(instance: Instance) -> list[Timed]:
     """What the first lists lead to, each in its own order and with devices that start whatever they can: the shortest
     of each placement, the shortest first."""
     found, tail = [], cost_to_go(instance)
     lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
-    lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in params.lists]
+    lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in LISTS]
     for order, ahead, stay in lists:
         to_go = [[ahead * seconds for seconds in row] for row in tail]
         device, start = placed(instance, order, to_go, stay)
@@ -156,16 +144,15 @@ def _annealed(
     steps: float,
     until: float,
     keep: int,
-    params: AnnealParams,
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    several = steps / instance.clusters >= params.room
-    steps *= params.together if several else params.faster
+    several = steps / instance.clusters >= ROOM
+    steps *= TOGETHER if several else FASTER
     each = steps / instance.clusters
     effort = Effort(
         steps=steps,
-        chains=params.chains if several else 1,
-        hot=min(params.hottest, params.gain * above) * min(1.0, each / params.slow) ** 2,
+        chains=CHAINS if several else 1,
+        hot=min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2,
     )
     return [timed.schedule(POLICY) for timed in winners(instance, starts, bound, effort, until, keep)]

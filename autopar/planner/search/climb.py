@@ -5,31 +5,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..candidates import SHORTER, Entry, Race
 from ..lists.heft import list_schedule
 from ..model.simulator import Play
 
-
-@dataclass(frozen=True)
-class ClimbParams:
-    """`tries` schedules at most from each of `starts` where nothing fits, or `short` from the best that does; `steps`
-    runs placed in all at most, and below `fewest` schedules it is not begun. `near` the bound a plan is left as it is,
-    as a share of it. `moved` and `urgent` are how often a change is one of device and not of order, and how often it
-    is a cluster of the critical path, or of a device that is too full."""
-
-    tries: int = 500
-    short: int = 100
-    starts: int = 3
-    steps: int = 20_000
-    fewest: int = 20
-    near: float = 0.01
-    moved: float = 0.7
-    urgent: float = 0.8
+TRIES, SHORT = 500, 100
+"""Schedules at most from each of `STARTS` where nothing fits, and from the best that does."""
+STARTS = 3
+STEPS = 20_000
+"""Clusters placed in all at most from one that fits."""
+FEWEST = 20
+"""Schedules below which it is not begun."""
+NEAR = 0.01
+"""Share of the bound above it at which a plan is left as it is."""
+MOVED = 0.7
+"""How often a change is one of device and not of order."""
+URGENT = 0.8
+"""How often it is a cluster of the critical path, or of a device that is too full."""
 
 
-def climb(race: Race, steps: int, params: ClimbParams = ClimbParams()) -> bool:
+def climb(race: Race, steps: int) -> bool:
     """Enter what is reached from the best schedule by changing one cluster, or colocate group, at a time, or from those
     that are least too large where nothing fits; whether anything is entered, which then fits.
 
@@ -39,37 +35,37 @@ def climb(race: Race, steps: int, params: ClimbParams = ClimbParams()) -> bool:
     if not leader or not instance.clusters or sum(map(len, instance.lane_names)) < 2:
         return False
     if leader.over:
-        starts = sorted(race.entries, key=lambda entry: entry.excess)[: params.starts]
-        tries = min(params.tries, steps // (params.starts * 30 * instance.clusters))
+        starts = sorted(race.entries, key=lambda entry: entry.excess)[:STARTS]
+        tries = min(TRIES, steps // (STARTS * 30 * instance.clusters))
     else:
-        starts, tries = [leader], min(params.short, params.steps // instance.clusters)
-    if tries < params.fewest:
+        starts, tries = [leader], min(SHORT, STEPS // instance.clusters)
+    if tries < FEWEST:
         return False
     draw = random.Random(0)
     for start in starts:
-        found = _climbed(race, draw, start, tries, params)
+        found = _climbed(race, draw, start, tries)
         if found is not start and not found.over:
             race.admit(found)
             return True
     return False
 
 
-def _climbed(race: Race, draw: random.Random, start: Entry, tries: int, params: ClimbParams) -> Entry:
+def _climbed(race: Race, draw: random.Random, start: Entry, tries: int) -> Entry:
     """What so many changes lead to, each kept unless it takes more memory than there is, or longer."""
     instance, current, first = race.instance, start, bool(start.over)
     place, keys = [*start.play.device], _places(start.play)
     seen = set()
     for _ in range(tries):
-        short = not current.over and (first or current.makespan <= race.bound * (1 + params.near))
+        short = not current.over and (first or current.makespan <= race.bound * (1 + NEAR))
         if short or race.late:
             break
         device, changed = [*place], [*keys]
         r = (
             _one(draw, _urgent(race, current))
-            if draw.random() < params.urgent
+            if draw.random() < URGENT
             else _one(draw, range(instance.clusters))
         )
-        if draw.random() < params.moved:
+        if draw.random() < MOVED:
             d = _one(draw, instance.allowed[r])
             for member in instance.together(r):
                 device[member] = d

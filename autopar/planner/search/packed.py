@@ -12,12 +12,12 @@ from ..lists.ranking import urgent_first
 from ..model.instance import Instance
 from ..model.toposort import late
 from ..native import searches
-from .anneal import PARAMS as ANNEALING
+from .anneal import CHAINS, GAIN, HOTTEST, TOGETHER
 from .core import KEEP, Timed, capped
 from .population import Effort, winners
 
 EACH = 7_000
-"""Clusters placed for each cluster of a graph, at most; chains take `together` times as many."""
+"""Clusters placed for each cluster of a graph, at most; chains take `TOGETHER` times as many."""
 FEWEST = 512
 """The same at the least, for it to be worth beginning."""
 ROOMS = (1.0, 0.75, 0.5)
@@ -45,8 +45,8 @@ def pack(race: Race, steps: int) -> None:
     if not starts or not searches():
         return
     above = starts[0].makespan / race.bound - 1 if race.bound > 0 else math.inf
-    hot = min(ANNEALING.hottest, ANNEALING.gain * above)
-    effort = Effort(steps * ANNEALING.together, ANNEALING.chains, hot)
+    hot = min(HOTTEST, GAIN * above)
+    effort = Effort(steps * TOGETHER, CHAINS, hot)
     with capped(instance):
         lists = [
             Timed(instance, entry.play.device, entry.play.start[:clusters], eager=True) for entry in starts

@@ -13,24 +13,16 @@ from ...system.process import cores
 from ..model.instance import Instance
 from .core import CLOSE, Chain, Listed, Timed
 
-
-@dataclass(frozen=True)
-class PopulationParams:
-    """How chains are cooled together."""
-
-    stages: tuple[tuple[float, int], ...] = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
-    """Shares of the cooling, and of how many chains as began one is there in each."""
-    quarter: int = 4
-    """Of so many chains one goes on from stage to stage."""
-    agreed: int = 8
-    """Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
-    seed: int = 3_000
-    """Of the first chain; the others count from there."""
-    cooling: float = 1 / 30
-    """What is left of the first heat at last."""
-
-
-PARAMS = PopulationParams()
+STAGES = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
+"""Shares of the cooling, and of how many chains as began one is there in each."""
+QUARTER = 4
+"""Of so many chains one goes on from stage to stage."""
+AGREED = 8
+"""Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
+SEED = 3_000
+"""Of the first chain; the others count from there."""
+COOLING = 1 / 30
+"""What is left of the first heat at last."""
 
 
 @dataclass(frozen=True)
@@ -51,31 +43,28 @@ def winners(
     effort: Effort,
     until: float,
     keep: int,
-    params: PopulationParams | None = None,
 ) -> list[Timed]:
     """The `keep` shortest that any chain found, each placement once, the shortest first.
 
-    After each of `stages` one of `quarter` chains goes on, and others begin from the shortest schedules of these. The
-    end is at `until` of the monotonic clock, where a chain is at the bound, or where `agreed` of them agree.
+    After each of `STAGES` one of `QUARTER` chains goes on, and others begin from the shortest schedules of these. The
+    end is at `until` of the monotonic clock, where a chain is at the bound, or where `AGREED` of them agree.
     """
-    params, count = params or PARAMS, effort.chains
-    pace = effort.steps / sum(share * max(1, count // among) for share, among in params.stages)
+    count = effort.chains
+    pace = effort.steps / sum(share * max(1, count // among) for share, among in STAGES)
     begun: list[Chain] = []
     chains: list[Chain] = []
     cooled = 0.0
-    for share, among in params.stages:
+    for share, among in STAGES:
         chains = sorted(chains, key=lambda chain: chain.rank)
-        if len(chains) >= params.agreed and chains[params.agreed - 1].makespan <= chains[0].makespan * (
-            1 + CLOSE
-        ):
+        if len(chains) >= AGREED and chains[AGREED - 1].makespan <= chains[0].makespan * (1 + CLOSE):
             break
-        chains = chains[: max(1, count // params.quarter)]
+        chains = chains[: max(1, count // QUARTER)]
         best = [chain.best[0] for chain in chains] or starts[:count]
         for i in range(max(1, count // among) - len(chains)):
             start = best[i % len(best)]
-            chains.append(Chain(instance, start, bound, params.seed + len(begun), effort.copies))
+            chains.append(Chain(instance, start, bound, SEED + len(begun), effort.copies))
             begun.append(chains[-1])
-        heats = effort.hot * params.cooling**cooled, effort.hot * params.cooling ** (cooled + share)
+        heats = effort.hot * COOLING**cooled, effort.hot * COOLING ** (cooled + share)
         cooled += share
         chains = _cooled(chains, pace * share, heats, until)
         if _at_bound(chains[-1]):
