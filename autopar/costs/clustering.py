@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph, TaskCost
 from ..ir.graph import JOIN, PART, SUM, Graph, Task
 from ..ir.machine import Machine
-from ..planner.model.topological import topological
+from ..planner.model.toposort import topological
 
 SHORTEST_S = 50e-6
 """Seconds a cluster should last on its fastest device: several times a hand-off between lanes and the dispatch of

@@ -44,7 +44,7 @@ QUICK = 40_000
 
 
 @dataclass(frozen=True)
-class Strategy:
+class _Strategy:
     """A way to find schedules of a problem that it `supports`, as the race stands: `run` enters them, in about so many
     steps."""
 
@@ -104,19 +104,19 @@ def _repair(race: Race, steps: int) -> None:
 
 
 STRATEGIES = (
-    Strategy("identical", lambda race: bool(race.instance.alike), lambda race, _: race.enter(identical(race))),
-    Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
-    Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
+    _Strategy("identical", lambda race: bool(race.instance.alike), lambda race, _: race.enter(identical(race))),
+    _Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
+    _Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
              lambda race, _: _lists(race, fill, follow)),
-    Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight or race.instance.alike),
+    _Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight or race.instance.alike),
              _weighted),
-    Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
-    Strategy("annealing", lambda race: True, _anneal),
-    Strategy("polish", lambda race: not _searched(race), _polish),
-    Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
-    Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
-    Strategy("repair", lambda race: bool(race.lead.over), _repair),
-    Strategy("climb", lambda race: not race.lead.over, climb),
+    _Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
+    _Strategy("annealing", lambda race: True, _anneal),
+    _Strategy("polish", lambda race: not _searched(race), _polish),
+    _Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
+    _Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
+    _Strategy("repair", lambda race: bool(race.lead.over), _repair),
+    _Strategy("climb", lambda race: not race.lead.over, climb),
 )  # fmt: skip
 """What `auto` races, in this order, as far as there is time."""
 

@@ -13,12 +13,14 @@ from ..ir.plan import Choice, Reason
 from ..ir.steps import Placed
 from ..text import seconds, size
 from .model.instance import Hop, Instance
-from .model.intervals import Gaps, Interval, find_all
 from .model.lazy_sequence import Lazily
+from .model.slots import Slots, together
 from .model.timing import Timing
 
 NEGLIGIBLE = 1e-9
 """Seconds that are no reason for anything."""
+ROUNDING = 1e-12
+"""Share of the makespan by which what is put into a gap may be longer than it."""
 
 
 class Reasons(Lazily):
@@ -50,7 +52,7 @@ class Reasons(Lazily):
         choices = tuple(self._choice(r, arrival) for arrival in arrivals)
         return Reason(own.cluster, self._sentence(r, own, choices), choices)
 
-    def _choice(self, r: int, way: Arrival) -> Choice:
+    def _choice(self, r: int, way: _Arrival) -> Choice:
         instance, own = self.elsewhere.instance, self.elsewhere.own[r]
         device = instance.devices[way.device]
         if device == own.device:
@@ -81,7 +83,7 @@ class Reasons(Lazily):
         clusters = instance.costed.clusters
         return next((m for m in (r, *together) if clusters[m].seconds[d] is None), None)
 
-    def _lacks(self, r: int, way: Arrival) -> str:
+    def _lacks(self, r: int, way: _Arrival) -> str:
         """What of its memory a device lacks for a cluster: what it holds meanwhile in any case is already too much."""
         instance, d = self.elsewhere.instance, way.device
         cap = instance.caps[d]
@@ -179,7 +181,7 @@ class Reasons(Lazily):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class _Arrival:
     """What a cluster could do on device number `device`: when its inputs would be there, when it would start and end,
     in seconds (end None: it cannot run there, or its inputs have no way)."""
 
@@ -212,31 +214,34 @@ class Elsewhere:
             for v in instance.makes[r]:
                 self.there[self.root[v]][self.device[r]] = step.end
         hops = {(hop.src, hop.dst): hop for row in instance.route for way in row for hop in way or ()}
-        busy: dict[tuple[str, int], list[Interval]] = {}
-        self.came: dict[tuple[int, int], tuple[Hop, Interval]] = {}
+        self.busy: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        self.came: dict[tuple[int, int], tuple[Hop, tuple[float, float]]] = {}
         for t in timing.transfers:
             hop = hops[index[t.src], index[t.dst]]
             known = self.there[self.root[value[t.value]]]
             known[hop.dst] = min(t.end, known.get(hop.dst, math.inf))
             self.came[value[t.value], hop.dst] = hop, (t.start, t.end)
             for key in _keys(hop):
-                busy.setdefault(key, []).append((t.start, t.end))
-        self.shared = {key: Gaps(taken) for key, taken in busy.items()}
-        lanes: dict[str, list[Interval]] = {name: [] for names in instance.lane_names for name in names}
+                self.busy.setdefault(key, []).append((t.start, t.end))
+        self.rounding = ROUNDING * timing.makespan
+        self.shared = {key: Slots(taken) for key, taken in self.busy.items()}
+        lanes: dict[str, list[tuple[float, float]]] = {
+            name: [] for names in instance.lane_names for name in names
+        }
         for step in timing.placed:
             for lane in step.lanes:
                 lanes[lane].append((step.start, step.end))
-        self.lanes = [[Gaps(lanes[name]) for name in names] for names in instance.lane_names]
+        self.lanes = [[Slots(lanes[name]) for name in names] for names in instance.lane_names]
 
-    def ways(self, r: int) -> list[Arrival]:
-        """What run `r` could do on each device; on its own what it does."""
-        freed = self._freed(r)
-        return [self._on(r, d, freed) for d in range(len(self.instance.devices))]
+    def ways(self, r: int) -> list[_Arrival]:
+        """What cluster `r` could do on each device; on its own what it does."""
+        shared = self._shared(r)
+        return [self._on(r, d, shared) for d in range(len(self.instance.devices))]
 
-    def _freed(self, r: int) -> dict[tuple[str, int], list[Interval]]:
-        """When wires would be idle that bring what this cluster alone reads where it is."""
+    def _shared(self, r: int) -> dict[tuple[str, int], Slots]:
+        """The queues and wires without the transfers that bring what this cluster alone reads where it is."""
         instance, d = self.instance, self.device[r]
-        freed: dict[tuple[str, int], list[Interval]] = {}
+        freed: dict[tuple[str, int], list[tuple[float, float]]] = {}
         for v in instance.reads[r]:
             others = any(other != r and self.device[other] == d for other in instance.readers[v])
             if (v, d) not in self.came or others or d in instance.deliver[v] or instance.carry[v]:
@@ -244,15 +249,18 @@ class Elsewhere:
             hop, taken = self.came[v, d]
             for key in _keys(hop):
                 freed.setdefault(key, []).append(taken)
-        return freed
+        left = {
+            key: Slots(span for span in self.busy[key] if span not in gone) for key, gone in freed.items()
+        }
+        return self.shared | left
 
-    def _on(self, r: int, d: int, freed: dict[tuple[str, int], list[Interval]]) -> Arrival:
+    def _on(self, r: int, d: int, shared: dict[tuple[str, int], Slots]) -> _Arrival:
         instance, own = self.instance, self.own[r]
         makers = {instance.maker[v] for v in instance.reads[r]}
         arrives = max((self.own[p].end for p in instance.before[r] if p not in makers), default=0.0)
         if d == self.device[r]:
             read = (self.there[self.root[v]].get(d, 0.0) for v in instance.reads[r])
-            return Arrival(d, max([arrives, *read]), own.start, own.end)
+            return _Arrival(d, max([arrives, *read]), own.start, own.end)
         coming = []
         for v in instance.reads[r]:
             known = self.there[self.root[v]]
@@ -265,7 +273,7 @@ class Elsewhere:
         for _, v, source in sorted(coming):
             hops = instance.route[source][d]
             if hops is None:
-                return Arrival(d, 0.0, 0.0, None)
+                return _Arrival(d, 0.0, 0.0, None)
             known = self.there[self.root[v]]
             at = known[source]
             for hop in hops:
@@ -275,22 +283,21 @@ class Elsewhere:
                 keys = _keys(hop)
                 took = hop.seconds(instance.bytes[v])
                 ready = max([at, *(after.get(key, 0.0) for key in keys)])
-                queues = [(self.shared[key], freed.get(key, ())) for key in keys if key in self.shared]
-                at = find_all(queues, ready, took) + took
+                queues = [shared[key] for key in keys if key in shared]
+                at = together(queues, len(queues), took - self.rounding, ready)[0] + took
                 after.update(dict.fromkeys(keys, at))
             arrives = max(arrives, at)
         if d not in instance.allowed[r]:
-            return Arrival(d, arrives, arrives, None)
+            return _Arrival(d, arrives, arrives, None)
         return self._best(r, d, arrives)
 
-    def _best(self, r: int, d: int, arrives: float) -> Arrival:
-        lanes = [(gaps, ()) for gaps in self.lanes[d]]
+    def _best(self, r: int, d: int, arrives: float) -> _Arrival:
         found = []
         for count, took in self.instance.modes.get((r, d), ((1, self.instance.seconds[r][d]),)):
-            start = find_all(lanes, arrives, took, count)
+            start, _ = together(self.lanes[d], count, took - self.rounding, arrives)
             found.append((start + took, start))
         end, start = min(found)
-        return Arrival(d, arrives, start, end)
+        return _Arrival(d, arrives, start, end)
 
     def delayed(self, r: int, d: int, end: float) -> tuple[str, float]:
         """Who would have what run `r` makes later by most, were it to end at `end` on device `d`, and by how many

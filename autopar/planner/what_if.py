@@ -28,7 +28,8 @@ from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
-from .throughput import Standing, balance, bound, loads_of
+from .throughput import Standing, balance, loads_of
+from .throughput.objective import shared
 from .throughput.reasons import Shares
 
 MOST = 16
@@ -68,7 +69,7 @@ def changes(plan: Plan) -> tuple[Change, ...]:
     return tuple(sorted(helping, key=lambda change: change.seconds))
 
 
-def promising(plan: Plan, most: int) -> list[Option]:
+def promising(plan: Plan, most: int) -> list[_Option]:
     """The changes that the critical path could gain most from, at most so many, in the order of `options`; of like
     changes to devices of one kind the best before the second best of any."""
     machine, gain = plan.costed.machine, _gains(plan)
@@ -146,7 +147,7 @@ def _throughput(plan: Plan) -> Iterator[Change]:
         loads, groups = loads_of(instance)
         where = [instance.costed.index[at[instance.names[members[0]]]] for members in groups]
         found = min(plan.period or math.inf, Standing(loads, where).period)
-        hoped.append((bound(loads), position, option, loads, where, found))
+        hoped.append((shared(instance), position, option, loads, where, found))
     hoped.sort(key=lambda each: each[:2])
     for rank, (least, _, option, loads, where, found) in enumerate(hoped):
         if rank < FINAL and least < found:
@@ -155,7 +156,7 @@ def _throughput(plan: Plan) -> Iterator[Change]:
         yield Change(option.what, found)
 
 
-def _raced(plan: Plan, option: Option) -> Race:
+def _raced(plan: Plan, option: _Option) -> Race:
     """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
     machine; of a large graph that was searched for what one annealing chain makes of the best of these."""
     race = Race(Instance(option.apply(once(plan.costed))))
@@ -175,7 +176,7 @@ def _raced(plan: Plan, option: Option) -> Race:
     return race
 
 
-def _as_it_was(plan: Plan, option: Option) -> float:
+def _as_it_was(plan: Plan, option: _Option) -> float:
     """Seconds of a plan that computes some clusters again, on the changed machine in the same places and orders."""
     if not plan.costed.again:
         return math.inf
@@ -196,7 +197,7 @@ def _searched(plan: Plan, race: Race) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class _Option:
     """A change, what it is called, and what it is a change of: a device (`compute`, `lanes`, `device`, `memory`)
     or a wire (`bytes`, `latency`) by name."""
 
@@ -206,7 +207,7 @@ class Option:
     apply: Callable[[CostedGraph], CostedGraph]
 
 
-def options(costed: CostedGraph) -> list[Option]:
+def options(costed: CostedGraph) -> list[_Option]:
     """Every change of one thing: a device or a wire twice as fast, a wire without latency, a lane or a device more, a
     cap lifted.
 
@@ -216,20 +217,20 @@ def options(costed: CostedGraph) -> list[Option]:
     found = []
     for d, device in enumerate(machine.devices):
         name = device.name
-        found.append(Option(f"{name} twice as fast", "compute", name, _quicker(d)))
+        found.append(_Option(f"{name} twice as fast", "compute", name, _quicker(d)))
         if device.lanes > 1 or device.traits.host or not machine.queued:
             found.append(
-                Option(f"one more lane of {name}", "lanes", name, _device(d, lanes=device.lanes + 1))
+                _Option(f"one more lane of {name}", "lanes", name, _device(d, lanes=device.lanes + 1))
             )
         if not device.traits.host or not machine.queued:
-            found.append(Option(f"one more device like {name}", "device", name, _another(d)))
+            found.append(_Option(f"one more device like {name}", "device", name, _another(d)))
         if device.memory_bytes is not None:
-            found.append(Option(f"no memory cap on {name}", "memory", name, _device(d, memory_bytes=None)))
+            found.append(_Option(f"no memory cap on {name}", "memory", name, _device(d, memory_bytes=None)))
     for name, links in wires(machine).items():
         called = name if " → " in name else f"wire {name}"
-        found.append(Option(f"{called} twice as fast", "bytes", name, _links(links, rate=FASTER)))
+        found.append(_Option(f"{called} twice as fast", "bytes", name, _links(links, rate=FASTER)))
         if any(link.latency_s for link in links):
-            found.append(Option(f"{called} without latency", "latency", name, _links(links, latency=0.0)))
+            found.append(_Option(f"{called} without latency", "latency", name, _links(links, latency=0.0)))
     return found
 
 

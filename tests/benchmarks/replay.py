@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from itertools import groupby
 from typing import Any
 
-from autopar.planner.model.topological import topological
+from autopar.planner.model.toposort import topological
 
 Data = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ from autopar.planner import portfolio as search
 from autopar.planner import what_if as change
 from autopar.planner.duplication.duplicates import once
 from autopar.planner.formats import read
-from autopar.planner.model.intervals import Gaps, find_all
+from autopar.planner.model.slots import Slots, together
 from autopar.planner.what_if import changes, options
 from autopar.view import explain, explain_clusters
 
@@ -46,22 +46,20 @@ def test_a_gap_is_the_first_that_is_long_enough(seed):
     draw = random.Random(seed)
     ticks = sorted(draw.sample(range(40), 2 * draw.randint(0, 8)))
     busy = list(zip(ticks[::2], ticks[1::2]))
-    freed = [span for span in busy if draw.random() < 0.3]
-    gaps = Gaps(busy)
+    slots = Slots(busy)
     for _ in range(10):
         ready, length = draw.randint(0, 40), draw.randint(1, 10)
-        left = [span for span in busy if span not in freed]
         first = next(
-            t for t in range(ready, 99) if all(end <= t or start >= t + length for start, end in left)
+            t for t in range(ready, 99) if all(end <= t or start >= t + length for start, end in busy)
         )
-        assert gaps.find(ready, length, freed) == first
+        assert slots.find(ready, length) == first
 
 
 def test_several_resources_are_free_together():
-    one, other, third = Gaps([(0, 2)]), Gaps([(3, 5)]), Gaps([(0, 9)])
-    assert find_all([(one, ()), (other, ())], 0, 2) == 5
-    assert find_all([(one, ()), (other, ()), (third, ())], 0, 1, 2) == 2
-    assert find_all([], 3, 1) == 3
+    one, other, third = Slots([(0, 2)]), Slots([(3, 5)]), Slots([(0, 9)])
+    assert together([one, other], 2, 2, 0) == (5, (0, 1))
+    assert together([one, other, third], 2, 1, 0) == (2, (0, 1))
+    assert together([], 0, 1, 3) == (3, ())
 
 
 # ── elsewhere ──────────────────────────────────────────────────────────────────────────────────────

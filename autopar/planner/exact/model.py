@@ -47,7 +47,7 @@ class Units:
         return units * self.unit
 
 
-class Literals:
+class _Literals:
     """Boolean variables of `cp`, hinted as they are given."""
 
     def __init__(self, cp: cp_model.CpModel) -> None:
@@ -133,7 +133,7 @@ class Model:
         self.whole = all(self.offered)
         self.instance, self.units, self.best, self.ways = instance, units, best, ways
         self.cp = cp_model.CpModel()
-        self.literals = Literals(self.cp)
+        self.literals = _Literals(self.cp)
         self.floor = units.floor(ways.length)
         self.horizon, self.aim = units.horizon, aim
         self.makespan = self.cp.new_int_var(min(self.floor, aim), aim, "makespan")

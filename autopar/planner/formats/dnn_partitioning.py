@@ -21,7 +21,7 @@ alone, beside which these bytes are nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class _Node:
     """An operator: seconds on a CPU core and on an accelerator (None: not there), bytes on an accelerator, whether
     it belongs to the backward pass, and the class of nodes that it shares a device with."""
 
@@ -34,7 +34,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class _Edge:
     """The output of node `src`, by position, is read by `dst`; `seconds` between the host and an accelerator."""
 
     src: int
@@ -46,8 +46,8 @@ class Edge:
 class Partitioning:
     """A graph of the set: up to `accelerators` of `cap` bytes each may be used, and `cpus` cores."""
 
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[_Node, ...]
+    edges: tuple[_Edge, ...]
     accelerators: int
     cpus: int
     cap: int
@@ -61,7 +61,7 @@ def is_partitioning(data: Any) -> bool:
 def partitioning(data: Mapping[str, Any]) -> Partitioning:
     """The numbers of a graph of the set; PlanError says what is not as it should be."""
     graph = Entry(data, "the graph")
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, _Node] = {}
     for entry in graph.entries("nodes"):
         name = str(entry.need("id"))
         if name in nodes:
@@ -69,7 +69,7 @@ def partitioning(data: Mapping[str, Any]) -> Partitioning:
         entry.called = f"node {name}"
         cpu, accelerator = (entry.seconds(key) / 1e3 for key in ("cpuLatency", "fpgaLatency"))
         color = entry.data.get("colorClass")
-        nodes[name] = Node(
+        nodes[name] = _Node(
             name,
             cpu,
             accelerator if entry.data.get("supportedOnFpga", True) else None,
@@ -84,7 +84,7 @@ def partitioning(data: Mapping[str, Any]) -> Partitioning:
             known(str(entry.need(end)), position, "node", f"{end!r} of {entry.called}")
             for end in ("sourceId", "destId")
         )
-        edges.append(Edge(src, dst, entry.seconds("cost") / 1e3))
+        edges.append(_Edge(src, dst, entry.seconds("cost") / 1e3))
     accelerators, cpus = (graph.count(key, least=0) for key in ("maxFPGAs", "maxCPUs"))
     return Partitioning(
         tuple(nodes.values()), tuple(edges), accelerators, cpus, graph.nbytes("maxSizePerFPGA")

@@ -22,7 +22,7 @@ from ...errors import DeviceError, PlanError
 from ...ir.costed import Cluster, CostedGraph, TaskCost
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.machine import Machine
-from ..model.topological import topological
+from ..model.toposort import topological
 from .fields import LARGEST, SMALLEST, Entry, known, seconds
 from .machine_file import listed
 from .machine_file import machine as read_machine

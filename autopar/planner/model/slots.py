@@ -1,10 +1,10 @@
-"""Free time of one resource (a queue, a wire, the host), for insertion into gaps."""
+"""Free time of one resource (a lane, a queue, a wire, the host), for insertion into gaps."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 REMEMBERED = 64
 """Gaps kept; older ones are given up, so that a reservation costs the same however long the schedule
@@ -12,13 +12,21 @@ grows."""
 
 
 class Slots:
-    """Gaps in time, in order; the last never ends."""
+    """Gaps in time, in order, beside the spans (start, end) in which it is busy; the last never ends."""
 
     __slots__ = ("ends", "starts")
 
-    def __init__(self) -> None:
-        self.starts = [0.0]
-        self.ends = [math.inf]
+    def __init__(self, busy: Iterable[tuple[float, float]] = ()) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        at = 0.0
+        for start, end in sorted(busy):
+            if start > at and end > start:
+                self.starts.append(at)
+                self.ends.append(start)
+            at = max(at, end)
+        self.starts.append(at)
+        self.ends.append(math.inf)
 
     def find(self, ready: float, length: float) -> float:
         """The earliest start ≥ `ready` at which `length` seconds are free."""
@@ -76,8 +84,9 @@ def together(
     """The earliest start ≥ `ready` at which `count` of the queues are free together for `length` seconds, and
     which."""
     start = ready
-    while True:
+    while count:
         first = sorted((queue.find(start, length), index) for index, queue in enumerate(queues))[:count]
         if first[-1][0] == start:
             return start, tuple(sorted(index for _, index in first))
         start = first[-1][0]
+    return start, ()

@@ -1,8 +1,9 @@
-"""Orders that keep together what is read together."""
+"""Topological orders: one that keeps together what is read together, and the smallest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Collection, Mapping, Sequence
 
 
 def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
@@ -38,21 +39,27 @@ def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
     return found
 
 
-def early(before: Sequence[Sequence[int]], choose: Callable[[list[int]], int]) -> list[int]:
-    """Numbers in an order in which each follows those of `before` that it needs, as soon as they are done; `choose`
-    names the position of the next among those that are ready. What is in a cycle is left out."""
-    after: list[list[int]] = [[] for _ in before]
-    for v, needs in enumerate(before):
-        for p in needs:
-            after[p].append(v)
-    missing = [len(needs) for needs in before]
-    ready = [v for v, count in enumerate(missing) if not count]
-    found = []
+def topological(before: Mapping[int, Collection[int]]) -> list[int]:
+    """The keys of `before`, each after those it lists there, of all that are ready the smallest first.
+
+    Kahn, "Topological sorting of large networks", CACM 5(11), 1962. What is in a cycle, or waits for one, is left
+    out. O((V + E) log V).
+    """
+    after: dict[int, list[int]] = {number: [] for number in before}
+    missing: dict[int, int] = {}
+    for number, earlier in before.items():
+        distinct = set(earlier)
+        missing[number] = len(distinct)
+        for p in distinct:
+            after[p].append(number)
+    ready = [number for number, count in missing.items() if not count]
+    heapq.heapify(ready)
+    found: list[int] = []
     while ready:
-        v = ready.pop(choose(ready))
-        found.append(v)
-        for w in after[v]:
-            missing[w] -= 1
-            if not missing[w]:
-                ready.append(w)
+        number = heapq.heappop(ready)
+        found.append(number)
+        for later in after[number]:
+            missing[later] -= 1
+            if not missing[later]:
+                heapq.heappush(ready, later)
     return found

@@ -66,10 +66,10 @@ static inline double travel(const Network *net, int value, int source, int targe
     return net->latency[way] + net->bytes[value] * net->s_per_byte[way];
 }
 
-/* A transfer of a value that a cluster makes (R: none), its seconds, when it is there, and what follows that. */
+/* A transfer of a value that a cluster makes (R: none), its seconds, when it goes and is there, and what follows that. */
 typedef struct {
     int cluster, value, source, stop, wire, queue;
-    double takes, came, tail;
+    double takes, went, came, tail;
 } Sent;
 
 /* A list with its times: each device starts its clusters in the order of their `keys`, as early as it can, also where it has

@@ -59,6 +59,7 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int cluster, i
             if (wire < none) {
                 came = most(came, most(busy[wire], busy[queue]));
             }
+            double went = came;
             came += takes;
             if (wire < none)
                 busy[wire] = came;
@@ -67,7 +68,7 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int cluster, i
             there[stop] = came;
             timed->sent[timed->sendings++] = (Sent){
                 .cluster = cluster, .value = value, .source = source, .stop = stop, .wire = wire, .queue = queue,
-                .takes = takes, .came = came, .tail = 0.0,
+                .takes = takes, .went = went, .came = came, .tail = 0.0,
             };
         }
         source = stop;

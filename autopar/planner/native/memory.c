@@ -21,6 +21,17 @@ static void hold(Bench *bench, int at, double since, double until)
     bench->until[at] = most(bench->until[at], until);
 }
 
+/* A value that comes to a device where it is not made, over links that nobody shares: these are not among those `sent`. */
+static void bring(const Network *net, const Timed *timed, Bench *bench, int v, int target)
+{
+    int maker = net->maker[v], source = maker < 0 ? net->home[v] : timed->device[maker];
+    double made = maker < 0 ? 0.0 : timed->end[maker], came = made + travel(net, v, source, target);
+    if (net->wires || bench->since[v * net->devices + target] >= 0)
+        return;
+    hold(bench, v * net->devices + target, made, net->stays[v] ? INFINITY : came);
+    hold(bench, v * net->devices + source, made, came);
+}
+
 /* Since when and until when each value is on each device. */
 static void spans(const Network *net, const Timed *timed, Bench *bench)
 {
@@ -38,17 +49,21 @@ static void spans(const Network *net, const Timed *timed, Bench *bench)
                 hold(bench, *v * devices + net->home[*v], 0.0, 0.0);
     for (int i = 0; i < timed->sendings; i++) {
         const Sent *sent = timed->sent + i;
-        hold(bench, sent->value * devices + sent->stop, sent->came - sent->takes,
+        hold(bench, sent->value * devices + sent->stop, sent->went,
              net->stays[sent->value] ? INFINITY : sent->came);
         hold(bench, sent->value * devices + sent->source, sent->came, sent->came);
     }
     for (int v = 0; v < net->values; v++) {
         EACH(r, net->readers, v)
-            EACH_OF(reader, net, timed, *r)
+            EACH_OF(reader, net, timed, *r) {
+                bring(net, timed, bench, v, device[reader]);
                 hold(bench, v * devices + device[reader], timed->ready[reader], timed->end[reader]);
-        EACH(d, net->deliver, v)
+            }
+        EACH(d, net->deliver, v) {
+            bring(net, timed, bench, v, *d);
             if (!net->given_up)
                 hold(bench, v * devices + *d, timed->makespan, INFINITY);
+        }
     }
 }
 

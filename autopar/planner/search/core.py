@@ -39,13 +39,13 @@ Ints, Floats = ctypes.POINTER(Int), ctypes.POINTER(Float)
 log = logging.getLogger("autopar")
 
 
-class Lists(ctypes.Structure):
+class _Lists(ctypes.Structure):
     """`Lists` of `native/core.h`."""
 
     _fields_ = [("at", Ints), ("of", Ints)]
 
 
-class Arrays(ctypes.Structure):
+class _Arrays(ctypes.Structure):
     """A problem: `Network` of `native/core.h`, which says what each is."""
 
     _fields_ = [
@@ -55,8 +55,8 @@ class Arrays(ctypes.Structure):
         *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
         *((name, Ints) for name in ("hop_at", "hop_wire", "hop_queue", "hop_stop")),
         *((name, Floats) for name in ("hop_latency", "hop_s_per_byte")),
-        *((name, Lists) for name in ("makes", "readers", "deliver", "reads", "sooner", "later")),
-        *((name, Lists) for name in ("near", "before", "after", "allowed", "members", "keeps")),
+        *((name, _Lists) for name in ("makes", "readers", "deliver", "reads", "sooner", "later")),
+        *((name, _Lists) for name in ("near", "before", "after", "allowed", "members", "keeps")),
         *((name, Ints) for name in ("waits", "maker", "home", "repeatable", "stays")),
         *((name, Floats) for name in ("room", "stored", "size", "scratch")),
     ]
@@ -67,9 +67,9 @@ class Arrays(ctypes.Structure):
         self.held: list[np.ndarray[Any, Any]] = []
         for name, kind, *_ in self._fields_:
             given = fields.pop(name)
-            if kind is Lists:
+            if kind is _Lists:
                 at = [0, *accumulate(map(len, given))]
-                setattr(self, name, Lists(self._array(at, Ints), self._array([*chain(*given)], Ints)))
+                setattr(self, name, _Lists(self._array(at, Ints), self._array([*chain(*given)], Ints)))
             else:
                 setattr(self, name, given if kind is Int else self._array(given, kind))
 
@@ -80,17 +80,17 @@ class Arrays(ctypes.Structure):
         return self.held[-1].ctypes.data_as(kind)
 
 
-_ARRAYS: weakref.WeakKeyDictionary[Instance, Arrays] = weakref.WeakKeyDictionary()
+_ARRAYS: weakref.WeakKeyDictionary[Instance, _Arrays] = weakref.WeakKeyDictionary()
 
 
-def arrays(instance: Instance) -> Arrays:
+def arrays(instance: Instance) -> _Arrays:
     """The problem as the C sources have it, made once."""
     if instance not in _ARRAYS:
         _ARRAYS[instance] = _arrays(instance)
     return _ARRAYS[instance]
 
 
-def _arrays(instance: Instance) -> Arrays:
+def _arrays(instance: Instance) -> _Arrays:
     none = instance.wires + len(instance.copy_lanes)
     # Wire, copy queue, next device, latency in seconds and seconds per byte of each hop of each way.
     ways: list[list[tuple[int, int, int, float, float]]] = []
@@ -117,7 +117,7 @@ def _arrays(instance: Instance) -> Arrays:
     for d, given in enumerate(instance.given):
         stored[[at for name, at in storages.items() if name in given], d] = 0.0
     held = [0 if instance.costed.consumed else sum(given.values()) for given in instance.given]
-    return Arrays(
+    return _Arrays(
         clusters=instance.clusters,
         devices=len(instance.devices),
         wires=none,
@@ -178,7 +178,7 @@ def near(instance: Instance, cluster: int) -> list[int]:
     return [*dict.fromkeys((*instance.before[cluster], *instance.after[cluster]))]
 
 
-class List(ctypes.Structure):
+class _List(ctypes.Structure):
     """That of `native/core.h`."""
 
     _fields_ = [
@@ -192,7 +192,7 @@ class List(ctypes.Structure):
     ]
 
     @classmethod
-    def room(cls, instance: Instance) -> List:
+    def room(cls, instance: Instance) -> _List:
         """A structure with room for any list of a problem."""
         count = instance.clusters + 1 + MOST
         return cls(device=(Int * count)(), of=(Int * MOST)(), keys=(Float * count)())
@@ -242,7 +242,7 @@ class Timed(Listed):
         of: Sequence[int] = (),
     ) -> None:
         assert native.LIBRARY
-        own, count, ended = List.room(instance), len(device), Int()
+        own, count, ended = _List.room(instance), len(device), Int()
         own.fill(Listed(device, keys, eager, of))
         starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
         lanes = np.empty(len(starts), dtype=np.int32)
@@ -271,12 +271,12 @@ class Timed(Listed):
         return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
 
 
-class State(ctypes.Structure):
+class _State(ctypes.Structure):
     """`Chain` of `native/anneal.c`."""
 
     _fields_ = [
-        ("now", List),
-        ("best", ctypes.POINTER(List)),
+        ("now", _List),
+        ("best", ctypes.POINTER(_List)),
         *((name, Int) for name in ("count", "keep", "copies")),
         ("bound", Float),
         ("spent", Float),
@@ -290,10 +290,10 @@ class Chain:
 
     def __init__(self, instance: Instance, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
         self.instance, self.bound = instance, bound
-        self._best = (List * KEEP)(*(List.room(instance) for _ in range(KEEP)))
+        self._best = (_List * KEEP)(*(_List.room(instance) for _ in range(KEEP)))
         self._best[0].fill(start)
         enough = bound * (1 + CLOSE)
-        self._state = State(List.room(instance), self._best, 1, KEEP, copies, enough, 0.0, seed)
+        self._state = _State(_List.room(instance), self._best, 1, KEEP, copies, enough, 0.0, seed)
         self._state.now.fill(start)
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
@@ -334,7 +334,7 @@ class Chain:
         """The shortest lists there were, the shortest first."""
         return [self._listed(kept) for kept in self._best[: self._state.count]]
 
-    def _listed(self, kept: List) -> Listed:
+    def _listed(self, kept: _List) -> Listed:
         count = self.instance.clusters + (1 + kept.copies if kept.copies else 0)
         of = tuple(kept.of[: kept.copies])
         return Listed(kept.device[:count], kept.keys[:count], bool(kept.eager), of, kept.makespan, kept.over)

@@ -1,6 +1,6 @@
-"""Pipelined calls: the placement of the smallest period, and a lower bound on the period."""
+"""Pipelined calls: the placement of the smallest period."""
 
-from .balance import balance, bound
+from .balance import balance
 from .loads import Hop, Loads, Standing, Value, loads_of
 
-__all__ = ["Hop", "Loads", "Standing", "Value", "balance", "bound", "loads_of"]
+__all__ = ["Hop", "Loads", "Standing", "Value", "balance", "loads_of"]

@@ -1,4 +1,4 @@
-"""Search for the placement of the smallest largest load, by annealing, and a lower bound on the period."""
+"""Search for the placement of the smallest largest load, by annealing."""
 
 from __future__ import annotations
 
@@ -6,39 +6,26 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from .loads import Loads, Standing
 
-
-@dataclass(frozen=True)
-class Params:
-    """How much is searched, and how hot.
-
-    `steps` are the moves tried in all, at most `pairs` for each pair of groups, fewer where a group touches many
-    values, so that about `touches` values are looked at. What is lowered is the mean of loads to the power of `power`:
-    near the largest load, but with a slope on all others too; a load above `steepest` times the largest at first
-    counts as this, so that its power is still a number. Of each of the `chains`: the start it goes on from (-1: the
-    best so far), the share of itself that the mean may rise by at the beginning, falling to nothing, and its share of
-    the steps. Of many groups, in which there are too many ways up, those that never rise find what is near the best
-    start. `rounds` are those of the search for the prices of the bound: any prices give a valid one.
-    """
-
-    steps: int = 24_000
-    pairs: int = 200
-    touches: int = 120_000
-    power: int = 16
-    steepest: float = 1e18
-    chains: tuple[tuple[int, float, float], ...] = (
-        (0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25)
-    )  # fmt: skip
-    rounds: int = 300
+STEPS = 24_000
+"""Moves tried in all, fewer where a group touches many values, so that about `TOUCHES` values are looked at."""
+PAIRS = 200
+"""The same at most for each pair of groups."""
+TOUCHES = 120_000
+POWER = 16
+"""What is lowered is the mean of loads to this power: near the largest load, but with a slope on all others too."""
+STEEPEST = 1e18
+"""Times the largest load at first as which a longer one counts, so that its power is still a number."""
+CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))
+"""Of each chain the start it goes on from (-1: the best so far), the share of itself that the mean may rise by at the
+beginning, falling to nothing, and its share of the steps. Of many groups, in which there are too many ways up, those
+that never rise find what is near the best start."""
 
 
 def balance(
-    loads: Loads, until: float = math.inf, starts: Sequence[Sequence[int]] = (), params: Params = Params()
+    loads: Loads, until: float = math.inf, starts: Sequence[Sequence[int]] = ()
 ) -> tuple[list[int] | None, bool]:
     """The device of each group in the best placement found (None: nothing found fits), and whether the time that
     `until` names (of `time.monotonic`) ended the search.
@@ -57,51 +44,19 @@ def balance(
     if loads.devices == 1:
         return (None if found[0].over or found[0].lost else found[0].at), False
     touched = sum(len(own) for own in loads.touches) / loads.groups
-    steps = max(1000, min(params.steps, int(params.touches / (1 + touched))))
-    most = params.pairs * loads.groups * loads.groups
+    steps = max(1000, min(STEPS, int(TOUCHES / (1 + touched))))
+    most = PAIRS * loads.groups * loads.groups
     best: list[int] | None = None
     period, cut = math.inf, False
-    for index, (start, heat, share) in enumerate(params.chains):
+    for index, (start, heat, share) in enumerate(CHAINS):
         stand = Standing(loads, found[start].at if start >= 0 or best is None else best)
         tried = min(int(steps * share), most)
-        at, reached, cut = _anneal(loads, stand, heat, tried, random.Random(index), until, params)
+        at, reached, cut = _anneal(loads, stand, heat, tried, random.Random(index), until)
         if at is not None and reached < period:
             best, period = at, reached
         if cut:
             break
     return best, cut
-
-
-def bound(loads: Loads, params: Params = Params()) -> float:
-    """The dual of the linear program that may cut groups into pieces and moves values for nothing, in seconds.
-
-    With a price for a second of each lane, all prices adding up to 1, no placement is better than each group on the
-    device where it is cheapest (Lenstra, Shmoys and Tardos, Mathematical Programming 46, 1990). Prices are found by
-    multiplicative weights.
-    """
-    found = max((busy / width for busy, width in zip(loads.fixed, loads.width)), default=0.0)
-    if not loads.groups:
-        return found
-    area = loads.area
-    found = max(found, float(area.min(axis=1).max()) / max(loads.lanes))
-    idle = np.array([busy / lanes for busy, lanes in zip(loads.fixed, loads.lanes)])
-    price = np.isfinite(area).any(axis=0).astype(float)
-    price /= price.sum()
-    every = np.arange(loads.groups)
-    finite = np.where(np.isfinite(area), area, 1e300)
-    for step in range(params.rounds if loads.devices > 1 else 1):
-        cost = finite * price
-        # A device that cannot run a group is no way out of its cost, whatever its price.
-        cost[~np.isfinite(area)] = np.inf
-        at = cost.argmin(axis=1)
-        found = max(found, float(cost[every, at].sum() + price @ idle))
-        busy = idle + np.bincount(at, weights=area[every, at], minlength=loads.devices)
-        longest = float(busy.max())
-        if longest <= 0:
-            break
-        price = price * (1 + 0.5 / (1 + step / 20) * (busy / longest - 0.5))
-        price /= price.sum()
-    return found
 
 
 def _only(loads: Loads, device: int) -> list[int]:
@@ -121,7 +76,7 @@ def _fullest(loads: Loads) -> list[int]:
 
 
 def _anneal(
-    loads: Loads, stand: Standing, hot: float, steps: int, draw: random.Random, until: float, params: Params
+    loads: Loads, stand: Standing, hot: float, steps: int, draw: random.Random, until: float
 ) -> tuple[list[int] | None, float, bool]:
     """The best placement met, its period, and whether time ran out."""
     rank = {g: index for index, g in enumerate(loads.order)}
@@ -132,8 +87,8 @@ def _anneal(
     def height() -> float:
         total = 0.0
         for load in stand.load:
-            total += min(load / scale, params.steepest) ** params.power
-        made: float = total ** (1 / params.power) + 10 * stand.over / room + 10 * stand.lost
+            total += min(load / scale, STEEPEST) ** POWER
+        made: float = total ** (1 / POWER) + 10 * stand.over / room + 10 * stand.lost
         return made
 
     current = height()

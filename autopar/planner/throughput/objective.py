@@ -19,7 +19,7 @@ from ..bounds.traffic import traffic
 from ..model.instance import Instance
 from ..portfolio import place, replan
 from ..prove import left
-from .balance import balance, bound
+from .balance import balance
 from .loads import Loads, Standing, busiest, loads_of, share
 from .reasons import Shares
 
@@ -56,8 +56,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     problems = [Instance(option) for option in options]
     weighed = [(instance, *loads_of(instance)) for instance in problems]
     proven = max(
-        bound(weighed[0][1]),
-        _shared(problems[0]),
+        shared(problems[0]),
         evenly(problems[0]),
         _longest(problems[-1]),
         sum(problems[0].dispatch),
@@ -180,7 +179,7 @@ def _longest(instance: Instance) -> float:
     )
 
 
-def _shared(instance: Instance) -> float:
+def shared(instance: Instance) -> float:
     """What the load of devices, wires and memory alone says, no cluster waiting for another, in seconds."""
     if not instance.clusters:
         return 0.0

@@ -17,10 +17,11 @@ from autopar.planner.formats.dnn_partitioning import Partitioning, described
 from autopar.planner.formats.graph_file import costed
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import simulate
-from autopar.planner.model.topological import topological
-from autopar.planner.throughput import balance, bound
+from autopar.planner.model.toposort import topological
+from autopar.planner.throughput import balance
 from autopar.planner.throughput.loads import Standing
 
+from .bound import bound
 from .calls import Calls
 from .graph import classes, order, outputs
 from .loads import strict_loads

@@ -9,11 +9,12 @@ from dataclasses import replace
 from autopar.ir.plan import Reason
 from autopar.planner.formats.dnn_partitioning import Partitioning
 from autopar.planner.model.lazy_sequence import Lazily
-from autopar.planner.throughput import balance, bound
+from autopar.planner.throughput import balance
 from autopar.planner.throughput.loads import Standing
 from autopar.planner.throughput.reasons import Shares, listed
 from autopar.text import seconds
 
+from .bound import bound
 from .calls import Calls
 from .graph import classes
 from .loads import strict_loads

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from autopar.planner.model.toposort import early, late
+from autopar.planner.model.toposort import late
 
 from .calls import Calls, Reach, blocks, ones
 
@@ -191,3 +191,23 @@ def _moved(
     for other in ones(moving):
         moved[other] = part
     return None if moved == at else moved
+
+
+def early(before: Sequence[Sequence[int]], choose: Callable[[list[int]], int]) -> list[int]:
+    """Numbers in an order in which each follows those of `before` that it needs, as soon as they are done; `choose`
+    names the position of the next among those that are ready. What is in a cycle is left out."""
+    after: list[list[int]] = [[] for _ in before]
+    for v, needs in enumerate(before):
+        for p in needs:
+            after[p].append(v)
+    missing = [len(needs) for needs in before]
+    ready = [v for v, count in enumerate(missing) if not count]
+    found = []
+    while ready:
+        v = ready.pop(choose(ready))
+        found.append(v)
+        for w in after[v]:
+            missing[w] -= 1
+            if not missing[w]:
+                ready.append(w)
+    return found
