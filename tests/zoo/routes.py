@@ -44,7 +44,9 @@ def machine(*names: str) -> Machine:
 class TaskByTask:
     """In the place of an `Executor`: the planned graph one task after the other, updates written at the end."""
 
-    def __init__(self, captured: Captured, plan: Plan, program: Program, pool: Any = None) -> None:
+    inline = None
+
+    def __init__(self, captured: Captured, plan: Plan, program: Program, *_: Any) -> None:
         self.captured, self.graph, self.program = captured, plan.costed.graph, program
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
