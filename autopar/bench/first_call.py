@@ -50,6 +50,7 @@ _MODELS = {
 }
 _CAPTURES = {
     "torch.export alone": "torch.export.export(given, (x,), strict=False)",
+    "torch.export by Dynamo": "torch.export.export(given, (x,), strict=True)",
     "torch.compile, nothing compiled": "torch.compile(given, backend=lambda module, _: module.forward)(x)",
     "autopar": "autopar.compile(given, ['cpu'])(x)",
 }
