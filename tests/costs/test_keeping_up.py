@@ -43,7 +43,8 @@ def on_one_clock(timeline, plan) -> None:
     assert plan.costed.machine.slow_down >= timeline.calls[0].needs_slow_down
     assert f"× {plan.costed.machine.slow_down:g}" in timeline.median.label
     assert not timeline.median.needs_slow_down
-    assert timeline.median.predicted.makespan <= timeline.median.makespan
+    # Transfers that take each other's place on a bus may end a little earlier than planned.
+    assert timeline.median.predicted.makespan <= 1.01 * timeline.median.makespan
 
 
 @torch.no_grad()
