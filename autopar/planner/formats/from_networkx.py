@@ -10,8 +10,7 @@ import networkx
 from ...errors import PlanError
 from ...ir.machine import Machine
 from .fields import Entry
-from .machine_file import described as described_machine
-from .machine_file import machine as read_machine
+from .graph_file import machine_lists, read_machine
 
 
 def described(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any]:
@@ -33,9 +32,7 @@ def described(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
             "graph.graph"
         )
     on = (
-        described_machine(machine)
-        if machine
-        else {key: graph.graph.get(key, []) for key in ("devices", "links")}
+        machine_lists(machine) if machine else {key: graph.graph.get(key, []) for key in ("devices", "links")}
     )
     names = [device.name for device in read_machine(Entry(on, "the graph")).devices]
     tasks = []
