@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -266,7 +266,7 @@ class Plan:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
         plan = decode(Plan, data.get("plan"), str(path))
-        check(str(path), **{each.name: getattr(plan, each.name) for each in fields(plan)})
+        check(str(path), plan)
         return plan
 
     def __str__(self) -> str:
