@@ -49,7 +49,7 @@ class Reason:
 
 
 class _Named(Mapping[str, Reason]):
-    """Reasons by run name; those that are worked out when asked for stay so."""
+    """Reasons by cluster name; those that are worked out when asked for stay so."""
 
     def __init__(self, reasons: Sequence[Reason]) -> None:
         names = getattr(reasons, "clusters", None) or (reason.cluster for reason in reasons)
@@ -130,12 +130,12 @@ class Plan:
 
     @cached_property
     def place(self) -> dict[str, Placed]:
-        """Where each cluster is, by run name."""
+        """Where each cluster is, by cluster name."""
         return {placed.cluster: placed for placed in self.placed}
 
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
-        """Why, by run name."""
+        """Why, by cluster name."""
         return _Named(self.reasons)
 
     @cached_property

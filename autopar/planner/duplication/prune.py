@@ -1,4 +1,4 @@
-"""Schedules in which runs are computed on several devices, by where and when: the copies they need, and no others."""
+"""Schedules in which clusters are computed on several devices, by where and when: the copies they need alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
 
 
 Places: TypeAlias = dict[tuple[str, str], Place]
-"""By run and device."""
+"""By cluster and device."""
 
 
 def places(play: Play) -> Places:
@@ -45,7 +45,7 @@ def places(play: Play) -> Places:
 
 
 def scheduled(instance: Instance, at: Places) -> Entry | None:
-    """The schedule that computes runs in these places in this order, simulated; None when that never ends.
+    """The schedule that computes clusters in these places in this order, simulated; None when that never ends.
 
     `instance` is one of the graph, with whatever copies. Copies that nobody reads are left out, so that the entry has a
     `Instance` of its own. Linear in the graph but for sorting.
@@ -78,7 +78,7 @@ def scheduled(instance: Instance, at: Places) -> Entry | None:
 def _needed(
     plain: CostedGraph, where: Mapping[str, str], copies: Collection[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Those of the copies, (run, device), whose result is read there, by another copy perhaps, or delivered there."""
+    """Those of the copies, (cluster, device), whose result is read or delivered there, read by another copy perhaps."""
     reads = {
         cluster.name: {plain.producer[value] for value in cluster.reads if value in plain.producer}
         for cluster in plain.clusters

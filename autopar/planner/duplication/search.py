@@ -27,7 +27,8 @@ TRIED = 3
 
 def repeated(race: Race, start: Entry) -> Entry:
     """A plan, or a shorter one with clusters computed again, searched for as far as there is time for it. What is
-    returned has a `Instance` of its own where runs are. Nothing is done for large plans, nor without the native search.
+    returned has an `Instance` of its own where clusters are. Nothing is done for large plans, nor without the native
+    search.
 
     Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
     9(9), 1998.

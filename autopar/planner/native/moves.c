@@ -1,4 +1,4 @@
-/* What may be changed in a schedule: runs of its critical paths to other places, runs that change places, and many clusters to
+/* What may be changed in a schedule: clusters of its critical paths to other places, clusters that change places, and many clusters to
    another device at once.
 
    A cluster goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
@@ -10,7 +10,7 @@
 #define BESIDE 0.5   /* how often the device of a cluster beside it is tried */
 enum {
     CLOSE = 2,     /* places from the best at most to that of a cluster to change places with */
-    GATHERED = 64, /* runs that are moved together at most */
+    GATHERED = 64, /* clusters that are moved together at most */
 };
 
 /* Seconds, where not known as yet. */
