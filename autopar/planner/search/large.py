@@ -154,7 +154,8 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
     """The device of each cluster, in graph order each where it costs least.
 
     A second on a device is `worth` so much, and exp(`steep` * n) times that where it is n clusters of usual length
-    ahead of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way leads.
+    ahead of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way
+    leads.
     Linear in clusters and reads times devices.
     """
     lanes = [len(names) for names in instance.lane_names]
