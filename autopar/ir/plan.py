@@ -18,9 +18,8 @@ from .costed import CostedGraph
 from .critical_path import Critical, critical
 from .device_map import device_map
 from .display_names import Words
-from .plan_check import check
+from .plan_check import check, sound
 from .serialize import decode, encode
-from .sound import sound
 from .steps import Placed, Step, Transfer
 from .timeline import Memory, Span, Timeline
 

@@ -1,4 +1,5 @@
-"""Validity of a plan that was read: all it names is there, and its numbers are numbers.
+"""Validity of a plan: what may be claimed of its lower bound, and, once it was read, that all it names is there and its
+numbers are numbers.
 
 Nothing is said of whether it can be carried out: its orders may be edited, and `planner.replan` gives it new times.
 """
@@ -6,17 +7,37 @@ Nothing is said of whether it can be carried out: its orders may be edited, and 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeAlias
 
-from ..errors import PlanError
+from ..errors import BoundWarning, PlanError
 from .costed import CostedGraph
-from .sound import ROUNDING
+
+ROUNDING = 1e-9
+"""Share of the times of a plan by which sums of floats may put a bound above what it reaches."""
 
 Row: TypeAlias = tuple[Iterable[object], Collection[object], str, str]
 """Names, those that there are, what names them, and what they are names of."""
+
+
+def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
+    """The bound, from 0 to what a plan reached, both in seconds: its makespan, or a difference of times up to that.
+
+    A bound that the plan refutes by more than rounding proves nothing: then it is 0, with a BoundWarning.
+    """
+    if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
+        return max(0.0, min(bound, reached))
+    warnings.warn(
+        f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "
+        "with the graph. The plan holds; of how near it is to the shortest nothing is claimed",
+        BoundWarning,
+        stacklevel=2,
+    )
+    return 0.0
 
 
 def check(where: str, plan: Any) -> None:

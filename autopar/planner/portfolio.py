@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
-from ..ir.sound import sound
+from ..ir.plan_check import sound
 from ..text.tables import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
@@ -132,9 +132,9 @@ def place(
 
     `auto` races everything on one device against what `STRATEGIES` find, each in about `steps` placed clusters. A plan
     over several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may
-    compute runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). Shortly
-    before `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an
-    unknown policy or name and MemoryCapError when nothing fits.
+    compute clusters on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`).
+    Shortly before `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError
+    for an unknown policy or name and MemoryCapError when nothing fits.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)

@@ -20,7 +20,7 @@ Price = Callable[[Graph, str], CostedGraph]
 
 
 def single(instance: Instance, device: int) -> list[Schedule]:
-    """Schedules with all runs on `device`: on one queue, and over all its queues when there are several.
+    """Schedules with all clusters on `device`: on one queue, and over all its queues when there are several.
 
     Clusters that cannot run there go where they end first (`is_single` says whether there are any).
     """
@@ -42,7 +42,7 @@ def is_single(instance: Instance, device: int) -> bool:
 
 
 def _alone(costed: CostedGraph, device: str) -> float | None:
-    """The seconds of a costed graph with all runs on a device; None where one cannot run there or it does not fit."""
+    """The seconds of a costed graph with all on one device; None where one cannot run there or it does not fit."""
     instance = Instance(costed)
     d = costed.index[device]
     if not is_single(instance, d):
