@@ -134,7 +134,7 @@ def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callabl
                 )
             allowed[member] = (d,)
             by[member] = placed
-    order = urgent_first(instance)
+    order = urgent_first(instance, allowed)
 
     def rest(instance: Instance, room: float = 1.0) -> Schedule:
         return list_schedule(instance, name, order, allowed=allowed, room=room)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,20 +14,48 @@ from ..model.instance import Instance
 _ORDERS: weakref.WeakKeyDictionary[Instance, list[int]] = weakref.WeakKeyDictionary()
 
 
-def urgent_first(instance: Instance) -> list[int]:
-    """Clusters by falling upward rank, found once: `mean_first` with copies as they are."""
+def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[float]:
+    """Seconds from the start of each cluster to the end of the graph along its longest way, on average over
+    devices.
+
+    The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but that a device counts by its
+    lanes and by how fast it runs this very cluster, since that is where the cluster will likely be. `allowed` has the
+    devices each cluster may go to where it is known better than by the problem.
+    """
+    shares = [_shares(instance, r, (allowed or instance.allowed)[r]) for r in range(instance.clusters)]
+    latency, s_per_byte = (_typical(instance, times) for times in (instance.latency, instance.s_per_byte))
+    rank = [0.0] * instance.clusters
+    for r in reversed(range(instance.clusters)):
+        own = sum(share * s for share, s in zip(shares[r], instance.seconds[r]) if share)
+        longest = max((rank[later] for later in instance.after[r]), default=0.0)
+        for v in instance.makes[r]:
+            travel = latency + instance.bytes[v] * s_per_byte
+            for later in instance.readers[v]:
+                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[later]))
+                longest = max(longest, rank[later] + apart * travel)
+            for target in instance.deliver[v]:
+                longest = max(longest, (1.0 - shares[r][target]) * travel)
+            for holder in instance.carry[v]:
+                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[holder]))
+                longest = max(longest, apart * travel)
+        rank[r] = own + longest
+    return rank
+
+
+def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
+    """Clusters by falling rank; ties in graph order, so that it stays topological."""
+    if allowed is not None:
+        rank = upward_rank(instance, allowed)
+        return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
     if instance not in _ORDERS:
-        _ORDERS[instance] = mean_first(instance, 1.0)
+        rank = upward_rank(instance)
+        _ORDERS[instance] = sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
     return _ORDERS[instance]
 
 
 def mean_first(instance: Instance, copies: float) -> list[int]:
-    """Clusters by falling upward rank, a copy counting `copies` times; ties in graph order, so that it stays
-    topological.
-
-    The rank is that of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002): seconds from the start of a cluster to
-    the end of the graph along its longest way, on average over devices.
-    """
+    """Clusters by falling upward rank as HEFT has it, all devices alike, a copy counting `copies` times; ties in graph
+    order."""
     latency, s_per_byte = (
         copies * _typical(instance, times) for times in (instance.latency, instance.s_per_byte)
     )
@@ -56,6 +85,17 @@ def cost_to_go(instance: Instance) -> list[list[float]]:
     tail = tails(instance)
     made: list[list[float]] = np.where(np.isfinite(tail), tail, 0.0).tolist()
     return made
+
+
+def _shares(instance: Instance, cluster: int, allowed: Sequence[int]) -> list[float]:
+    raw = [0.0] * len(instance.devices)
+    fastest = min(instance.seconds[cluster][d] for d in allowed)
+    for d in allowed:
+        seconds = instance.seconds[cluster][d]
+        speed = fastest / seconds if seconds > 0 else 1.0
+        raw[d] = speed * len(instance.lane_names[d])
+    total = sum(raw) or 1.0
+    return [share / total for share in raw]
 
 
 def _typical(instance: Instance, matrix: list[list[float]]) -> float:
