@@ -1,6 +1,6 @@
 """Critical path of a plan, binding predecessor of each step, and slack.
 
-A step is a `Placed` run or a `Transfer`. It waits for the data it reads, for the step before it in its
+A step is a `Placed` cluster or a `Transfer`. It waits for the data it reads, for the step before it in its
 lane, and, a transfer, for the one before it on the wire. Critical path and slack as in the critical path
 method (Kelley and Walker, Critical-path planning and scheduling, 1959), on the plan with its lane orders
 kept. Linear in the waits.

@@ -25,7 +25,7 @@ _ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
 class Words:
     """The names of a costed graph in its author's words.
 
-    Runs: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`; "forward"
+    Clusters: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`; "forward"
     is said only where there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight, new`.
     Two clusters may have one name: tables and pictures say besides where and when they are.
     """

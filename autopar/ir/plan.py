@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -18,9 +18,8 @@ from .costed import CostedGraph
 from .critical_path import Critical, critical
 from .device_map import device_map
 from .display_names import Words
-from .plan_check import check
+from .plan_check import check, sound
 from .serialize import decode, encode
-from .sound import sound
 from .steps import Placed, Step, Transfer
 from .timeline import Memory, Span, Timeline
 
@@ -49,7 +48,7 @@ class Reason:
 
 
 class _Named(Mapping[str, Reason]):
-    """Reasons by run name; those that are worked out when asked for stay so."""
+    """Reasons by cluster name; those that are worked out when asked for stay so."""
 
     def __init__(self, reasons: Sequence[Reason]) -> None:
         names = getattr(reasons, "clusters", None) or (reason.cluster for reason in reasons)
@@ -130,12 +129,12 @@ class Plan:
 
     @cached_property
     def place(self) -> dict[str, Placed]:
-        """Where each cluster is, by run name."""
+        """Where each cluster is, by cluster name."""
         return {placed.cluster: placed for placed in self.placed}
 
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
-        """Why, by run name."""
+        """Why, by cluster name."""
         return _Named(self.reasons)
 
     @cached_property
@@ -266,7 +265,7 @@ class Plan:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
         plan = decode(Plan, data.get("plan"), str(path))
-        check(str(path), **{each.name: getattr(plan, each.name) for each in fields(plan)})
+        check(str(path), plan)
         return plan
 
     def __str__(self) -> str:

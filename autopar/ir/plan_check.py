@@ -1,4 +1,5 @@
-"""Validity of a plan that was read: all it names is there, and its numbers are numbers.
+"""Validity of a plan: what may be claimed of its lower bound, and, once it was read, that all it names is there and its
+numbers are numbers.
 
 Nothing is said of whether it can be carried out: its orders may be edited, and `planner.replan` gives it new times.
 """
@@ -6,166 +7,151 @@ Nothing is said of whether it can be carried out: its orders may be edited, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeAlias
 
-from ..errors import PlanError
+from ..errors import BoundWarning, PlanError
 from .costed import CostedGraph
-from .sound import ROUNDING
-from .steps import Placed, Transfer
-from .timeline import Memory
+
+ROUNDING = 1e-9
+"""Share of the times of a plan by which sums of floats may put a bound above what it reaches."""
+
+Row: TypeAlias = tuple[Iterable[object], Collection[object], str, str]
+"""Names, those that there are, what names them, and what they are names of."""
 
 
-def check(
-    where: str,
-    costed: CostedGraph,
-    placed: Sequence[Placed],
-    transfers: Sequence[Transfer],
-    resident: Sequence[tuple[str, str]],
-    memory: Sequence[Memory],
-    makespan: float,
-    singles: Sequence[tuple[str, float | None]],
-    candidates: Sequence[Any],
-    reasons: Sequence[Any],
-    period: float | None,
-    **_: Any,
-) -> None:
-    """Raise PlanError or DeviceError naming the first thing in the file `where` that makes the fields of a plan none.
+def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
+    """The bound, from 0 to what a plan reached, both in seconds: its makespan, or a difference of times up to that.
+
+    A bound that the plan refutes by more than rounding proves nothing: then it is 0, with a BoundWarning.
+    """
+    if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
+        return max(0.0, min(bound, reached))
+    warnings.warn(
+        f"the lower bound of {bound} s is above a plan that takes {reached} s: a fault of autopar, please report it "
+        "with the graph. The plan holds; of how near it is to the shortest nothing is claimed",
+        BoundWarning,
+        stacklevel=2,
+    )
+    return 0.0
+
+
+def check(where: str, plan: Any) -> None:
+    """Raise PlanError or DeviceError naming the first thing in the file `where` that makes a `Plan` none.
 
     Linear in its clusters, values and steps.
     """
-    fields = _Check(costed, where)
-    fields.steps(placed, transfers)
-    fields.held(resident, memory)
-    fields.figures(makespan, period, singles, candidates)
-    fields.weighed(reasons)
-    ends = [0.0, *(step.end for step in placed), *(step.end for step in transfers)]
-    ends += [time for used in memory for time, _ in used.steps]
-    if max(ends) > makespan * (1 + ROUNDING):
-        fields.wrong(f"its makespan is {makespan} s, and something in it is at {max(ends)} s")
+    plan.costed.machine.check()
+    plan.costed.graph.check()
+    for text in chain(_costs(plan.costed), _steps(plan), _figures(plan)):
+        raise PlanError(f"{where} is no plan: {text}; take the edit back, or plan again")
 
 
-class _Check:
-    def __init__(self, costed: CostedGraph, where: str) -> None:
-        self.costed, self.where = costed, where
-        costed.machine.check()
-        costed.graph.check()
-        self.devices = {device.name for device in costed.machine.devices}
-        self.names = {cluster.name for cluster in costed.clusters}
-        self._costs()
-
-    def steps(self, placed: Sequence[Placed], transfers: Sequence[Transfer]) -> None:
-        """Check clusters and transfers."""
-        machine, values = self.costed.machine, self.costed.graph.value
-        lanes = {device.name: device.compute_lanes for device in machine.devices}
-        self._each([step.cluster for step in placed], self.names, "placed", "cluster")
-        for step in placed:
-            self._known([step.device], self.devices, f"the place of {step.cluster!r}", "device")
-            self._known(
-                step.lanes, lanes[step.device], f"the place of {step.cluster!r}", f"lane of {step.device}"
-            )
-            self._times(f"cluster {step.cluster!r}", step.start, step.end)
-        for sent in transfers:
-            what = f"the transfer of {sent.value!r}"
-            self._known([sent.value], values, what, "value")
-            self._known([sent.src, sent.dst], self.devices, what, "device")
-            self._known([sent.lane], machine.lanes, what, "lane")
-            self._times(what, sent.start, sent.end)
-            self._numbers(what, [sent.ready, sent.bytes])
-
-    def held(self, resident: Sequence[tuple[str, str]], memory: Sequence[Memory]) -> None:
-        """Check what devices keep."""
-        self._known([state for state, _ in resident], self.costed.graph.state, "resident", "state")
-        self._known([device for _, device in resident], self.devices, "resident", "device")
-        self._known([used.device for used in memory], self.devices, "memory", "device")
-        for used in memory:
-            self._numbers(f"memory of {used.device}", [number for step in used.steps for number in step])
-
-    def weighed(self, reasons: Sequence[Any]) -> None:
-        """Check the reasons of placements."""
-        self._known([reason.cluster for reason in reasons], self.names, "reasons", "cluster")
-        weighed = [choice.device for reason in reasons for choice in reason.choices]
-        self._known(weighed, self.devices, "the choices of reasons", "device")
-
-    def figures(
-        self,
-        makespan: float,
-        period: float | None,
-        singles: Sequence[tuple[str, float | None]],
-        candidates: Sequence[Any],
-    ) -> None:
-        """Check the figures of the whole plan."""
-        self._known([device for device, _ in singles], self.devices, "singles", "device")
-        figures = [makespan, period, *(one for _, one in singles)]
-        self._numbers("the plan", [*figures, *(candidate.makespan for candidate in candidates)])
-
-    def _costs(self) -> None:
-        costed, graph, count = self.costed, self.costed.graph, len(self.costed.machine.devices)
-        tasks = [task for cluster in costed.clusters for task in cluster.tasks]
-        self._each([cluster.name for cluster in costed.clusters], self.names, "clusters", "cluster")
-        self._each(tasks, graph.task, "the tasks of its clusters", "task")
-        self._known([cost.task for cost in costed.costs], graph.task, "costs", "task")
-        for what, own in (
-            *((f"cluster {cluster.name!r}", cluster.seconds) for cluster in costed.clusters),
-            *((f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs),
-        ):
-            if len(own) != count:
-                self.wrong(f"{what} has seconds for {len(own)} devices, and there are {count}")
-            self._numbers(what, own)
-        there = {
-            *graph.inputs,
-            *graph.state,
-            *(value for cluster in costed.clusters for value in cluster.makes),
-        }
-        for cluster in costed.clusters:
-            what = f"cluster {cluster.name!r}"
-            if not cluster.tasks:
-                self.wrong(f"{what} has no task")
-            self._known([*cluster.reads, *cluster.makes], graph.value, what, "value")
-            lacking = next((value for value in cluster.reads if value not in there), None)
-            if lacking is not None:
-                self.wrong(f"{what} reads {lacking!r}, which no cluster makes")
-            self._known(cluster.after, self.names, what, "cluster")
-            self._known([d for d, _, _ in cluster.modes], range(count), what, "position of a device")
-            self._numbers(
-                what, [cluster.dispatch_s, cluster.workspace_bytes, *(s for _, _, s in cluster.modes)]
-            )
-        self._known(
-            [name for name, _ in costed.homes], [*graph.inputs, *graph.state], "homes", "input or state"
+def _costs(costed: CostedGraph) -> Iterator[str]:
+    graph, clusters, count = costed.graph, costed.clusters, len(costed.machine.devices)
+    yield from _each([cluster.name for cluster in clusters], costed.cluster, "clusters", "cluster")
+    tasks = [task for cluster in clusters for task in cluster.tasks]
+    yield from _each(tasks, graph.task, "the tasks of its clusters", "task")
+    yield from _unknown(([cost.task for cost in costed.costs], graph.task, "costs", "task"))
+    for what, own in (
+        *((f"cluster {cluster.name!r}", cluster.seconds) for cluster in clusters),
+        *((f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs),
+    ):
+        if len(own) != count:
+            yield f"{what} has seconds for {len(own)} devices, and there are {count}"
+        yield from _no_numbers(what, own)
+    there = {*graph.inputs, *graph.state, *costed.producer}
+    for cluster in clusters:
+        what = f"cluster {cluster.name!r}"
+        if not cluster.tasks:
+            yield f"{what} has no task"
+        yield from _unknown(([*cluster.reads, *cluster.makes], graph.value, what, "value"))
+        for value in cluster.reads:
+            if value not in there:
+                yield f"{what} reads {value!r}, which no cluster makes"
+        yield from _unknown(
+            (cluster.after, costed.cluster, what, "cluster"),
+            ([d for d, _, _ in cluster.modes], range(count), what, "position of a device"),
         )
-        self._known([name for name, _ in costed.deliver], graph.value, "deliver", "value")
-        ends = [device for _, device in (*costed.homes, *costed.deliver)]
-        self._known(ends, {*self.devices, ""}, "homes or deliver", "device")
-        named = {*self.names, *graph.task, *graph.value}
-        self._known([name for pair in costed.again for name in pair], named, "again", "run, task or value")
+        modes = [s for _, _, s in cluster.modes]
+        yield from _no_numbers(what, [cluster.dispatch_s, cluster.workspace_bytes, *modes])
+    ends = [device for _, device in (*costed.homes, *costed.deliver)]
+    named = {*costed.cluster, *graph.task, *graph.value}
+    yield from _unknown(
+        ([name for name, _ in costed.homes], {*graph.inputs, *graph.state}, "homes", "input or state"),
+        ([name for name, _ in costed.deliver], graph.value, "deliver", "value"),
+        (ends, {*costed.index, ""}, "homes or deliver", "device"),
+        ([name for pair in costed.again for name in pair], named, "again", "run, task or value"),
+    )
 
-    def _each(self, names: Iterable[str], all_of: Collection[str], what: str, kind: str) -> None:
-        """Every name once."""
-        seen: set[str] = set()
-        for name in names:
-            self._known([name], all_of, what, kind)
-            if name in seen:
-                self.wrong(f"{what} has {kind} {name!r} twice")
-            seen.add(name)
-        left = next((name for name in all_of if name not in seen), None)
-        if left is not None:
-            self.wrong(f"{what} lacks {kind} {left!r}")
 
-    def _known(self, names: Iterable[object], known: Collection[object], what: str, kind: str) -> None:
-        for name in names:
-            if name not in known:
-                self.wrong(f"{what} names {name!r}, which is no {kind}")
+def _steps(plan: Any) -> Iterator[str]:
+    """What is wrong with clusters and transfers."""
+    costed, machine = plan.costed, plan.costed.machine
+    lanes = {device.name: device.compute_lanes for device in machine.devices}
+    yield from _each([step.cluster for step in plan.placed], costed.cluster, "placed", "cluster")
+    for step in plan.placed:
+        what = f"the place of {step.cluster!r}"
+        yield from _unknown(([step.device], lanes, what, "device"))
+        yield from _unknown((step.lanes, lanes[step.device], what, f"lane of {step.device}"))
+        yield from _no_times(f"cluster {step.cluster!r}", step.start, step.end)
+    for sent in plan.transfers:
+        what = f"the transfer of {sent.value!r}"
+        yield from _unknown(
+            ([sent.value], costed.graph.value, what, "value"),
+            ([sent.src, sent.dst], lanes, what, "device"),
+            ([sent.lane], machine.lanes, what, "lane"),
+        )
+        yield from _no_times(what, sent.start, sent.end)
+        yield from _no_numbers(what, [sent.ready, sent.bytes])
 
-    def _times(self, what: str, start: float, end: float) -> None:
-        self._numbers(what, [start, end])
-        if start > end:
-            self.wrong(f"{what} is said to last from {start} to {end} s")
 
-    def _numbers(self, what: str, numbers: Iterable[float | None]) -> None:
-        for number in numbers:
-            if number is not None and not 0 <= number < math.inf:
-                self.wrong(f"{what} has the number {number}; it must be finite, and from 0 on")
+def _figures(plan: Any) -> Iterator[str]:
+    """What is wrong with what devices keep, the reasons of placements, and the figures of the whole."""
+    devices = plan.costed.index
+    yield from _unknown(
+        ([state for state, _ in plan.resident], plan.costed.graph.state, "resident", "state"),
+        ([device for _, device in plan.resident], devices, "resident", "device"),
+        ([used.device for used in plan.memory], devices, "memory", "device"),
+        ([device for device, _ in plan.singles], devices, "singles", "device"),
+        ([reason.cluster for reason in plan.reasons], plan.costed.cluster, "reasons", "cluster"),
+        ([choice.device for reason in plan.reasons for choice in reason.choices], devices,
+         "the choices of reasons", "device"),
+    )  # fmt: skip
+    for used in plan.memory:
+        yield from _no_numbers(f"memory of {used.device}", chain(*used.steps))
+    figures = [plan.makespan, plan.period, *(one for _, one in plan.singles)]
+    yield from _no_numbers("the plan", [*figures, *(one.makespan for one in plan.candidates)])
+    ends = [0.0, *(step.end for step in (*plan.placed, *plan.transfers))]
+    ends += [time for used in plan.memory for time, _ in used.steps]
+    if max(ends) > plan.makespan * (1 + ROUNDING):
+        yield f"its makespan is {plan.makespan} s, and something in it is at {max(ends)} s"
 
-    def wrong(self, text: str) -> None:
-        """Raise PlanError."""
-        raise PlanError(f"{self.where} is no plan: {text}; take the edit back, or plan again")
+
+def _each(names: Collection[str], all_of: Collection[str], what: str, kind: str) -> Iterator[str]:
+    """What is wrong unless each is named once."""
+    yield from _unknown((names, all_of, what, kind))
+    yield from (f"{what} has {kind} {name!r} twice" for name, count in Counter(names).items() if count > 1)
+    named = {*names}
+    yield from (f"{what} lacks {kind} {name!r}" for name in all_of if name not in named)
+
+
+def _unknown(*rows: Row) -> Iterator[str]:
+    for names, known, what, kind in rows:
+        yield from (f"{what} names {name!r}, which is no {kind}" for name in names if name not in known)
+
+
+def _no_times(what: str, start: float, end: float) -> Iterator[str]:
+    yield from _no_numbers(what, [start, end])
+    if start > end:
+        yield f"{what} is said to last from {start} to {end} s"
+
+
+def _no_numbers(what: str, numbers: Iterable[float | None]) -> Iterator[str]:
+    for number in numbers:
+        if number is not None and not 0 <= number < math.inf:
+            yield f"{what} has the number {number}; it must be finite, and from 0 on"

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 from ..ir.plan import Plan
-from .lists.single import alone
 from .model.simulator import Schedule
 from .policies import POLICIES, Policy, require_policy
 from .portfolio import place, replan
@@ -17,4 +16,4 @@ OBJECTIVES: dict[str, Callable[..., Plan]] = {
 }
 """What a plan is made for, and the function of a costed graph and `budget_s=` that makes it."""
 
-__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "alone", "place", "replan", "require_policy"]
+__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]

@@ -15,7 +15,7 @@ from .model.orders import in_order
 from .model.simulator import Play, Schedule
 
 MOST = 2_600
-"""Orders of all lanes of the largest graph that is tried: five runs on three lanes."""
+"""Orders of all lanes of the largest graph that is tried: five clusters on three lanes."""
 STEPS = 50_000
 """Clusters and copies simulated in all, the orders of what asks for a wire at one moment included."""
 POLICY = "every order"

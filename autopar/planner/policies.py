@@ -11,7 +11,6 @@ from .candidates import Entry, Race
 from .lists.heft import heft, list_schedule, lookahead
 from .lists.memory_first import fill, follow
 from .lists.ranking import urgent_first
-from .lists.round_robin import round_robin
 from .lists.single import is_single
 from .model.instance import Instance
 from .model.simulator import Schedule
@@ -19,6 +18,31 @@ from .model.simulator import Schedule
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 """`auto`, the name of a policy, or a function to a schedule, or to the device of some clusters or tasks by
 name."""
+
+
+def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
+    """A placement that moves as much as it can, to try a runtime with: each cluster, in graph order, on the next queue
+    of those it may use, whatever `room` there is; a colocate group counts as one cluster."""
+    queues = [(d, lane) for d, lanes in enumerate(instance.lane_names) for lane in lanes]
+    lanes: dict[str, list[str]] = {lane: [] for _, lane in queues}
+    chosen: dict[int, int] = {}
+    turn = 0
+    for r in range(instance.clusters):
+        group = instance.group[r]
+        if group >= 0 and group in chosen:
+            at = chosen[group]
+        else:
+            at = next(
+                k % len(queues)
+                for k in range(turn, turn + len(queues))
+                if queues[k % len(queues)][0] in instance.allowed[r]
+            )
+            turn = at + 1
+            if group >= 0:
+                chosen[group] = at
+        lanes[queues[at][1]].append(instance.names[r])
+    return Schedule("round_robin", {lane: tuple(names) for lane, names in lanes.items()})
+
 
 POLICIES: dict[str, Callable[..., Schedule]] = {
     "heft": heft,

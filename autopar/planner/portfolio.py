@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
-from ..ir.sound import sound
+from ..ir.plan_check import sound
 from ..text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
@@ -132,9 +132,9 @@ def place(
 
     `auto` races everything on one device against what `STRATEGIES` find, each in about `steps` placed clusters. A plan
     over several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may
-    compute runs on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`). Shortly
-    before `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an
-    unknown policy or name and MemoryCapError when nothing fits.
+    compute clusters on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`).
+    Shortly before `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError
+    for an unknown policy or name and MemoryCapError when nothing fits.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
@@ -169,7 +169,7 @@ def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
-    """An edited plan with new times: which run is on which lane, and in which order, is taken from `edited`. After
+    """An edited plan with new times: which cluster is on which lane, and in which order, is taken from `edited`. After
     `budget_s` seconds no further device is tried alone.
 
     Raises PlanError for clusters, devices or lanes that `costed` does not have, for orders that can never end,
@@ -177,7 +177,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     instance = Instance(costed)
-    # Of the graph itself, where what is given computes runs again.
+    # Of the graph itself, where what is given computes clusters again.
     race = Race(instance, lower_bound(Instance(once(costed)) if costed.again else instance))
     alone = _singles(race, until=until)
     for step in edited.placed:
@@ -191,7 +191,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     as_it_was = race.trial(given)
     if as_it_was:
         race.admit(as_it_was)
-    # Where runs have moved, other values do: the copy queues then take them as they become ready.
+    # Where clusters have moved, other values do: the copy queues then take them as they become ready.
     entry = as_it_was or race.enter(replace(given, copies={}))
     if entry is None:
         raise race.errors[-1]

@@ -67,7 +67,7 @@ class Reasons(Lazily):
         return Choice(device, way.arrives, way.start, way.end)
 
     def _barred(self, r: int, d: int) -> str:
-        """What keeps run `r` from device number `d`."""
+        """What keeps cluster `r` from device number `d`."""
         instance = self.elsewhere.instance
         unable = self._unable(r, d)
         if unable is None:
@@ -196,7 +196,7 @@ class Elsewhere:
 
     Values that are on a device in the plan are read when they came; others are brought by transfers of their own, one
     after the other, each in the first gap of its queue and wire that has room for it, where the transfers that the
-    run alone needs where it is now have gone. The cluster takes the first gap of a lane, or of as many as it is
+    cluster alone needs where it is now have gone. The cluster takes the first gap of a lane, or of as many as it is
     quickest with, that has room for it. The host's dispatch and memory are not looked at.
     """
 
@@ -300,7 +300,7 @@ class Elsewhere:
         return _Arrival(d, arrives, start, end)
 
     def delayed(self, r: int, d: int, end: float) -> tuple[str, float]:
-        """Who would have what run `r` makes later by most, were it to end at `end` on device `d`, and by how many
+        """Who would have what cluster `r` makes later by most, were it to end at `end` on device `d`, and by how many
         seconds, on idle wires."""
         instance = self.instance
         worst = ("", 0.0)

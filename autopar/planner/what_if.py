@@ -16,7 +16,7 @@ from ..ir.steps import Placed
 from .bounds import lower_bound
 from .candidates import Race
 from .duplication.duplicates import once
-from .duplication.prune import POLICY as COPIED
+from .duplication.search import POLICY as COPIED
 from .duplication.search import repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow

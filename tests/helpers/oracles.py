@@ -11,8 +11,7 @@ from benchmarks.verify import infeasibilities
 
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
-from autopar.planner.duplication.prune import scheduled
-from autopar.planner.duplication.search import placed
+from autopar.planner.duplication.search import placed, scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play

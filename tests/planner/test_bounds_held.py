@@ -15,8 +15,8 @@ from tiny import tiny
 
 from autopar.errors import BoundWarning, PlanError
 from autopar.ir.plan import FORMAT, Plan
+from autopar.ir.plan_check import sound
 from autopar.ir.serialize import encode
-from autopar.ir.sound import sound
 from autopar.planner import place, replan
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written

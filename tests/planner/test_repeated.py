@@ -19,7 +19,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import Race
 from autopar.planner.duplication import search as repeated
 from autopar.planner.duplication.duplicates import once
-from autopar.planner.duplication.prune import Place, places, scheduled
+from autopar.planner.duplication.search import Place, places, scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance

@@ -34,7 +34,7 @@ def short(seed: int):
     return graph
 
 
-@pytest.mark.parametrize("seed", [8, 51, 1439, 2395])
+@pytest.mark.parametrize("seed", [4, 79, 82, 93, 100])
 def test_what_fits_is_found_where_no_policy_finds_it(seed, monkeypatch):
     graph = short(seed)
     with without_solver():

@@ -15,11 +15,11 @@ from .critical_path import Floats, Ints, Network, Ways, levels
 from .load import areas
 
 LARGEST_LOCAL = 2_000
-"""Runs above which `local` is not tried: the load of devices says more of so many."""
+"""Clusters above which `local` is not tried: the load of devices says more of so many."""
 STEPS = 150_000
 """Pairs of ancestors of a cluster weighed in all, which is what makes those of each cluster fewer."""
 LARGEST = 1_000
-"""Runs above which `crowded` is not tried: time and memory grow with their square."""
+"""Clusters above which `crowded` is not tried: time and memory grow with their square."""
 
 
 def local(instance: Instance, ways: Ways) -> Ways:

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 LARGE = 20_000
-"""Runs above which nothing is taken to follow any of them: it adds little to the load of so many."""
+"""Clusters above which nothing is taken to follow any of them: it adds little to the load of so many."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> F
 
 
 def levels(before: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Runs ordered by how many must come before them one after the other, and where each number of these begins.
+    """Clusters ordered by how many must come before them one after the other, and where each number of these begins.
 
     `before` lists smaller numbers only, or, as `after` does, larger ones only.
     """

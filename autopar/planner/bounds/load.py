@@ -29,7 +29,7 @@ class Load:
 
 
 def load(instance: Instance, ways: Ways) -> Load:
-    """The dual of the linear program that may cut runs into pieces (Lenstra, Shmoys and Tardos, Mathematical
+    """The dual of the linear program that may cut clusters into pieces (Lenstra, Shmoys and Tardos, Mathematical
     Programming 46, 1990), with what must cross each wire and what fits each memory.
 
     A device that is used is so from the least of its heads to the least of its tails before the end. Prices are found
@@ -165,7 +165,7 @@ def evenly(instance: Instance) -> float:
 
 
 class Crossings:
-    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if run r is on device d, `seconds`.
+    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if cluster r is on device d, `seconds`.
 
     `uncounted` are values of which nothing is said: their makers and readers may be anywhere."""
 
@@ -186,7 +186,7 @@ class Crossings:
         return self
 
     def add(self, cluster: int, device: int, wire: int, seconds: float) -> None:
-        """Let a cluster on a device take some seconds of a wire; run -1 is taken in any case."""
+        """Let a cluster on a device take some seconds of a wire; cluster -1 is taken in any case."""
         if cluster < 0:
             self.fixed[wire] += seconds
         else:

@@ -25,8 +25,8 @@ def traffic(instance: Instance, ways: Ways, load: Load, bound: float) -> float:
     The dual of the linear program of `load` with transfers: a value comes to each device where a reader is and its
     maker is not, over some wire into that device. The price of that is shared among its readers; a reader pays its
     share on each device, and its maker is paid there. Where that leaves a cluster with a loss on several devices it is
-    on all of them, as copies may be. Prices are found by multiplicative weights, against runs that are ever more often
-    where they cost least.
+    on all of them, as copies may be. Prices are found by multiplicative weights, against clusters that are ever
+    more often where they cost least.
     """
     if instance.clusters * len(instance.devices) > CELLS // FEWEST:
         return bound
@@ -88,7 +88,8 @@ class _Trips:
 
 
 class _Market:
-    """Prices of lanes and wires, which add up to 1, each reader's share in what its values cost, and where runs are."""
+    """Prices of lanes and wires, which add up to 1, each reader's share in what its values cost, and where clusters
+    are."""
 
     def __init__(self, instance: Instance, ways: Ways, wires: Crossings, trips: _Trips) -> None:
         self.wires, self.trips = wires, trips
@@ -140,7 +141,7 @@ class _Market:
         return bound
 
     def _move(self, dearer: Floats, done: float) -> None:
-        """Bring runs nearer to where they cost least, ever more sharply."""
+        """Bring clusters nearer to where they cost least, ever more sharply."""
         usual = float((self.work * self.price[: len(self.lanes)])[self.able].mean())
         odds = np.exp(-np.minimum(dearer / (usual * 0.2 * 0.005**done + 1e-300), 50.0))
         odds[~self.able] = 0.0

@@ -1,4 +1,4 @@
-"""Runs computed once more on a second device: costed graph → costed graph."""
+"""Clusters computed once more on a second device: costed graph → costed graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def again(
     more: Collection[tuple[str, str]],
     stops: Mapping[tuple[str, str], str],
 ) -> CostedGraph:
-    """The graph with each (run, device) of `more`, all `repeatable`, as a cluster of its own that is bound to its
+    """The graph with each (cluster, device) of `more`, all `repeatable`, as a cluster of its own that is bound to its
     device.
 
     `device` is where all clusters are: those on a device with a copy read what the copy makes, other copies there

@@ -113,7 +113,7 @@ class Use:
 
 
 class Model:
-    """Variables of `cp`, in units of time: `on[r][d]` whether run r is on device d, `start[r]` and `end[r]`,
+    """Variables of `cp`, in units of time: `on[r][d]` whether cluster r is on device d, `start[r]` and `end[r]`,
     `modes[r, d]` the ways (lanes, units, literal) in which it may be there; `uses` of each resource."""
 
     def __init__(

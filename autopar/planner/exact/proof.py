@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ortools.sat.python import cp_model
 
-from ...ir.sound import sound
+from ...ir.plan_check import sound
 from ..bounds import lower_bound
 from ..bounds.critical_path import ways
 from ..bounds.load import load

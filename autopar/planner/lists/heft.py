@@ -19,12 +19,12 @@ from .ranking import cost_to_go, urgent_first
 
 
 def heft(instance: Instance, room: float = 1.0) -> Schedule:
-    """The classic: urgent runs first, each where it ends first."""
+    """The classic: urgent clusters first, each where it ends first."""
     return list_schedule(instance, "heft", urgent_first(instance), room=room)
 
 
 def lookahead(instance: Instance, room: float = 1.0) -> Schedule:
-    """Urgent runs first, each where its end and the best that can follow it come first."""
+    """Urgent clusters first, each where its end and the best that can follow it come first."""
     return list_schedule(instance, "heft+lookahead", urgent_first(instance), cost_to_go(instance), room=room)
 
 
@@ -39,11 +39,11 @@ def list_schedule(
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
 ) -> Schedule:
-    """Place runs in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead` times
-    `to_go` and `stay` times the seconds of the copies it needs there.
+    """Place clusters in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead`
+    times `to_go` and `stay` times the seconds of the copies it needs there.
 
     Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
-    Near linear in runs, reads and devices.
+    Near linear in clusters, reads and devices.
     """
     work = _Work(instance, room, ahead, stay)
     for r in order:

@@ -1,4 +1,4 @@
-"""Runs laid down one after the other by the room there is, for graphs that hardly fit: times play no part.
+"""Clusters laid down one after the other by the room there is, for graphs that hardly fit: times play no part.
 
 What is alive when is known only once there are times. Until then a value counts from the placing of its cluster, or of
 the first reader a copy is made for, to the placing of its last reader.
@@ -82,8 +82,8 @@ def fill(instance: Instance, room: float = 1.0) -> Schedule:
 
 
 def follow(instance: Instance, room: float = 1.0) -> Schedule:
-    """Runs follow the data, for graphs that remember much, as a forward does for its backward: each, just before it is
-    needed, on the device that has most of the bytes it reads which were made before; of two with as much, on that of
+    """Clusters follow the data, for graphs that remember much, as a forward does for its backward: each, just before it
+    is needed, on the device that has most of the bytes it reads which were made before; of two with as much, on that of
     the cluster before: else one device would run ahead of what the other adds up.
 
     What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
@@ -138,7 +138,7 @@ def _roomiest(space: Room, devices: Iterable[int]) -> int:
 
 def just_in_time(instance: Instance) -> list[int]:
     """Clusters in an order in which each comes shortly before its first reader: depth first from the last clusters, of
-    what a run waits for the longest chain first, so that little is alive at once.
+    what a cluster waits for the longest chain first, so that little is alive at once.
 
     Sethi and Ullman's order for expressions (J. ACM 17(4), 1970) with the length of a chain for its registers.
     """

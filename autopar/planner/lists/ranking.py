@@ -19,7 +19,7 @@ def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = No
     devices.
 
     The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but that a device counts by its
-    lanes and by how fast it runs this very run, since that is where the cluster will likely be. `allowed` has the
+    lanes and by how fast it runs this very cluster, since that is where the cluster will likely be. `allowed` has the
     devices each cluster may go to where it is known better than by the problem.
     """
     shares = [_shares(instance, r, (allowed or instance.allowed)[r]) for r in range(instance.clusters)]

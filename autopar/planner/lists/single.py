@@ -1,17 +1,26 @@
-"""Everything on one device: the plan to beat."""
+"""Everything on one device: the plan to beat, and what a call would take if the model were moved there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...ir.costed import CostedGraph
+from ...ir.device import Device, Link
+from ...ir.graph import Graph
+from ...ir.machine import Machine
 from ..candidates import Race
 from ..model.instance import Instance
 from ..model.simulator import Schedule
 from .heft import list_schedule
 from .ranking import urgent_first
 
+Price = Callable[[Graph, str], CostedGraph]
+"""Costs a graph whose tasks and state are all on one device."""
+
 
 def single(instance: Instance, device: int) -> list[Schedule]:
-    """Schedules with all runs on `device`: on one queue, and over all its queues when there are several.
+    """Schedules with all clusters on `device`: on one queue, and over all its queues when there are several.
 
     Clusters that cannot run there go where they end first (`is_single` says whether there are any).
     """
@@ -32,8 +41,8 @@ def is_single(instance: Instance, device: int) -> bool:
     return all(device in allowed for allowed in instance.allowed)
 
 
-def alone(costed: CostedGraph, device: str) -> float | None:
-    """The seconds of a costed graph with all runs on a device; None where one cannot run there or it does not fit."""
+def _alone(costed: CostedGraph, device: str) -> float | None:
+    """The seconds of a costed graph with all on one device; None where one cannot run there or it does not fit."""
     instance = Instance(costed)
     d = costed.index[device]
     if not is_single(instance, d):
@@ -41,3 +50,28 @@ def alone(costed: CostedGraph, device: str) -> float | None:
     race = Race(instance)
     entries = [race.enter(schedule) for schedule in single(instance, d)]
     return min((entry.makespan for entry in entries if entry and not entry.over), default=None)
+
+
+def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[str, float | None], ...]:
+    """Of each device the seconds of a call after `model.to(device)`: state is there and stays there, what the call is
+    given comes from where it is and results go where they are wanted, each once. None where that does not fit, or
+    cannot run. Devices that are alike are asked once."""
+    free = replace(
+        graph, tasks=tuple(replace(task, home=False) if task.home else task for task in graph.tasks)
+    )
+    known: dict[tuple[Device, tuple[Link, ...], bool], float | None] = {}
+    found = []
+    for device in machine.devices:
+        links = (link for link in machine.links if machine.host in (link.src, link.dst))
+        own = (_blank(link, device.name) for link in links if device.name in (link.src, link.dst))
+        key = replace(device, name=""), tuple(own), device.name == machine.host
+        if key not in known:
+            known[key] = _alone(price(free, device.name), device.name)
+        found.append((device.name, known[key]))
+    return tuple(found)
+
+
+def _blank(link: Link, device: str) -> Link:
+    """A link without the name of one of its ends."""
+    src, dst = (("" if end == device else end) for end in (link.src, link.dst))
+    return replace(link, src=src, dst=dst, wire=None)

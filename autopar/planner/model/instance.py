@@ -1,6 +1,6 @@
 """The instance: a costed graph in numbers, which is what planning and simulating work on.
 
-Runs, values and devices are numbers here. Names come back in `simulate`.
+Clusters, values and devices are numbers here. Names come back in `simulate`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Hop:
 
 
 class Instance:
-    """The instance: what there is to place, in numbers, for R runs, V values, D devices and G colocate groups.
+    """The instance: what there is to place, in numbers, for R clusters, V values, D devices and G colocate groups.
 
     Lists and tuples, which Python's loops read quicker than arrays; `search/core` has the same as arrays for C.
     Raises PlanError when a cluster has no device, or none that its values can come from and to.
@@ -44,7 +44,7 @@ class Instance:
         dispatch[r]: float, seconds of the one host
         workspace[r]: int, bytes while it runs
         reads[r], makes[r]: values that must come to its device, and that it makes
-        before[r], after[r]: runs that must have ended, and that wait for it
+        before[r], after[r]: clusters that must have ended, and that wait for it
         able[r]: devices that can run it, those of its colocate group
         allowed[r]: those of them from and to which its values find a way
         group[r]: int, -1 for none; members[g] are the clusters of group g
@@ -52,14 +52,14 @@ class Instance:
 
     Of value v:
         bytes[v]: int
-        maker[v]: run, -1 where it is there before the call
+        maker[v]: cluster, -1 where it is there before the call
         home[v]: device where it then is, -1 for what is made
-        readers[v]: runs
+        readers[v]: clusters
         deliver[v]: devices to which it must come at the end
-        carry[v]: runs to whose devices it must come too: it is the new value of carried state that they read
+        carry[v]: clusters to whose devices it must come too: it is the new value of carried state that they read
         stays[v]: bool, whether its copies are kept for the next call
         views[name]: name of the value of whose storage it is a view
-        changes[v]: (position, run) of tasks that change it in place
+        changes[v]: (position, cluster) of tasks that change it in place
 
     Of devices s and d:
         caps[d]: int, bytes, or None
@@ -329,7 +329,7 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
         return sum(1 << d for d in every if leads[d] & devices)
 
     def keep(v: int, r: int, devices: int) -> bool:
-        """Leave run r of the ends of value v on none but these devices; whether it lost any."""
+        """Leave cluster r of the ends of value v on none but these devices; whether it lost any."""
         own = leader[r]
         if not left[own] & ~devices:
             return False

@@ -1,4 +1,4 @@
-"""The orders of all queues, from runs and copies by start, or from a plan."""
+"""The orders of all queues, from clusters and copies by start, or from a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def in_order(
     clusters: Iterable[tuple[int, int, tuple[int, ...]]],
     moves: Iterable[tuple[int, Hop]] | None = None,
 ) -> Schedule:
-    """A schedule of (run, device, lanes of it) and (value, hop), where the order of copies is to be kept; hops that
+    """A schedule of (cluster, device, lanes of it) and (value, hop), where the order of copies is to be kept; hops that
     wait in no queue are left out."""
     lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
     for r, d, taken in clusters:

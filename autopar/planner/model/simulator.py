@@ -38,7 +38,7 @@ class Schedule:
 
 
 class Play:
-    """A simulation. Steps are numbers: runs first, then `moves`, the (value, hop) pairs that
+    """A simulation. Steps are numbers: clusters first, then `moves`, the (value, hop) pairs that
     follow.
 
     `start`, `end` and `ready` hold seconds for each step, `turn` numbers that grow along every queue and from each step
@@ -75,7 +75,7 @@ class Play:
                 names = ", ".join(
                     f"{instance.names[r]!r} on {instance.devices[self.device[r]]}" for r in members
                 )
-                raise PlanError(f"the plan parts runs that must share a device: {names}")
+                raise PlanError(f"the plan parts clusters that must share a device: {names}")
         self.steps = Steps(instance, self.device)
         self.moves = self.steps.moves
         self._order_copies(schedule)

@@ -1,4 +1,4 @@
-"""The steps of a graph whose clusters are placed: runs, and the transfers that follow from where they are."""
+"""The steps of a graph whose clusters are placed: clusters, and the transfers that follow from where they are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .instance import Hop, Instance
 
 
 class Steps:
-    """Steps are numbers: runs first, then `moves`, the (value, hop) pairs that bring values to all who want them.
+    """Steps are numbers: clusters first, then `moves`, the (value, hop) pairs that bring values to all who want them.
 
     Of each step, `waiting` has those that wait for it and `missing` how many it waits for itself. `device` is where
-    each cluster is. Raises PlanError where no link leads. Linear in runs and reads.
+    each cluster is. Raises PlanError where no link leads. Linear in clusters and reads.
     """
 
     def __init__(self, instance: Instance, device: Sequence[int]) -> None:

@@ -10,14 +10,14 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 /* How often one cluster is moved to another device, or on its own, two change places, or many are moved together, in
-   proportion; and, of each chain, how often runs are copied. */
+   proportion; and, of each chain, how often clusters are copied. */
 enum { MOVES = 4, SHIFTS = 2, EXCHANGES = 3, GROUPS = 2, FEW = MOVES + SHIFTS + EXCHANGES };
 enum {
-    TRIED = 6,    /* runs for each of which one change is estimated, of which the best is timed */
+    TRIED = 6,    /* clusters for each of which one change is estimated, of which the best is timed */
     ESTIMATE = 5, /* steps that an estimate takes */
     LOOKS = 16,   /* changes after which the heat is taken anew and the clock is looked at */
 };
-/* Weight of when the other devices end: of schedules that end together, as many do where runs are alike, the one that
+/* Weight of when the other devices end: of schedules that end together, as many do where clusters are alike, the one that
    leaves more room is nearer to a shorter one. */
 #define EARLY 0.03
 
@@ -284,8 +284,8 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     return block;
 }
 
-/* Time a list, which is given up where it must become longer than `limit`: its makespan, what is above the caps, and, by number, when each starts
-   and ends and on which lane; `endings` have ended by then. 0, or -1 where there is no memory for it. */
+/* Time a list, which is given up where it must become longer than `limit`: its makespan, what is above the caps, and, by number, when
+   each starts and ends and on which lane; `endings` have ended by then. 0, or -1 where there is no memory for it. */
 PUBLIC int autopar_time(
     const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
 {

@@ -30,11 +30,11 @@ static inline double least(double a, double b)
     return b < a ? b : a;
 }
 
-/* R runs on D devices with W wires and copy queues and V values; W stands for no wire and for no queue. `makes` has the
+/* R clusters on D devices with W wires and copy queues and V values; W stands for no wire and for no queue. `makes` has the
    values of each cluster and, for R, of what is there before the call; `later` those that wait for a cluster without reading
    from it, `sooner` those that it so waits for, and `waits` how many values and clusters that is in all. `near` are all clusters
    beside one. `to_go` are the seconds from the end of a cluster on a device to the end of the graph, at best. `members` are
-   runs that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most.
+   clusters that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most.
 
    Of memory, in bytes, where it is `capped`: `room` of each device, `keeps` the storages of which a cluster needs a copy where
    it is, `stored` what that takes there, the `size` of each value, and `scratch` of each cluster while it lasts. Copies of a
@@ -74,14 +74,14 @@ typedef struct {
 
 /* A list with its times: each device starts its clusters in the order of their `keys`, as early as it can, also where it has
    several lanes; or, if `eager`, whatever it can start, the least key first. `ready` is when all that a cluster waits for is
-   there; `ended` has the `endings` runs by end, `sent` the transfers in the order in which they were asked for. `tail` are
+   there; `ended` has the `endings` clusters by end, `sent` the transfers in the order in which they were asked for. `tail` are
    the seconds from the end of a cluster to the end of all along what waits for it here, `wanted` the same without what is
-   behind it on its lane. `makespan` is inf where no way leads, runs wait for each other, or the list was given up; `over` are
+   behind it on its lane. `makespan` is inf where no way leads, clusters wait for each other, or the list was given up; `over` are
    the bytes above the caps, all devices together.
 
    Numbers up to R - 1 are clusters, R stands for what no cluster makes, and those of `copies` follow, number R + 1 + i being of
-   run `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. A copy
-   serves what reads from its run on its device, other copies too, and the cluster itself whatever has no copy where it is: so
+   cluster `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. A copy
+   serves what reads from its cluster on its device, other copies too, and the cluster itself whatever has no copy where it is: so
    a result is never moved to where it is computed. */
 typedef struct {
     int copies, *of, *copy_at;
@@ -164,7 +164,7 @@ typedef struct {
     Draw *draw;
     Timed *now;
     double *keys;
-    int *order;        /* runs and copies by their keys */
+    int *order;        /* clusters and copies by their keys */
     int *critical, criticals;
     double *reached;   /* [R][D][2], below 0 where not known */
     int *queue_at, *queue;

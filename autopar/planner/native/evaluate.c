@@ -1,4 +1,4 @@
-/* One list of runs as wires serve it that nobody holds back. */
+/* One list of clusters as wires serve it that nobody holds back. */
 
 #include "core.h"
 

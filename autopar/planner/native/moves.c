@@ -1,4 +1,4 @@
-/* What may be changed in a schedule: runs of its critical paths to other places, runs that change places, and many clusters to
+/* What may be changed in a schedule: clusters of its critical paths to other places, clusters that change places, and many clusters to
    another device at once.
 
    A cluster goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
@@ -10,7 +10,8 @@
 #define BESIDE 0.5   /* how often the device of a cluster beside it is tried */
 enum {
     CLOSE = 2,     /* places from the best at most to that of a cluster to change places with */
-    GATHERED = 64, /* runs that are moved together at most */
+    GATHERED = 12, /* clusters that are moved together at most, half of the time */
+    FAR = 64,      /* the same else: where transfers take long, branches must move whole */
 };
 
 /* Seconds, where not known as yet. */
@@ -289,8 +290,11 @@ int gathered(Beside *beside, int cluster, int *device)
 {
     const Network *net = beside->net;
     int source = beside->now->device[cluster], target = below(beside->draw, net->devices);
-    int most_of = GATHERED < net->clusters / 3 ? GATHERED : net->clusters / 3;
-    int size = (int)(2 * pow(most_of > 2 ? most_of / 2.0 : 1.0, drawn(beside->draw)) + 0.5), count = 1, edges = 1;
+    int third = net->clusters / 3, most_of = third < GATHERED ? third : GATHERED, count = 1, edges = 1, size;
+    if (third > GATHERED && drawn(beside->draw) < 0.5)
+        size = (int)(2 * pow((third < FAR ? third : FAR) / 2.0, drawn(beside->draw)) + 0.5);
+    else
+        size = 2 + below(beside->draw, (most_of > 2 ? most_of : 2) - 1);
     int *edge = beside->edge, *found = beside->found;
     char *mark = beside->mark;
     edge[0] = found[0] = cluster;

@@ -31,7 +31,7 @@ TOGETHER = 24
 """Times as many steps taken by chains, which place a cluster in less time than lists do: by one, and by several
 side by side."""
 LARGE = 1_500
-"""Runs from which on a graph is too large for this; the steps shrink towards it."""
+"""Clusters from which on a graph is too large for this; the steps shrink towards it."""
 POLISH = 25_000
 """Steps for a schedule of a graph for which there are too few of them to begin with lists."""
 LISTS = (

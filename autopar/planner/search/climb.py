@@ -1,5 +1,5 @@
 """Hill climbing on one schedule, simulated with all that there is: memory, copy queues, the host, several lanes for a
-run. First it is to fit, then to be short."""
+cluster. First it is to fit, then to be short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def climb(race: Race, steps: int) -> bool:
     """Enter what is reached from the best schedule by changing one cluster, or colocate group, at a time, or from those
     that are least too large where nothing fits; whether anything is entered, which then fits.
 
-    About `steps` runs are placed at most. Deterministic.
+    About `steps` clusters are placed at most. Deterministic.
     """
     instance, leader = race.instance, race.leading()
     if not leader or not instance.clusters or sum(map(len, instance.lane_names)) < 2:

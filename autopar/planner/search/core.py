@@ -285,7 +285,7 @@ class _State(ctypes.Structure):
 
 
 class Chain:
-    """One list that is annealed (`native/anneal.c`): changed again and again, runs copied as often as `copies`
+    """One list that is annealed (`native/anneal.c`): changed again and again, clusters copied as often as `copies`
     says, until it comes to `bound` seconds. Random numbers follow from `seed`."""
 
     def __init__(self, instance: Instance, start: Listed, bound: float, seed: int, copies: int = 0) -> None:

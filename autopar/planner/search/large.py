@@ -25,7 +25,7 @@ from ..native import searches
 from .core import Timed
 
 LARGE = 500
-"""Runs from which on these are tried."""
+"""Clusters from which on these are tried."""
 WEIGHTS = (
     (0.5, 0.0, 0.1),
     (0.0, 0.25, 0.0),
@@ -47,9 +47,9 @@ devices. First weights for lists: of what follows, of copies, and of what the se
 FILLED = 2.0
 """Longest ways in the load of a graph that fills all devices."""
 MANY = 20_000
-"""Runs from which on only the first of each are tried."""
+"""Clusters from which on only the first of each are tried."""
 POLISHED = 10_000
-"""Runs up to which what is found is polished: chains go on from it (`anneal.polish`)."""
+"""Clusters up to which what is found is polished: chains go on from it (`anneal.polish`)."""
 DEVICES = 16
 """Devices looked at for each cluster in all variants together."""
 APART = 40
@@ -153,9 +153,10 @@ def _ways(instance: Instance) -> dict[str, Way]:
 def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float) -> list[int]:
     """The device of each cluster, in graph order each where it costs least.
 
-    A second on a device is `worth` so much, and exp(`steep` * n) times that where it is n runs of usual length ahead
-    of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way leads.
-    Linear in runs and reads times devices.
+    A second on a device is `worth` so much, and exp(`steep` * n) times that where it is n clusters of usual length
+    ahead of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way
+    leads.
+    Linear in clusters and reads times devices.
     """
     lanes = [len(names) for names in instance.lane_names]
     least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))

@@ -28,7 +28,7 @@ COOLING = 1 / 30
 @dataclass(frozen=True)
 class Effort:
     """About so many steps by so many chains; `hot` is the first heat as a share of the makespan, and `copies` is how
-    often runs are copied (`Chain`)."""
+    often clusters are copied (`Chain`)."""
 
     steps: float
     chains: int
