@@ -10,6 +10,8 @@ import pytest
 from benchmarks.strict_model.plan import strict_plan
 from benchmarks.verify import infeasibilities
 from graphs import MS, build, machine
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from oracles import exact, needs_native
 from partitionings import data
 from taskfiles import link, randomly
@@ -102,14 +104,15 @@ def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, he
 
 
 def beyond_the_caps(seed: int) -> tuple[float, float] | None:
-    """Bytes above caps at random by the search and by the simulation, None where the two time a plan otherwise."""
+    """Bytes above caps at random by the search and by the simulation, None where the two start a cluster at other
+    times: copies that are asked for together may go in another order."""
     draw = random.Random(seed)
     instance = Instance(read(wanted(seed) if seed % 3 else randomly(draw, tight=True)))
     timed = Timed(
         instance, [draw.choice(own) for own in instance.allowed], range(instance.clusters), eager=True
     )
     entry = Race(instance).trial(timed.schedule("test")) if timed.makespan < math.inf else None
-    if entry is None or not exact(timed) or entry.makespan != timed.makespan:
+    if entry is None or not exact(timed) or list(entry.play.start[: instance.clusters]) != timed.start:
         return None
     instance.tight = True
     peaks = [own.peak for own in memory(instance, entry.play)]
@@ -121,13 +124,19 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
 
 
 @needs_native
-def test_bytes_above_the_caps_are_those_of_the_simulation_nearly_always():
-    """Three of the first 1,500 seeds differ, each of these upwards, and seed 6009 downwards. What the search finds is
-    simulated before it is taken, so that a difference costs it a move and no cap."""
-    pairs = [pair for pair in map(beyond_the_caps, range(200)) if pair is not None]
-    equal = sum(ours == pytest.approx(theirs, abs=1e-6) for ours, theirs in pairs)
-    assert len(pairs) > 40
-    assert equal > 0.95 * len(pairs)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 10**9))
+@example(6009)
+def test_bytes_above_the_caps_are_those_of_the_simulation(seed):
+    found = beyond_the_caps(seed)
+    assert found is None or found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+@needs_native
+def test_the_seeds_above_are_not_empty_ones():
+    found = [pair for pair in map(beyond_the_caps, range(60)) if pair is not None]
+    assert len(found) > 10
+    assert any(ours > 0 for ours, _ in found)
 
 
 @needs_native
