@@ -203,14 +203,14 @@ def fitting(
     return fitted
 
 
-def perturbed(inputs: Sequence[Any]) -> list[Any]:
-    """Other inputs of the same kind: floats scaled and shifted, the rest in another order along the first axis."""
+def perturbed(inputs: Sequence[Any], integers: bool) -> list[Any]:
+    """Other inputs of the same kind: floats scaled and shifted, and `integers` moved along their last axis."""
 
     def other(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):
             return item
         if item.is_floating_point() or item.is_complex():
             return item * 0.7 + 0.1
-        return item.flip(0) if item.dim() else item.clone()
+        return item.roll(1, -1) if integers and item.dim() else item
 
     return [other(item) for item in inputs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ import torch
 
 from ..capture import Captured
 from ..costs.blocks import Turn, median, timed
-from ..errors import AutoparError
+from ..errors import AutoparError, RunError
 from ..ir.plan import Plan
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
@@ -90,7 +91,13 @@ class KernelChoice:
         watch = Watch(masters)
         plain = trying(self.form, self.form.program, self.pool) or tuned.plain
         with tuned.turn:
-            samples = [Sample(each, _copied(plain(each))) for each in (inputs, perturbed(inputs))]
+            samples = [Sample(inputs, _copied(plain(inputs)))]
+            # What eager refuses is no question: integers moved along may be offsets, which must rise.
+            for integers in (True, False):
+                with suppress(RunError):
+                    other = perturbed(inputs, integers)
+                    samples.append(Sample(other, _copied(plain(other))))
+                    break
         race = _Race(self, tuned, plain, samples, watch)
         known = self.verdict or (kernel_verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
@@ -105,6 +112,15 @@ class KernelChoice:
             kernel_verdict.store(self.key, race.verdict)
         log.info("%s", race.verdict)
         return best
+
+
+def _after_fork() -> None:
+    global _one
+    # The thread that may have held it is not in this process.
+    _one = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Race:

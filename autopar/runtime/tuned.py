@@ -134,8 +134,7 @@ class TunedExecutor:
         self.plain.rebind(plan)
 
     def close(self) -> None:
-        """End the threads of all arrangements. A later call starts them again."""
-        self.wait()
+        """End the threads of all arrangements. A later call starts them again; what is being compiled goes on."""
         self.plain.close()
         if self.chosen is not None:
             self.chosen.executor.close()

@@ -62,7 +62,7 @@ class OnnxRuntime:
         def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
             return [
                 torch.from_numpy(made)
-                for made in run(None, {name: tensors[at].numpy() for name, at in taken})
+                for made in run(None, {name: tensors[at].numpy(force=True) for name, at in taken})
             ]
 
         return call

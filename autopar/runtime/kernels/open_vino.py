@@ -58,7 +58,7 @@ class OpenVino:
         request, count = compiled.create_infer_request(), len(compiled.outputs)
 
         def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            feeds = {at: tensor.numpy() for at, tensor in enumerate(tensors)}
+            feeds = {at: tensor.numpy(force=True) for at, tensor in enumerate(tensors)}
             made = request.infer(feeds, share_inputs=True, share_outputs=False)
             return [torch.from_numpy(made[at]) for at in range(count)]
 
