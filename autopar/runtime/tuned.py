@@ -158,7 +158,8 @@ class TunedExecutor:
     def _build(self, examples: Sequence[Any]) -> None:
         self._calls, self._done = 0, True
         try:
-            self.chosen = self._choose(examples, self)
+            with torch.no_grad():
+                self.chosen = self._choose(examples, self)
             self._stale = None
         except Changed:
             self._done = False

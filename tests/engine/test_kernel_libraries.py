@@ -1,0 +1,121 @@
+"""Each library that compiles kernels, held against eager, in inference and in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compilers import Here, alone, compiled, mlp
+from torch import nn
+
+import autopar
+from autopar.pipeline import kernel_choice
+from autopar.runtime.kernels import STACKS, Stack
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with alone(tmp_path, monkeypatch):
+        yield
+
+
+class Attention(nn.Module):
+    """Attention with a residual, a table and a mask: views, integers, several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16)
+        self.mix, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        h = self.norm(self.table(ids))
+        q, k, v = self.mix(h).view(*ids.shape, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.out(a.transpose(1, 2).reshape(h.shape))
+        return h, h.argmax(-1), h[:, -1]
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.two, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu_(self.norm(self.one(x)))
+        return self.head((h + torch.tanh(self.two(h))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+@pytest.mark.parametrize("case", ["mlp", "attention", "convolutions", "lstm"])
+def test_each_compiler_is_equal_to_eager(stack: Stack, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing := stack.missing():
+        pytest.skip(missing)
+    if case != "mlp":
+        monkeypatch.setattr(kernel_choice, "Worker", Here)
+    torch.manual_seed(1)
+    made: dict[str, tuple[nn.Module, torch.Tensor]] = {
+        "mlp": (mlp(), torch.randn(5, 8, requires_grad=True)),
+        "attention": (Attention(), torch.randint(20, (2, 6))),
+        "convolutions": (Convolutions(), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2)),
+        "lstm": (nn.LSTM(8, 8, batch_first=True), torch.randn(2, 5, 8)),
+    }
+    model, x = made[case]
+    model.eval()
+    fast = compiled(model, x, stack.name)
+    (executor,) = fast._placement.backend.tuned()
+    if executor.chosen is None:
+        assert case == "lstm", fast.explain()
+        return
+    assert executor.chosen.name == stack.name
+    found, expected = (torch.utils._pytree.tree_leaves(each(x)) for each in (fast, model))
+    for ours, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
+        assert ours.stride() == right.stride()
+    next(model.parameters()).mul_(1.5)
+    for ours, right in zip(
+        *(torch.utils._pytree.tree_leaves(each(x)) for each in (fast, model)), strict=True
+    ):
+        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("door", ["step", "loop"])
+def test_training_with_compiled_kernels_is_that_of_eager(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, weights and statistics over some steps, while kernels take over."""
+    monkeypatch.setattr(kernel_choice, "Worker", Here)
+    x, y = torch.randn(4, 3, 6, 6), torch.randint(4, (4,))
+    criterion = nn.CrossEntropyLoss()
+    found: dict[str, Any] = {}
+    with torch.enable_grad():
+        for kind in ("eager", "inductor"):
+            torch.manual_seed(2)
+            model = Convolutions()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            if door == "step":
+                step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)  # type: ignore[arg-type]
+            else:
+                fast = autopar.compile(model, ["cpu"], kernels=kind)  # type: ignore[arg-type]
+            losses = []
+            for index in range(10):
+                # Compiling in this process is nothing to go on beside.
+                if index in (3, 4, 5, 6):
+                    (step if door == "step" else fast).wait()
+                if door == "step":
+                    losses.append(float(step(x, y)))
+                else:
+                    loss = criterion(fast(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(float(loss))
+            found[kind] = losses, model.state_dict()
+            if kind == "inductor":
+                tuned = step._signatures.tuned() if door == "step" else fast._placement.backend.tuned()
+                assert [each for each in tuned if each.chosen is not None], [each.note for each in tuned]
+    torch.testing.assert_close(found["inductor"][0], found["eager"][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["inductor"][1], found["eager"][1], rtol=1e-4, atol=1e-5)
