@@ -264,7 +264,7 @@ class Conversion:
         return copy
 
     def refusal(self, node: Node, why: str) -> Untraceable:
-        """What to raise about a node: the call, its module, the user's line."""
+        """The error for a node: the call, its module, the user's line."""
         module, source, code = self.find(node)
         place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
         return Untraceable(

@@ -199,8 +199,8 @@ def _twin(target: Any) -> Any:
 def record(
     given: Sequence[Any], run: Callable[[Recorder], Sequence[Any]]
 ) -> tuple[Recorder, tuple[fx.Node, ...]]:
-    """What `run` computes of these fake tensors, given the recorder, and the node of each result. Raises Unfit where
-    one run does not tell, and whatever torch raises."""
+    """Trace `run`, given the recorder, on these fake tensors: the recorder and the node of each result. Raises Unfit
+    where one run does not tell, and whatever torch raises."""
     fakes = [item for item in given if isinstance(item, FakeTensor)]
     if not fakes:
         raise Unfit

@@ -57,7 +57,7 @@ _ADVICE = (
 
 
 def explain(name: str, error: BaseException) -> str:
-    """What construct, on which line of the user's, and what to change: one sentence each."""
+    """Explanation of a failed capture: the construct, the user's line, and the change to make; one sentence each."""
     if isinstance(error, CaptureError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
@@ -73,7 +73,7 @@ def known(text: str) -> tuple[str, str] | None:
 
 
 def fails_alone(name: str, error: BaseException) -> CaptureError:
-    """What to raise when the model itself, or a part of it with a name of its own, cannot take a call."""
+    """The error for a model, or a part of it with a name of its own, that cannot take a call."""
     return CaptureError(
         f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
     )

@@ -109,7 +109,7 @@ def note(
 
 
 def chip(device: Device) -> str:
-    """What the figures of a device are kept under: a CPU with so many threads, or the chip of an accelerator."""
+    """Key of a device's figures in the cache: a CPU with so many threads, or the chip of an accelerator."""
     return f"cpu, {device.threads} threads" if device.torch_type == "cpu" else device.chip
 
 
@@ -124,8 +124,8 @@ def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]
 
 
 class _Book:
-    """What is known of the operations of a graph, by entries of the form
-    `{"family", "kernels", "busy_s", "seconds": [...]}`, None for one that refuses."""
+    """Measurements of the operations of a graph, by entries of the form `{"family", "kernels", "busy_s", "seconds":
+    [...]}`, None for one that refuses."""
 
     def __init__(
         self,

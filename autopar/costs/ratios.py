@@ -1,5 +1,5 @@
-"""What tasks of a graph take ÷ what the roofline says, by (name of the task, device): measured before a plan is made,
-or recorded in calls."""
+"""Ratios of measured seconds to the roofline's, by (name of the task, device): measured before a plan is made, or
+recorded in calls."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], 
 
 
 def slowed(plan: Plan) -> float:
-    """How many times longer its calls last than the devices they are of would take."""
+    """Factor by which its calls last longer than on the devices that its machine declares."""
     machine = plan.costed.machine
     return machine.slow_down if machine.clock == "declared" else 1.0
 

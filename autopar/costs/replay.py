@@ -27,7 +27,7 @@ PASSES = 20
 """Passes over a graph that are enough; fewer where it is long."""
 FEWEST = 3
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
-"""What an operation raises that cannot be called with made-up inputs."""
+"""Exceptions of an operation that cannot be called with made-up inputs."""
 
 
 def replayed(
@@ -62,7 +62,7 @@ def replayed(
 
 
 def preemptions() -> int:
-    """How often the system has taken a core from a thread of this process so far; 0 where it does not tell."""
+    """Involuntary context switches of this process's threads so far; 0 where the system does not count them."""
     try:
         return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     except NameError:
@@ -145,8 +145,8 @@ def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
 
 
 def _below(graph: Graph, value: Value) -> int:
-    """What indices stay below: the rows of the tables that they are looked up in, else any axis of what is read with
-    them."""
+    """Exclusive upper bound of indices: the rows of the tables that they are looked up in, else the shortest axis of
+    what is read with them."""
     lengths: list[int] = []
     for name in graph.readers.get(value.name, ()):
         task = graph.task[name]

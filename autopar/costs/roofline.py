@@ -169,7 +169,7 @@ class Estimator:
 
 
 class _Price:
-    """What is known of the seconds of a graph's tasks."""
+    """Costs of a graph's tasks: measured seconds where they are known, else the roofline's."""
 
     def __init__(
         self,

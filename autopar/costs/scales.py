@@ -27,7 +27,8 @@ Scales: TypeAlias = tuple[tuple[str, float, float], ...]
 
 
 class Sample(NamedTuple):
-    """What an operation of a family took, of how many kernels, and what the roofline says without launches."""
+    """A measured operation of a family: its kernels, its seconds by the roofline without launches, and the measured
+    ones."""
 
     family: str
     kernels: int

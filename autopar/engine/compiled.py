@@ -119,7 +119,7 @@ class Compiled:
 
     @property
     def machine(self) -> Machine:
-        """What it runs on."""
+        """The machine that it runs on."""
         return self._placement.backend.machine
 
     @property

@@ -102,8 +102,8 @@ class _Regions:
         return total, found
 
     def _recorded(self, calls: int) -> list[tuple[int, list[Timeline]]]:
-        """How often the cores were taken during each call, and its timelines. On a declared clock those of calls that
-        kept it, which may take some more: each that was late slows it down."""
+        """Preemptions during each call, and its timelines. On a declared clock those of calls that kept it, which may
+        take some more: each that was late slows it down."""
         found: list[tuple[int, list[Timeline]]] = []
         with self.backend.record() as recording:
             for _ in range(MOST * calls):
@@ -121,7 +121,7 @@ class _Regions:
         return counted
 
     def _timed(self) -> tuple[int, float]:
-        """How often the cores were taken during a call, and its seconds."""
+        """Preemptions during a call, and its seconds."""
         before, begin = preemptions(), time.perf_counter()
         self.call()
         return preemptions() - before, time.perf_counter() - begin
@@ -211,7 +211,7 @@ def _called(program: Prepared) -> str:
 
 
 def _placements(programs: Mapping[Served, Prepared]) -> tuple[Any, ...]:
-    """Where every task of some programs runs, and in which order."""
+    """Placement and order of every task of some programs, as a key to compare."""
     return tuple(str(program.program) for program in programs.values())
 
 

@@ -72,7 +72,7 @@ class Critical:
         return found
 
     def ready(self, number: int) -> float:
-        """When all data that a step reads was there, and all before it in order done: it could have begun."""
+        """Ready time of a step in seconds: the end of the last of its data, and of the steps before it in order."""
         waits = [wait for wait in self.waits[number] if wait.kind in ("data", "order")]
         return max((self.steps[wait.step].end for wait in waits), default=0.0)
 

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from .costed import CostedGraph
 
 Place: TypeAlias = tuple[float, int, int]
-"""What speaks for a device: seconds of tasks, tasks, and minus its position in the machine."""
+"""Sort key of the devices of a module, the largest wins: seconds of tasks, tasks, and minus its position in the
+machine."""
 
 
 def device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str]:

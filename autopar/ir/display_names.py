@@ -37,19 +37,19 @@ class Words:
         self._values: dict[str, str] = {}
 
     def cluster(self, name: str) -> str:
-        """What a cluster is called."""
+        """Display name of a cluster."""
         if name not in self._clusters:
             self._clusters[name] = self._cluster(name)
         return self._clusters[name]
 
     def value(self, name: str) -> str:
-        """What a value is called."""
+        """Display name of a value."""
         if name not in self._values:
             self._values[name] = self._value(name)
         return self._values[name]
 
     def task(self, task: Task) -> str:
-        """What a single task is called: as a cluster of its own would be."""
+        """Display name of a single task: that of a cluster of its own."""
         return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
 
     def phase(self, name: str) -> str:
@@ -210,7 +210,7 @@ def _base(name: str) -> str:
 
 
 def _word(name: str) -> str:
-    """What is said of a value after the operator: `squares` of `batch_norm#squares`."""
+    """Display form of the part of a value's name after the operator: `squares` of `batch_norm#squares`."""
     _, mark, word = name.rpartition("#")
     return re.sub(r".*\.\d+_", "", word).replace("_", " ") if mark else ""
 
@@ -236,7 +236,7 @@ def _updated(task: Task) -> list[str]:
 
 
 def operator(task: Task) -> str:
-    """What a task computes, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
+    """Operator of a task, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
     name = task.name.partition("#")[0]
     home, _, rest = task.target.partition(".")
     if task.module != CRITERION and home in ("aten", "autopar", "prims") and rest:

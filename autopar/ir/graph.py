@@ -37,7 +37,7 @@ class Const:
 
 
 Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple["Argument", ...] | None
-"""What a task is called with; a tuple holds arguments in turn."""
+"""An argument of a task; a tuple holds arguments in turn."""
 
 JOIN = "autopar.join"
 """Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` where the axes of what

@@ -66,7 +66,7 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """How figures of this machine must be called: empty for real ones."""
+        """Label of figures of this machine: empty for real ones."""
         if self.absent:
             return "declared machine, not run"
         if not self.emulated:

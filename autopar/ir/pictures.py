@@ -21,7 +21,7 @@ def register(kind: Kind, noun: type, function: Callable[..., Any]) -> None:
 
 
 def render(kind: Kind, noun: Any, *arguments: Any) -> Any:
-    """What the registered function makes of a noun. Raises AutoparError where none is registered."""
+    """Render a noun by the function registered for its class. Raises AutoparError where none is registered."""
     for known in type(noun).__mro__:
         if (kind, known) in _RENDERERS:
             return _RENDERERS[kind, known](noun, *arguments)

@@ -129,7 +129,7 @@ class Plan:
 
     @cached_property
     def place(self) -> dict[str, Placed]:
-        """Where each cluster is, by cluster name."""
+        """Placement of each cluster, by cluster name."""
         return {placed.cluster: placed for placed in self.placed}
 
     @cached_property
@@ -139,7 +139,7 @@ class Plan:
 
     @cached_property
     def words(self) -> Words:
-        """What its clusters and values are called in reports and pictures."""
+        """Display names of its clusters and values."""
         return Words(self.costed)
 
     @cached_property
@@ -150,7 +150,7 @@ class Plan:
 
     @cached_property
     def orders(self) -> dict[str, tuple[Step, ...]]:
-        """What each lane of the machine does, in order."""
+        """Steps of each lane of the machine, in order."""
         found: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
         for step in self.steps:
             for lane in step.lanes if isinstance(step, Placed) else (step.lane,):
@@ -165,8 +165,8 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far above the lower bound it may be: 0.1 is 10 %, inf where only 0 is proven. Of the period where there
-        is one."""
+        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf where only 0 is proven. Of the period where
+        there is one."""
         if not self.lower_bound:
             return math.inf if self.reached else 0.0
         return self.reached / self.lower_bound - 1
@@ -189,7 +189,7 @@ class Plan:
 
     @cached_property
     def critical(self) -> Critical:
-        """What each step waited for, the critical path, and the slack of the rest."""
+        """The waits of each step, the critical path, and the slack of the rest."""
         return critical(self.costed, self.steps)
 
     def timeline(self) -> Timeline:

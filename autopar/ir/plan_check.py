@@ -90,7 +90,7 @@ def _costs(costed: CostedGraph) -> Iterator[str]:
 
 
 def _steps(plan: Any) -> Iterator[str]:
-    """What is wrong with clusters and transfers."""
+    """Errors in clusters and transfers."""
     costed, machine = plan.costed, plan.costed.machine
     lanes = {device.name: device.compute_lanes for device in machine.devices}
     yield from _each([step.cluster for step in plan.placed], costed.cluster, "placed", "cluster")
@@ -111,7 +111,7 @@ def _steps(plan: Any) -> Iterator[str]:
 
 
 def _figures(plan: Any) -> Iterator[str]:
-    """What is wrong with what devices keep, the reasons of placements, and the figures of the whole."""
+    """Errors in resident state and memory, in the reasons of placements, and in the figures of the whole."""
     devices = plan.costed.index
     yield from _unknown(
         ([state for state, _ in plan.resident], plan.costed.graph.state, "resident", "state"),
@@ -133,7 +133,7 @@ def _figures(plan: Any) -> Iterator[str]:
 
 
 def _each(names: Collection[str], all_of: Collection[str], what: str, kind: str) -> Iterator[str]:
-    """What is wrong unless each is named once."""
+    """Errors unless each is named once."""
     yield from _unknown((names, all_of, what, kind))
     yield from (f"{what} has {kind} {name!r} twice" for name, count in Counter(names).items() if count > 1)
     named = {*names}

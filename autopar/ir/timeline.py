@@ -38,12 +38,12 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Duration in seconds."""
         return self.end - self.start
 
     @property
     def title(self) -> str:
-        """What it is for people."""
+        """Display name; the name itself where it has none."""
         return self.called or self.name
 
 

@@ -40,7 +40,7 @@ class Ledger:
 
     @property
     def allocators(self) -> int:
-        """How many lanes allocate."""
+        """Number of lanes that allocate."""
         return sum(1 for levels in self.levels if levels)
 
     def level(self, lane: int) -> int:
@@ -89,9 +89,8 @@ class Ledger:
         return -best[2], best[3]
 
     def crossed(self, lane: int, clock: Clock, nbytes: int) -> dict[int, int]:
-        """Where other lanes allocated with no room for `nbytes` more in `lane` beside; the last place in
-        each.
-        """
+        """Position of the last allocation of each other lane beside which the cap has no room for `nbytes` more in
+        `lane`."""
         during = self.level(lane) + nbytes
         return {
             other: point.position

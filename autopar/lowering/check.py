@@ -22,7 +22,7 @@ from .vector_clocks import History, Stuck
 
 @dataclass(frozen=True)
 class Report:
-    """What was proved: `peaks` bounds the bytes of each device in every order the lanes may run in."""
+    """Result of a proof: `peaks` bounds the bytes of each device in every order the lanes may run in."""
 
     program: Program = field(repr=False)
     peaks: tuple[Peak, ...]

@@ -24,8 +24,8 @@ class Turns:
 
 
 def turns(program: Program, graph: Graph, order: Iterable[At]) -> list[Demand]:
-    """What makes the draws of each device come in one order, which is the one they have in `order`, in which the steps
-    of the program can run."""
+    """Happens-before requirements for the draws of each device to come in one order, which is the one they have in
+    `order`, in which the steps of the program can run."""
     last: dict[str, At] = {}
     found: list[Demand] = []
     for at in order:

@@ -53,7 +53,7 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
             )
 
     def earlier(here: _At) -> dict[_At, None]:
-        """What must have ended before an item, each once."""
+        """Items that must have ended before an item, each once."""
         lane, position = here
         found: dict[_At, None] = {(lane, position - 1): None} if position else {}
         for name in needs[here]:

@@ -121,7 +121,7 @@ class _Lowering:
                 yield f"{made[state]}@{device}", state
 
     def touches(self) -> dict[str, int]:
-        """How many steps touch each buffer: the one that makes it and those that read it."""
+        """Number of steps that touch each buffer: the one that makes it and those that read it."""
         count: dict[str, int] = {}
         for placed in self.plan.placed:
             for name in self.plan.costed.cluster[placed.cluster].tasks:

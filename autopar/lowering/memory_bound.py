@@ -61,7 +61,7 @@ _Point = tuple[int, int, int, bool]
 
 
 def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
-    """What each lane holds on each device, step by step, where that changes."""
+    """Memory profile of each lane on each device: a point for each step at which it changes."""
     scratch = dict(program.workspace)
     delivered = {buffer.storage for buffer in program.buffers if buffer.kind == "result"}
     held: dict[tuple[str, int], int] = {}

@@ -37,7 +37,7 @@ class _Use:
 
 
 def demands(program: Program) -> list[Demand]:
-    """What every program must keep, or ProgramError for what is wrong in any order."""
+    """Happens-before requirements of the program alone. ProgramError for what is wrong in any order."""
     _header(program)
     uses = {buffer.name: _Use() for buffer in program.buffers}
     tasks: set[str] = set()
@@ -227,7 +227,7 @@ def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[D
 
 
 def matches(program: Program, graph: Graph) -> list[Demand]:
-    """What the program must keep to compute `graph`, or ProgramError where it computes something else."""
+    """Happens-before requirements for the program to compute `graph`. ProgramError where it computes something else."""
     at = {
         task: (index, position)
         for index, lane in enumerate(program.lanes)

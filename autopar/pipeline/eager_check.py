@@ -33,15 +33,15 @@ share of the largest of all: one that is zero in exact arithmetic (the gradient 
 mean of what comes from one) is nothing but rounding."""
 
 SHAKEN = 64
-"""What is no farther from eager than this many times what a change in the last bits of the weights makes of it
-differs by rounding alone."""
+"""Multiple of the change by perturbed last bits of the weights up to which a difference from eager is rounding
+alone."""
 
 REMEDY = 'Pass check="never" to run anyway, or report the model with this message'
 
 
 class Eager(Snapshot):
-    """What eager answers for one call, and gives as gradients where the graph has a backward; computed on snapshots:
-    afterwards nothing of the caller's has changed.
+    """Eager's outputs of one call, and its gradients where the graph has a backward; computed on snapshots: afterwards
+    nothing of the caller's has changed.
 
     The `model` has no state of its own: `weights`, by path, are among its arguments. `tangents` are random unless given
     (by name of the graph's input), `gradients` by the path of the parameter, or of the argument, for all that require

@@ -39,7 +39,8 @@ class Made:
 
 
 def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
-    """What a task calls, as fake tensors take it: of our own operators their fakes. ProgramError for an unknown one."""
+    """The callable of a task's target for fake tensors: of our own operators their fakes. ProgramError for an unknown
+    one."""
     space, _, rest = target.partition(".")
     if space == "autopar" and "." in rest:
         bind.target(target, calls)  # defines it
@@ -50,7 +51,7 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
 
 
 def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[Made, ...]:
-    """What a task, whose values are named by their index, makes of tensors like these on a type of device.
+    """Outputs of a task, whose values are named by their index, for inputs of these forms on a type of device.
 
     Raises what torch raises, also where this build of torch has no such call.
     """

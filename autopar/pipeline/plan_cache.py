@@ -57,7 +57,7 @@ class Kept(OrderedDict[Hashable, Made]):
         self.called, self._said = called, False
 
     def used(self, key: Hashable) -> Made | None:
-        """What serves these sizes, which is the most recently used from now on; None where nothing does."""
+        """The entry for these sizes, the most recently used from now on; None where there is none."""
         if key in self:
             self.move_to_end(key)
         return self.get(key)

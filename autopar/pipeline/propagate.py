@@ -112,7 +112,7 @@ class _Propagation:
     def _made(
         self, task: Task, device: str, reads: tuple[str, ...], given: tuple[Form | None, ...]
     ) -> tuple[Made, ...] | None:
-        """What comes out of a task, None where no call can tell."""
+        """Outputs of a task, None where no call can tell."""
         kind = self.kinds[device]
         places = {name: str(index) for index, name in enumerate(reads)}
         alike = task.reading(places)
@@ -131,7 +131,7 @@ class _Propagation:
     def _tried(
         self, task: Task, kind: str, given: tuple[Form | None, ...], plain: tuple[Form | None, ...]
     ) -> tuple[Made, ...] | str | None:
-        """What comes out; why it must fail, as text; None when it is not known. `plain` are forms as captured."""
+        """Outputs of a call; why it must fail, as text; None when it is not known. `plain` are forms as captured."""
         try:
             return called(task, kind, given)
         except Exception as error:

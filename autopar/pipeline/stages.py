@@ -83,7 +83,7 @@ class Prepared:
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
-        """What runs its programs."""
+        """Executors of its programs."""
         return [self.executor]
 
     def slower(self, slow_down: float) -> None:
@@ -183,7 +183,7 @@ def proved(plan: Plan) -> Report:
 
 
 def rewritten(captured: Captured, options: Options) -> Captured:
-    """What was captured, with chains of additions as trees where the options ask for it."""
+    """The captured graph, with chains of additions as trees where the options ask for it."""
     if not options.reassociate:
         return captured
     from ..transform.reassociate import reassociated
@@ -367,8 +367,8 @@ def deliveries(
     outputs: str,
     gradients: Sequence[tuple[str, str]] = (),
 ) -> tuple[tuple[str, str], ...]:
-    """Where each output and update must come: outputs to the first input's device (or "": where they were made),
-    the last of them, which are `gradients` of what they are named with, to its home."""
+    """Device that each output and update is delivered to: outputs to the first input's device (or "": where they were
+    made), the last of them, which are `gradients` of what they are named with, to its home."""
     to = first_home(graph, machine, homes) if outputs == "as_input" else ""
     return (
         *((name, to) for name in graph.outputs[: len(graph.outputs) - len(gradients)]),

@@ -14,6 +14,6 @@ OBJECTIVES: dict[str, Callable[..., Plan]] = {
     "latency": partial(place, steps=STEPS, copies=True),
     "throughput": throughput,
 }
-"""What a plan is made for, and the function of a costed graph and `budget_s=` that makes it."""
+"""Objectives of a plan, each with the function of a costed graph and `budget_s=` that optimises it."""
 
 __all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]

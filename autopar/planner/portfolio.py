@@ -58,7 +58,7 @@ def _small(race: Race) -> bool:
 
 
 def _searched(race: Race) -> list[Entry]:
-    """What annealing has found."""
+    """The schedules found by annealing."""
     return [entry for entry in race.entries if entry.schedule.policy == POLICY]
 
 
@@ -118,7 +118,7 @@ STRATEGIES = (
     _Strategy("repair", lambda race: bool(race.lead.over), _repair),
     _Strategy("climb", lambda race: not race.lead.over, climb),
 )  # fmt: skip
-"""What `auto` races, in this order, as far as there is time."""
+"""The strategies that `auto` races, in this order, as far as there is time."""
 
 
 def place(

@@ -17,13 +17,13 @@ from .candidates import Entry, Race
 CLUSTERS = 60
 """Clusters of the largest graph that is worth the effort."""
 EFFORT = 2.0
-"""What may be spent, by the deterministic clock of the solver: up to some twenty seconds of a core."""
+"""Budget in the deterministic time of the solver: up to some twenty seconds of a core."""
 NEAR = 0.05
 """Share by which the shortest schedule may be above its bound for a further effort."""
 CLOSE = 2e-3
 """Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
 NEARER = 2 / 3
-"""What an effort may leave of that share, or less, for a further one where a proof is not near."""
+"""Largest ratio of the gap after an effort to that before it for a further one, where a proof is not near."""
 PROVEN = 2e-4
 """Share above its bound at which a schedule counts as proven."""
 

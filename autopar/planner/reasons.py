@@ -37,7 +37,7 @@ class Reasons(Lazily):
 
     @cached_property
     def elsewhere(self) -> Elsewhere:
-        """What each cluster could do on other devices."""
+        """The alternatives of each cluster on other devices."""
         return Elsewhere(Instance(self.costed), self.timing)
 
     @cached_property
@@ -67,7 +67,7 @@ class Reasons(Lazily):
         return Choice(device, way.arrives, way.start, way.end)
 
     def _barred(self, r: int, d: int) -> str:
-        """What keeps cluster `r` from device number `d`."""
+        """Reason why cluster `r` cannot be on device number `d`."""
         instance = self.elsewhere.instance
         unable = self._unable(r, d)
         if unable is None:
@@ -84,7 +84,8 @@ class Reasons(Lazily):
         return next((m for m in (r, *together) if clusters[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, way: _Arrival) -> str:
-        """What of its memory a device lacks for a cluster: what it holds meanwhile in any case is already too much."""
+        """Clause on the memory that a device lacks for a cluster, beside what it holds meanwhile in any case; empty if
+        none."""
         instance, d = self.elsewhere.instance, way.device
         cap = instance.caps[d]
         if cap is None:
@@ -156,7 +157,7 @@ class Reasons(Lazily):
         )
 
     def _bound(self, r: int) -> str:
-        """What keeps a cluster from all devices but one."""
+        """Reason why a cluster can be on one device alone."""
         instance = self.elsewhere.instance
         costed = instance.costed
         task = costed.graph.task[costed.clusters[r].tasks[0]]
@@ -182,8 +183,8 @@ class Reasons(Lazily):
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """What a cluster could do on device number `device`: when its inputs would be there, when it would start and end,
-    in seconds (end None: it cannot run there, or its inputs have no way)."""
+    """Estimate for a cluster on device number `device`, in seconds: arrival of its inputs, its start and end (None: it
+    cannot run there, or its inputs have no way)."""
 
     device: int
     arrives: float
@@ -234,7 +235,7 @@ class Elsewhere:
         self.lanes = [[Slots(lanes[name]) for name in names] for names in instance.lane_names]
 
     def ways(self, r: int) -> list[_Arrival]:
-        """What cluster `r` could do on each device; on its own what it does."""
+        """Estimates for cluster `r` on each device; on its own, the times of the plan."""
         shared = self._shared(r)
         return [self._on(r, d, shared) for d in range(len(self.instance.devices))]
 

@@ -62,11 +62,11 @@ class Assembly:
         self._codes: dict[tuple[str, bool], Code] = {}
 
     def torch_device(self, name: str) -> torch.device:
-        """Where the tensors of a device of the machine really are."""
+        """The torch device that holds the tensors of a device of the machine."""
         return torch.device(self.machine.device[name].torch_device)
 
     def place(self, buffer: str) -> torch.device:
-        """Where a buffer really is."""
+        """The torch device that holds a buffer."""
         return self.torch_device(self.program.buffer[buffer].device)
 
     def threads(self, backend: HostLane) -> int:

@@ -65,7 +65,7 @@ class Code:
 
 @dataclass(frozen=True)
 class _Source:
-    """What linecache asks for the text of generated code, for tracebacks."""
+    """Loader of generated code for linecache, which asks it for the text in tracebacks."""
 
     text: str
 
@@ -84,7 +84,7 @@ def _nothing(_: Step) -> tuple[Lines, Lines]:
 
 @dataclass(frozen=True)
 class Style:
-    """How the steps of a lane are written.
+    """Code generation of the steps of a lane.
 
     `wait` and `record` give the lines of an event, `copy` the expression that copies the expression it is
     given, `around` what stands before and after a compute or copy. `recorded` adds calls of the lane's

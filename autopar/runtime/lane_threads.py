@@ -19,8 +19,8 @@ from .worker import Job, Worker, stop_all
 
 
 class Call:
-    """What the code of a lane finds in `d`: the clock, the recorder, events of the caller's streams. `inference` and
-    `entered` are of the caller's thread."""
+    """Context of one call, `d` in the code of a lane: the clock, the recorder, events of the caller's streams.
+    `inference` and `entered` are of the caller's thread."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: Recording | None) -> None:
         self.assembly, self._clock, self.recording = assembly, clock, recording

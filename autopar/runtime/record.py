@@ -84,7 +84,7 @@ class _Account:
 
 
 def title(step: Step, graph: Graph) -> str:
-    """How a profiler calls a step: `linear#0 · net.fc1` for a task and its module, `h@cpu to h@cuda:0` for a copy."""
+    """Label of a step in a profiler: `linear#0 · net.fc1` for a task and its module, `h@cpu to h@cuda:0` for a copy."""
     if isinstance(step, Compute):
         task = graph.task[step.task]
         return f"{task.name} · {task.module}" if task.module else task.name
@@ -141,7 +141,7 @@ class LaneRecorder:
 
 
 class Recording:
-    """What the lanes of one call record."""
+    """Recorders of the lanes and memory accounts of the devices in one call."""
 
     def __init__(self, plan: Plan, program: Program) -> None:
         self.plan, self.program = plan, program
@@ -150,7 +150,7 @@ class Recording:
         self.lanes: dict[str, LaneRecorder] = {}
 
     def account(self, step: Step) -> _Account:
-        """Where what a step makes is counted."""
+        """The account of the device that a step allocates on; the host's for a step that makes nothing."""
         names = makes(step)
         return self.accounts[self.program.buffer[names[0]].device if names else self.plan.costed.machine.host]
 

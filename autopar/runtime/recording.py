@@ -61,7 +61,7 @@ class _Clocked(Protocol):
 
     @property
     def executor(self) -> Executor | TunedExecutor:
-        """What runs the program."""
+        """The executor of the program."""
 
     def slower(self, slow_down: float) -> None:
         """From the next call on, let the clock run `slow_down` times slower than the chips."""

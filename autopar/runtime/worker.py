@@ -26,9 +26,8 @@ class Job(NamedTuple):
 
 
 class _Box:
-    """What a worker and its thread share. Locks are binary semaphores: `go` says there is a job, `done` it
-    has ended. `gone` says that the thread has ended, or is about to.
-    """
+    """State shared by a worker and its thread. Locks are binary semaphores: `go` says there is a job, `done` it has
+    ended. `gone` says that the thread has ended, or is about to."""
 
     def __init__(self) -> None:
         self.go = threading.Lock()

@@ -126,7 +126,7 @@ class Training:
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
-        """What runs its programs, as far as they were called."""
+        """Executors of those of its programs that were called."""
         return [prepared.executor for prepared in self._made()]
 
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -203,7 +203,7 @@ class Signature:
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
-        """What runs its programs, as far as they were called."""
+        """Executors of those of its programs that were called."""
         made = self.__dict__
         found = (made.get("gradients"), made.get("overlapped"), self._whole)
         return [prepared.executor for prepared in found if prepared is not None]

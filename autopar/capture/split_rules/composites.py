@@ -75,6 +75,6 @@ def backward(call: Call) -> Iterator[Way]:
 
 
 def _axis(way: Way, name: str, index: int | None) -> int | None:
-    """Where a way cuts one tensor among the arguments."""
+    """The axis along which a way cuts one tensor among the arguments."""
     given = way.inputs.get(name)
     return given if given is None or isinstance(given, int) else given[index or 0]

@@ -49,8 +49,8 @@ def lower_bound(instance: Instance) -> float:
 
 
 def worth(instance: Instance) -> tuple[list[float], float]:
-    """What a second on each device is worth when the work is shared out at best, a mean lane's being worth 1, and how
-    often the longest way through the graph goes into the time that takes."""
+    """Price of a second on each device when the work is shared out at best, normalised to 1 for a mean lane, and the
+    ratio of the time that this takes to the longest path through the graph."""
     if instance not in _LOADS:
         lower_bound(instance)
     lanes = np.array([len(names) for names in instance.lane_names], dtype=float)

@@ -86,11 +86,12 @@ class Network:
         )
 
     def arrive(self, ends: Floats, nbytes: Floats) -> Floats:
-        """When values made at `ends` (n, D) can be on each device."""
+        """Earliest times at which values made at `ends` (n, D) can be on each device, in seconds."""
         return self._cross(ends, nbytes, self.latency, self.s_per_byte)
 
     def leave(self, rest: Floats, nbytes: Floats) -> Floats:
-        """What follows values of which `rest` (n, D) follows once they are on a device."""
+        """Least seconds that follow values on each device that makes them, given `rest` (n, D), those that follow their
+        arrival."""
         return self._cross(rest, nbytes, self.latency.T, self.s_per_byte.T)
 
     def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
@@ -105,7 +106,8 @@ class Network:
 
 
 def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, float]:
-    """When each cluster can start on each device, and when all that must be delivered can be there."""
+    """Earliest start of each cluster on each device (R, D), inf where it cannot run, and the earliest time by which all
+    clusters can have ended and all deliveries be there; in seconds."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
     # The last row stands in where a cluster reads nothing or waits for nothing.

@@ -165,9 +165,9 @@ def evenly(instance: Instance) -> float:
 
 
 class Crossings:
-    """What must cross wires: `fixed[w]` seconds on wire w in any case, and, if cluster r is on device d, `seconds`.
+    """Lower bounds on wires' seconds: `fixed[w]` on wire w in any case, and `seconds` if cluster r is on device d.
 
-    `uncounted` are values of which nothing is said: their makers and readers may be anywhere."""
+    `uncounted` are the values left out: their makers and readers may be anywhere."""
 
     def __init__(self, wires: int, devices: int) -> None:
         self.devices = devices
@@ -217,7 +217,7 @@ class Crossings:
 
 
 def crossings(instance: Instance) -> Crossings:
-    """What crosses wires because one end of it is where it must be: inputs, deliveries, and clusters with one device.
+    """Lower bounds on wires' seconds from values with one end fixed: inputs, deliveries, clusters with one device.
 
     Whatever way a value takes, it enters a device by one of the links that lead there: where these share a queue or a
     wire it takes at least as long there as over the quickest. A value comes to a device once, so that of a transfer

@@ -69,7 +69,7 @@ class _Trips:
                 self.seconds[:, d] = latency + nbytes * rate
 
     def tolls(self, price: Floats) -> Floats:
-        """What a second of the cheapest link into each device costs."""
+        """Price of a second of the cheapest link into each device, from the prices of wires and copy queues."""
         return np.array([
             min((sum(price[w] for w in own) for own in links), default=0.0) for links in self.entered
         ])  # fmt: skip

@@ -34,7 +34,7 @@ def again(
     present |= {(value, where): copy for where, found in names.items() for value, copy in found.items()}
 
     def source(value: str, at: str) -> str:
-        """What is read on a device for a value of the graph, or one of its copies."""
+        """The value that is read on a device for a value of the graph, or one of its copies."""
         if value not in costed.producer:
             return value
         root = of.get(value, value)
@@ -91,7 +91,7 @@ Names: TypeAlias = dict[str, dict[str, str]]
 
 
 def _named(costed: CostedGraph, more: Collection[tuple[str, str]]) -> tuple[Names, Names]:
-    """What copies of clusters and tasks, and copies of values, are called, by device and original."""
+    """Names of the copies of clusters and tasks, and of the copies of values, by device and original."""
     taken = {*costed.graph.value, *costed.graph.task, *costed.cluster}
     # A value may be called what a task is called.
     steps: Names = {where: {} for _, where in more}

@@ -28,13 +28,13 @@ HOT = 0.07
 TRIED = 3
 """Plans with copies simulated, of those found."""
 POLICY = "search with copies"
-"""What made the schedules that have copies."""
+"""Policy of the schedules that have copies."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """When a cluster is computed on a device, in seconds, and on which lanes; `copy` if it is computed elsewhere too,
-    from where it goes to devices without a copy."""
+    """Start and end of a cluster on a device, in seconds, and its lanes; `copy` if it is a duplicate of one that is
+    computed elsewhere, from where the values go to devices without a copy."""
 
     start: float
     end: float
@@ -112,7 +112,7 @@ def listed(instance: Instance, entry: Entry) -> Timed:
 
 
 def placed(timed: Timed) -> Places:
-    """Where and when a list has its clusters and copies."""
+    """Start, end and lane of each cluster of a list and of its copies."""
     instance, clusters = timed.instance, timed.instance.clusters
     found = {}
     for i, r in (*enumerate(range(clusters)), *enumerate(timed.of, clusters + 1)):
@@ -124,7 +124,7 @@ def placed(timed: Timed) -> Places:
 
 
 def places(play: Play) -> Places:
-    """Where and when a simulation computes each cluster."""
+    """Start, end and lanes of each cluster in a simulation."""
     instance = play.instance
     of = dict(instance.costed.again)
     found: Places = {}

@@ -37,7 +37,7 @@ def cap(model: Model, transfers: Transfers) -> None:
 
 
 class _Held:
-    """What takes memory of one device: `intervals` and their `sizes` in bytes."""
+    """Memory demand on one device: `intervals` and their `sizes` in bytes."""
 
     def __init__(self, model: Model, transfers: Transfers, device: int) -> None:
         self.model, self.transfers, self.device = model, transfers, device

@@ -63,7 +63,7 @@ class _Literals:
         return variable
 
     def hint(self, literal: Literal) -> bool:
-        """What the best known schedule makes of a literal."""
+        """Value of a literal in the best known schedule."""
         if isinstance(literal, bool):
             return literal
         index = literal.index

@@ -22,7 +22,7 @@ from .transfers import Transfers
 from .windows import narrowed
 
 EFFORT = 6.0
-"""What is spent on a proof at most, in the solver's own deterministic time, about ten seconds of a core each."""
+"""Budget of a proof in units of the solver's deterministic time, about ten seconds of a core each."""
 FIRST = 0.05
 """Of it on the whole graph at first, which proves most small ones."""
 NARROWING = 0.4
@@ -127,7 +127,7 @@ class _Proof:
         return not self.optimal and not self.late and self.spent < self.effort and bool(self._stages)
 
     def known(self) -> Exact:
-        """What is known now."""
+        """The best schedule and bound so far."""
         return Exact(self.schedule, self.best.makespan, self.bound, self.optimal, self.spent, self.late)
 
     def solve(self, effort: float) -> None:

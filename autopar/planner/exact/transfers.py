@@ -59,7 +59,7 @@ class Transfers:
                     self.enforce(later, when, first)
 
     def _wanted(self, v: int) -> dict[int, Literal]:
-        """Where a value must come, unless it is there."""
+        """For each device that may need a value, the literal that it does, and does not hold it as resident state."""
         model, instance = self.model, self.model.instance
         found: dict[int, list[Literal]] = {}
         for r in (*instance.readers[v], *self.carry[v]):

@@ -16,8 +16,8 @@ from ...errors import PlanError
 from .fields import Entry, known
 
 BYTES_PER_S = 1e-3
-"""What a link of the graph file carries: costs are given in time alone, and accelerators hold the sizes of their nodes
-alone, beside which these bytes are nothing."""
+"""Bytes per second of a link of the graph file: costs are given in time alone, and accelerators hold the sizes of their
+nodes alone, beside which these bytes are nothing."""
 
 
 @dataclass(frozen=True, slots=True)

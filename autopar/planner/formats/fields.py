@@ -13,11 +13,11 @@ from ...errors import PlanError
 from ...system.jsonfile import short, whole
 
 LARGEST = 1e30
-"""What no number of a file may exceed, so that sums of them stay finite."""
+"""Upper bound on the numbers of a file, so that sums of them stay finite."""
 SMALLEST = 1e-300
 """Smallest time in seconds that counts: dividing by less overflows."""
 MANY = 1_000_000
-"""What no number of things may exceed, as each has a name of its own."""
+"""Upper bound on each count in a file, as each thing has a name of its own."""
 
 _NEEDED: Any = object()
 
@@ -54,7 +54,7 @@ class Entry:
                 )
 
     def need(self, key: str) -> Any:
-        """What is there under a key."""
+        """The field under a key. PlanError, with the key that may be meant, where it is missing."""
         if key in self.data:
             return self.data[key]
         near = get_close_matches(key, [other for other in self.data if isinstance(other, str)], 1, 0.8)

@@ -27,15 +27,15 @@ from ..model.toposort import topological
 from .fields import LARGEST, SMALLEST, Entry, known, seconds
 
 TASK = frozenset(("id", "seconds", "state_bytes", "workspace_bytes", "colocate", "pin"))
-"""What is said of a task."""
+"""Keys of a task."""
 VALUE = frozenset(("id", "producer", "home", "consumers", "bytes", "deliver_to"))
-"""What is said of a value."""
+"""Keys of a value."""
 DEVICE = frozenset(("name", "lanes", "memory_bytes"))
-"""What is said of a device."""
+"""Keys of a device."""
 LINK = frozenset(("src", "dst", "latency_s", "bytes_per_s", "wire"))
-"""What is said of a link."""
+"""Keys of a link."""
 TARGET = "task"
-"""What a task of a file calls: nothing that could be run."""
+"""Target of the tasks of a file: no operator, nothing that could be run."""
 
 Modes = tuple[tuple[int, int, float], ...]
 Ends = list[tuple[str, str]]

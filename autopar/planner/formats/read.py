@@ -21,9 +21,9 @@ from .fields import Entry
 from .graph_file import machine_lists, read_machine
 
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
-"""What a task graph is read from."""
+"""Sources of a task graph: a costed graph, parsed JSON, a networkx graph, or a path."""
 WAY = "write a graph as a JSON object of four lists"
-"""What to do instead, for error messages."""
+"""Remedy in error messages."""
 
 
 def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:

@@ -126,7 +126,7 @@ class _Work:
     def _best(
         self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None, base: float
     ) -> tuple[int, tuple[int, ...], float, float]:
-        """Where a cluster's end and what follows come first, and its lanes, start and length there."""
+        """The device on which a cluster's end and what follows come first, with its lanes, start and length there."""
         # Were all it reads there already: no device is looked at that not even then would be the best.
         options = []
         seconds = self.instance.seconds[r]
@@ -170,7 +170,7 @@ class _Work:
         return longest
 
     def _slot(self, r: int, d: int, ready: float) -> tuple[tuple[int, ...], float, float]:
-        """Where and when a cluster could be on a device, and how long; of several ways the one that ends first."""
+        """Lanes, earliest start and length of a cluster on a device; of several modes the one that ends first."""
         length, dispatch = self.instance.seconds[r][d], self.instance.dispatch[r]
         if ready == math.inf:
             return (0,), math.inf, length
@@ -196,7 +196,7 @@ class _Work:
     def _arrival(
         self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float
     ) -> tuple[float, float]:
-        """When all that comes from `sources` would be on a device, or any time after `limit` if it is later, and the
+        """Arrival of all that comes from `sources` on a device, or any time after `limit` if it is later, and the
         seconds of the copies; transfers not yet decided are queued one behind the other."""
         last: dict[int, float] = {}
         moved = 0.0

@@ -56,8 +56,8 @@ class _Way:
         return made
 
     def listed(self, keys: Sequence[float]) -> list[float]:
-        """When each cluster ends if, whenever a lane is free, of all that could start the cluster with the least key
-        does."""
+        """Finish time of each cluster in seconds under list scheduling on identical lanes: a lane that is free starts,
+        of all clusters that are ready, the one with the least key."""
         missing = [len(earlier) for earlier in self.before]
         ready = [(keys[r], r) for r, count in enumerate(missing) if not count]
         heapq.heapify(ready)
@@ -78,7 +78,7 @@ class _Way:
 
 
 def _reduced(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What each cluster waits for, without what that waits for already."""
+    """Transitive reduction of the precedences: predecessors of each cluster without those that others imply."""
     found: list[list[int]] = []
     reached: list[int] = []
     for earlier in before:

@@ -1,4 +1,4 @@
-"""How urgent each cluster is, and what each device would mean for what comes after it."""
+"""Priorities of clusters by rank, and the cost to go of each cluster on each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes are in use on each device over time."""
+"""Bytes in use on each device over time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""When everything happens, given who runs what and in which order: an event-driven simulation of a
-`Schedule`.
+"""Event-driven simulation of a `Schedule`: start and end of every step, given the placement and the order of each lane.
 
 Lanes take their clusters in order; whatever can start, starts. All else that a step needs is a tuple of resources,
 which it comes to hold one after the other and keeps until its end: a copy queue without an order of its own, a wire,
@@ -24,8 +23,8 @@ Move = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a policy decides: the clusters of each compute queue in order, and perhaps the order of each copy
-    queue. A cluster that takes several lanes is named in each of them.
+    """Solution of a scheduling problem, without times: the clusters of each compute queue in order, and perhaps the
+    order of each copy queue. A cluster that takes several lanes is named in each of them.
 
     Which values move follows from where the clusters are. A copy queue that `copies` does not name takes them as
     they become ready; where `first_come` they all do, and `copies` are the orders of what becomes ready at one moment.
@@ -82,8 +81,8 @@ class Play:
         self._times()
 
     def when(self, step: int) -> tuple[float, float, int]:
-        """What steps are sorted by, so that each comes after those it waits for: only steps that take no time can be
-        together with those."""
+        """Sort key of a step by time, by which it comes after those it waits for: only steps that take no time can tie
+        with those."""
         start, end = self.start[step], self.end[step]
         return start, end, self.turn[step] if start == end else step
 
@@ -150,7 +149,8 @@ class Play:
         return found + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
     def _resources(self) -> list[tuple[int, ...]]:
-        """What each step comes to hold, in this order: numbers of copy queues, wires behind them, and then the host."""
+        """Resources that each step acquires, in this order: numbers of copy queues, wires behind them, and then the
+        host."""
         instance = self.instance
         queues, host = len(instance.copy_lanes), len(instance.copy_lanes) + instance.wires
         found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in instance.dispatch]
@@ -246,7 +246,7 @@ class Play:
         return behind, further, [0.0] * len(missing)
 
     def _stuck(self) -> PlanError:
-        """What is at the heads of queues that wait for each other."""
+        """The error for queues that wait for each other (a deadlock), with the steps at their heads."""
         instance, heads = self.instance, []
         names = [lane for lanes in instance.lane_names for lane in lanes] + instance.copy_lanes
         for name, order in zip(names, (*self.orders, *self.copies)):

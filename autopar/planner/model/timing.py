@@ -35,7 +35,7 @@ def simulate(costed: CostedGraph, schedule: Schedule, instance: Instance | None 
 
 
 def timing(play: Play) -> Timing:
-    """What a simulation found, in names."""
+    """Result of a simulation by the names of clusters, values, devices and lanes."""
     instance, first = play.instance, play.instance.clusters
     placed = [
         Placed(

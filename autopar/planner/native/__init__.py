@@ -34,7 +34,7 @@ def _in_clone(here: Path) -> bool:
 
 
 def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
-    """How plans are searched for, and what to type where that is not the best way; in one line."""
+    """One line on the search for plans in use, with the command to type where it is not the native one."""
     if library:
         return f"plans are searched for by {about}"
     again = (

@@ -18,7 +18,7 @@ from .large import WEIGHTS, polished
 from .population import Effort, winners
 
 POLICY = "search"
-"""What made the schedules."""
+"""Policy of the schedules found by annealing."""
 STEPS = 1_100_000
 """Clusters placed in all schedules together, at most; the search is counted in these, never in seconds."""
 EACH = 8_000
@@ -100,8 +100,8 @@ def refine(
 
 
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
-    """What chains make of a schedule that has been played, where `anneal` has too few steps for a graph; nothing where
-    they cannot go on from it (`polished`), or after `until`."""
+    """Refine a simulated schedule by annealing chains, where `anneal` has too few steps for a graph; nothing where they
+    cannot go on from it (`polished`), or after `until`."""
     if _settled(instance) or not polished(instance) or time.monotonic() > until:
         return []
     return refine(
@@ -121,8 +121,8 @@ def _settled(instance: Instance) -> bool:
 
 
 def _first(instance: Instance) -> list[Timed]:
-    """What the first lists lead to, each in its own order and with devices that start whatever they can: the shortest
-    of each placement, the shortest first."""
+    """Initial solutions of annealing: the first lists, each in its own order and with devices that start whatever they
+    can (non-delay): the shortest of each placement, the shortest first."""
     found, tail = [], cost_to_go(instance)
     lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
     lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in LISTS]

@@ -20,9 +20,9 @@ FEWEST = 20
 NEAR = 0.01
 """Share of the bound above it at which a plan is left as it is."""
 MOVED = 0.7
-"""How often a change is one of device and not of order."""
+"""Probability that a move changes a device and not the order."""
 URGENT = 0.8
-"""How often it is a cluster of the critical path, or of a device that is too full."""
+"""Probability that a move is of a cluster of the critical path, or of a device that is too full."""
 
 
 def climb(race: Race, steps: int) -> bool:
@@ -51,7 +51,7 @@ def climb(race: Race, steps: int) -> bool:
 
 
 def _climbed(race: Race, draw: random.Random, start: Entry, tries: int) -> Entry:
-    """What so many changes lead to, each kept unless it takes more memory than there is, or longer."""
+    """Hill climbing in so many moves, each kept unless it takes more memory than there is, or longer."""
     instance, current, first = race.instance, start, bool(start.over)
     place, keys = [*start.play.device], _places(start.play)
     seen = set()

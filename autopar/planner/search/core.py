@@ -26,8 +26,8 @@ from ..model.simulator import Schedule
 MOST = 24
 """Copies of clusters in a list at most."""
 COPIES = 3
-"""How often copies of clusters are made or left out, where there may be any, in proportion to the changes that any
-chain makes (`native/anneal.c`)."""
+"""Weight of the move that makes or leaves out copies of clusters, where there may be any, relative to the moves that
+any chain makes (`native/anneal.c`)."""
 KEEP = 6
 """Schedules that a chain returns."""
 CLOSE = 1e-6
@@ -316,7 +316,7 @@ class Chain:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """What chains are compared by: that of the best list there was."""
+        """Sort key of chains: bytes above the caps and makespan of the best list there was."""
         return self._best[0].over, self._best[0].makespan
 
     @property

@@ -41,9 +41,9 @@ WEIGHTS = (
 0 to 1, those that together did best on random graphs, the best first, and among them HEFT's own."""
 LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
 FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
-"""Where wires serve first come, first served, for graphs whose longest way is long, and for those that fill all
-devices. First weights for lists: of what follows, of copies, and of what the seconds on a device are worth. Then what
-`priced` is told: how steep prices are, and what a copy costs at the least."""
+"""Parameters where wires are FIFO, for graphs with a long critical path, and for those that fill all devices. First
+weights for lists: of what follows, of copies, and of the price of seconds on a device. Then those of `priced`: the
+steepness of prices, and the least cost of a copy."""
 FILLED = 2.0
 """Longest ways in the load of a graph that fills all devices."""
 MANY = 20_000

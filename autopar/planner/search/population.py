@@ -22,7 +22,7 @@ AGREED = 8
 SEED = 3_000
 """Of the first chain; the others count from there."""
 COOLING = 1 / 30
-"""What is left of the first heat at last."""
+"""Final temperature of the annealing as a share of the initial one."""
 
 
 @dataclass(frozen=True)

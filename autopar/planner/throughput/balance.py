@@ -15,7 +15,7 @@ PAIRS = 200
 """The same at most for each pair of groups."""
 TOUCHES = 120_000
 POWER = 16
-"""What is lowered is the mean of loads to this power: near the largest load, but with a slope on all others too."""
+"""Exponent of the power mean of loads that is minimised: near the largest load, but with a slope on all others too."""
 STEEPEST = 1e18
 """Times the largest load at first as which a longer one counts, so that its power is still a number."""
 CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))

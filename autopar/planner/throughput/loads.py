@@ -49,7 +49,7 @@ class Value:
 
 
 class Loads:
-    """What there is to balance: groups of tasks, each of which goes to one device, and the values between them.
+    """A load balancing problem: groups of tasks, each of which goes to one device, and the values between them.
 
     `seconds[g][d]` are those of one lane of device d (inf: cannot run there); a device is resource d with `lanes[d]`
     lanes, and `resources` counts them with the wires that follow. `held[g][d]` bytes that a group needs there, of

@@ -180,7 +180,7 @@ def _longest(instance: Instance) -> float:
 
 
 def shared(instance: Instance) -> float:
-    """What the load of devices, wires and memory alone says, no cluster waiting for another, in seconds."""
+    """Lower bound in seconds from the load of devices, wires and memory alone, without precedence constraints."""
     if not instance.clusters:
         return 0.0
     seconds = np.array(instance.seconds).reshape(instance.clusters, len(instance.devices))

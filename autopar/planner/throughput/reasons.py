@@ -67,8 +67,9 @@ class Shares(Lazily):
 
 
 def listed(what: str, ends: Mapping[str, tuple[float, Sequence[str]]]) -> str:
-    """What comes of being elsewhere, what is shortest first: `The period would be 3.1 s on cpu. Not on gpu:0, gpu:1 and
-    3 more: no room.` Of each outcome `ends` has its seconds (inf: it cannot be, and why) and the devices."""
+    """Sentence on the alternatives of a placement, the shortest first: `The period would be 3.1 s on cpu. Not on gpu:0,
+    gpu:1 and 3 more: no room.` Of each outcome `ends` has its seconds (inf: infeasible; its name says why) and the
+    devices."""
     parts, text = [], ""
     for how, (time, names) in sorted(ends.items(), key=lambda end: end[1][0]):
         few = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]

@@ -21,7 +21,7 @@ from ...ir.plan import Plan
 TOLERANCE = 0.01
 """Share of the modelled makespan by which a lane may be behind its clock before figures are refused."""
 MARGIN = 1.2
-"""How much longer than in this call what made it late may take in another."""
+"""Factor of safety on the slow-down: what made this call late may last so many times longer in another."""
 
 
 class Clock:
@@ -89,7 +89,7 @@ class LaneClock:
             self._until(start)
 
     def compute(self, seconds: float) -> None:
-        """What was computed since the last call lasts `seconds`."""
+        """Sleep to the modelled end of what was computed since the last call and lasts `seconds`."""
         self._until(self.now + seconds)
 
     def reserve(self, wires: Iterable[str], seconds: float) -> None:

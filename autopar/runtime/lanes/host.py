@@ -67,7 +67,7 @@ class HostLane:
         """Block until everything the lane was given has ended."""
 
     def recorder(self, recording: Recording) -> LaneRecorder:
-        """What notes when the steps of one call start and end."""
+        """Recorder of the start and end of each step of the lane in one call."""
         return LaneRecorder(self.lane, recording)
 
 
