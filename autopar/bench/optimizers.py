@@ -50,9 +50,9 @@ def _contest(name: str, make: Callable[..., torch.optim.Optimizer], rounds: int)
         optimizer.zero_grad()
 
     contestants = {f"plain loop, {name}": loop, f"autopar.train_step, {name}": lambda: step(x, y)}
-    samples = interleaved({key: _turns(one) for key, one in contestants.items()}, rounds, time.process_time)
+    samples = interleaved(contestants, rounds, time.process_time, STEPS)
     same = all(map(torch.equal, plain.parameters(), placed.parameters()))
-    found = report(samples, base=f"plain loop, {name}", unit="ms/step", per=STEPS)
+    found = report(samples, base=f"plain loop, {name}", unit="ms/step")
     print(f"weights after it {'are the same bits' if same else 'differ'}")
     return {**found, "same": same}
 
@@ -61,11 +61,3 @@ def _net() -> nn.Module:
     torch.manual_seed(0)
     layers = ((nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh()) for _ in range(LAYERS))
     return nn.Sequential(*(module for layer in layers for module in layer))
-
-
-def _turns(step: Callable[[], Any]) -> Callable[[], None]:
-    def turn() -> None:
-        for _ in range(STEPS):
-            step()
-
-    return turn

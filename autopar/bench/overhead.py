@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import queue
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from .timing import interleaved, report
 
 OPS = 400
 CALLS = 20
+"""Calls in a row, enough for a clock to tell."""
 HOPS = 200
 ROUNDS = 15
 
@@ -68,13 +69,11 @@ def call(layers: int, grad: bool = False, rounds: int = 0) -> dict[str, Any]:
     fast = compile(model, ["cpu"], check="never")
     calls: dict[str, Callable[..., Any]] = {"eager": model, "guards alone": guarded, "autopar": fast}
     with torch.set_grad_enabled(grad):
-        contestants = {
-            name: functools.partial(repeat, functools.partial(called, x)) for name, called in calls.items()
-        }
-        samples = interleaved(contestants, (rounds or ROUNDS) * 5, time.thread_time)
+        contestants = {name: partial(called, x) for name, called in calls.items()}
+        samples = interleaved(contestants, (rounds or ROUNDS) * 5, time.thread_time, CALLS)
     print(f"{layers} layers{', to be differentiated' * grad}")
-    data = report(samples, base="eager", scale=1e6, unit="µs/call", per=CALLS)
-    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / CALLS
+    data = report(samples, base="eager", scale=1e6, unit="µs/call")
+    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"]))
     print(
         f"autopar over eager: {over * 1e6:+.1f} µs of CPU time per call (goals without grad: 15, 0 of 60 layers)"
     )
@@ -90,22 +89,16 @@ def chain(device: str, rounds: int = 0) -> dict[str, Any]:
                        example_inputs=(x,), check="never")  # fmt: skip
         interpreter = torch.fx.Interpreter(traced)
         contestants = {
-            "eager": lambda: repeat(lambda: model(x)),
-            "GraphModule": lambda: repeat(lambda: traced(x)),
-            "autopar": lambda: repeat(lambda: fast(x)),
-            "fx.Interpreter": lambda: repeat(lambda: interpreter.run(x)),
+            "eager": partial(model, x),
+            "GraphModule": partial(traced, x),
+            "autopar": partial(fast, x),
+            "fx.Interpreter": partial(interpreter.run, x),
         }
-        samples = interleaved(contestants, rounds or ROUNDS, time.thread_time)
-    data = report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS * CALLS)
-    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / (OPS * CALLS)
+        samples = interleaved(contestants, rounds or ROUNDS, time.thread_time, CALLS)
+    data = report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS)
+    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / OPS
     print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)")
     return {**data, "over_eager_s": over}
-
-
-def repeat(call: Callable[[], Any]) -> None:
-    """Enough calls for a clock to tell."""
-    for _ in range(CALLS):
-        call()
 
 
 def ping_pong() -> Callable[[], Any]:

@@ -1,8 +1,7 @@
-"""What `explain` predicts of a call ÷ what calls take, over thirty ordinary models on one CPU.
+"""Predictions that `explain` shows ÷ seconds of the calls, over thirty ordinary models on one CPU.
 
 `probes`: the roofline with the scales of a fresh machine. `learned`: with those fitted to the models above it in the
-table besides. `measured`: every operation of the model timed. Blocks of calls stand before and after the measuring;
-those during which others used the cores do not count as long as there are three others.
+table besides. `measured`: every operation of the model timed. Blocks of calls stand before and after the measuring.
 """
 
 from __future__ import annotations
@@ -12,24 +11,25 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from ..costs.blocks import Block, Turn, disturbed, median, timed
 from ..costs.detect import detect
 from ..engine.api import compile
 from ..ir.machine import Machine
 from ..text import seconds as shown
 from ..text import table
-from .quiet import QUIET, Block, block, settled
 from .zoo import Call, models
 
 WAYS = ("probes", "learned", "measured")
 BLOCKS = 4
-"""Blocks before and after the measuring, each of `BLOCK_S` seconds."""
+"""Undisturbed blocks before and after the measuring, each of `BLOCK_S` seconds."""
 BLOCK_S = 0.12
-PATIENCE_S = 6.0
-"""Seconds that a model waits for quiet blocks."""
+PATIENCE_S = 4.0
+"""Seconds that a model waits for these, before and after."""
 
 
 def run(rounds: int = 0) -> dict[str, Any]:
@@ -61,29 +61,26 @@ def judged(make: Callable[[], Call], fresh: Machine, blocks: int) -> dict[str, A
     fast = {way: compile(model, machines[way], measure=way == "measured", check="never") for way in WAYS}
     fast["probes"](*args)
     fast["learned"](*args)
-    taken = _blocks(lambda: fast["probes"](*args), blocks)
+    taken = _blocks(partial(fast["probes"], *args), blocks)
     start = time.perf_counter()
     fast["measured"](*args)
     first_s = time.perf_counter() - start
-    taken += _blocks(lambda: fast["measured"](*args), blocks)
-    until = time.perf_counter() + PATIENCE_S
-    while sum(each.others <= QUIET for each in taken) < BLOCKS and time.perf_counter() < until:
-        taken += _blocks(lambda: fast["measured"](*args), 1)
-    call, costed = settled(taken), fast["measured"].plan.costed
+    taken += _blocks(partial(fast["measured"], *args), blocks)
+    costed = fast["measured"].plan.costed
     predicted = {way: fast[way].plan.makespan + fast[way].plan.costed.call_s for way in WAYS}
-    timed = sum(cost.how == "measured" for cost in costed.costs) / max(1, len(costed.costs))
-    return {**predicted, "seconds": call.seconds, "others": call.others, "call_s": costed.call_s,
-            "first_measured_s": first_s, "timed_tasks": timed}  # fmt: skip
+    share = sum(cost.how == "measured" for cost in costed.costs) / max(1, len(costed.costs))
+    return {**predicted, "seconds": median(taken), "disturbed": disturbed(taken), "call_s": costed.call_s,
+            "first_measured_s": first_s, "timed_tasks": share}  # fmt: skip
 
 
 def _blocks(call: Callable[[], Any], count: int) -> list[Block]:
-    call()
-    return [block(call, BLOCK_S) for _ in range(count)]
+    (found,) = timed({"call": Turn(call, torch.get_num_threads())}, count, PATIENCE_S, BLOCK_S).values()
+    return found
 
 
 def _row(name: str, found: Mapping[str, Any]) -> str:
     ratios = "  ".join(f"{way} {found[way] / found['seconds']:5.2f}" for way in WAYS)
-    return f"{name:<40} {shown(found['seconds']):>9}  {ratios}  others used {found['others']:.2f} cores"
+    return f"{name:<40} {shown(found['seconds']):>9}  {ratios}{'  DISTURBED' * found['disturbed']}"
 
 
 def _summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

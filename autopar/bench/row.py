@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..costs.blocks import LEAST, Block
+from ..costs.blocks import Block, counted, disturbed, median
 from ..text import seconds, table
 from .rivals import EAGER
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one rival: `reason` says why it has no blocks; seconds it took to build and answer first."""
+    """One rival's blocks, or the `reason` why it has none; `built_s` are seconds to build and answer first."""
 
     name: str
     versions: dict[str, str]
@@ -25,24 +25,17 @@ class Outcome:
     blocks: tuple[Block, ...] = ()
 
     @property
-    def quiet(self) -> list[float]:
-        """Seconds of a call in each block that counts: the undisturbed ones, or all where these are too few."""
-        found = [block.seconds for block in self.blocks if not block.disturbed]
-        return (
-            found if len(found) >= min(LEAST, len(self.blocks)) else [block.seconds for block in self.blocks]
-        )
-
-    @property
     def median(self) -> float:
         """Seconds of a call; NaN without a block."""
-        return statistics.median(self.quiet) if self.blocks else math.nan
+        return median(self.blocks) if self.blocks else math.nan
 
     @property
     def quartiles(self) -> tuple[float, float]:
         """The first and the third quartile of seconds of a call; twice NaN without a block."""
-        if len(self.quiet) < 2:
+        times = [block.seconds for block in counted(self.blocks)]
+        if len(times) < 2:
             return self.median, self.median
-        low, _, high = statistics.quantiles(self.quiet, n=4, method="inclusive")
+        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
         return low, high
 
     def remark(self) -> str:
@@ -51,9 +44,7 @@ class Outcome:
             return self.reason
         if any(block.disturbed is None for block in self.blocks):
             return "perhaps disturbed: this system does not tell"
-        if len(self.quiet) == len(self.blocks) and any(block.disturbed for block in self.blocks):
-            return "DISTURBED by other work"
-        return ""
+        return "DISTURBED by other work" if disturbed(self.blocks) else ""
 
 
 @dataclass(frozen=True)

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from itertools import pairwise
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .libraries import library
+from .networks import Experts, Recommender, Recurrent, mlp, transformer
+
 Made = tuple[nn.Module, tuple[Tensor, ...]]
-
-
-def _library(name: str) -> Any:
-    """torchvision, or a library that imports it where it is there; also a build that lacks its operators, which none
-    of these models calls."""
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        pass
-    except RuntimeError:
-        for stale in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[stale]
-        for operator in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
-    return importlib.import_module(name)
 
 
 def _settled(model: nn.Module, images: Tensor) -> nn.Module:
@@ -44,25 +25,21 @@ def _settled(model: nn.Module, images: Tensor) -> nn.Module:
 
 def googlenet(batch: int) -> Made:
     """GoogLeNet, of four branches a block; images of 224 × 224."""
-    model = _library("torchvision.models").googlenet(weights=None, init_weights=False, aux_logits=False)
+    model = library("torchvision.models").googlenet(weights=None, init_weights=False, aux_logits=False)
     images = torch.randn(batch, 3, 224, 224)
     return _settled(model, images), (images,)
 
 
 def inception_v3(batch: int) -> Made:
     """Inception-v3; images of 299 × 299."""
-    model = _library("torchvision.models").inception_v3(weights=None, init_weights=False, aux_logits=False)
+    model = library("torchvision.models").inception_v3(weights=None, init_weights=False, aux_logits=False)
     images = torch.randn(batch, 3, 299, 299)
     return _settled(model, images), (images,)
 
 
 def resnet18(batch: int) -> Made:
     """ResNet-18, trained; images of 128 × 128."""
-    return _library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
-
-
-def _sizes(width: int) -> dict[str, Any]:
-    return {"hidden_size": width, "num_attention_heads": width // 64, "intermediate_size": 4 * width}
+    return library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
 
 
 class _Last(nn.Module):
@@ -77,9 +54,9 @@ class _Last(nn.Module):
 
 def bert_small(batch: int) -> Made:
     """BERT of four layers of 512; 128 tokens."""
-    library = _library("transformers")
-    config = library.BertConfig(num_hidden_layers=4, **_sizes(512))
-    return _Last(library.BertModel(config)), (torch.randint(5, config.vocab_size, (batch, 128)),)
+    models = library("transformers")
+    config = models.BertConfig(**transformer(512, 4))
+    return _Last(models.BertModel(config)), (torch.randint(5, config.vocab_size, (batch, 128)),)
 
 
 class _Towers(nn.Module):
@@ -97,27 +74,17 @@ class _Towers(nn.Module):
 def clip(batch: int) -> Made:
     """Two towers as CLIP has: a vision transformer of six layers of 384 over 49 patches, and a BERT of six
     layers of 256 over 32 tokens."""
-    library = _library("transformers")
-    image = library.ViTConfig(num_hidden_layers=6, **_sizes(384), patch_size=32)
-    text = library.BertConfig(num_hidden_layers=6, **_sizes(256))
-    model = _Towers(library.ViTModel(image), library.BertModel(text), 256)
+    models = library("transformers")
+    image = models.ViTConfig(**transformer(384, 6), patch_size=32)
+    text = models.BertConfig(**transformer(256, 6))
+    model = _Towers(models.ViTModel(image), models.BertModel(text), 256)
     return model, (torch.randn(batch, 3, 224, 224), torch.randint(5, text.vocab_size, (batch, 32)))
-
-
-class _Lstms(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstms = nn.ModuleList(nn.LSTM(128, 256, num_layers=2, batch_first=True) for _ in range(4))
-        self.head = nn.Linear(4 * 256, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self.head(torch.cat([lstm(x)[0][:, -1] for lstm in self.lstms], 1))
-        return answer
 
 
 def lstms(batch: int) -> Made:
     """Four LSTMs of two layers of 256 beside each other; 64 steps."""
-    return _Lstms(), (torch.randn(batch, 64, 128),)
+    layers = [nn.LSTM(128, 256, num_layers=2, batch_first=True) for _ in range(4)]
+    return Recurrent(layers, 64), (torch.randn(batch, 64, 128),)
 
 
 class _Mean(nn.Module):
@@ -131,61 +98,25 @@ class _Mean(nn.Module):
 
 def mlps(batch: int) -> Made:
     """An ensemble of eight MLPs 784-512-512-10."""
-    return _Mean([_mlp(784, 512, 512, 10) for _ in range(8)]), (torch.randn(batch, 784),)
-
-
-def _mlp(*widths: int) -> nn.Module:
-    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
+    return _Mean([mlp(784, 512, 512, 10) for _ in range(8)]), (torch.randn(batch, 784),)
 
 
 def mlp784(batch: int) -> Made:
     """An MLP 784-256-10."""
-    return _mlp(784, 256, 10), (torch.randn(batch, 784),)
+    return mlp(784, 256, 10), (torch.randn(batch, 784),)
 
 
 def mlp2048(batch: int) -> Made:
     """An MLP 2048-2048-2048."""
-    return _mlp(2048, 2048, 2048), (torch.randn(batch, 2048),)
-
-
-class _Dlrm(nn.Module):
-    """Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019."""
-
-    def __init__(self, bags: int = 26, rows: int = 20_000, width: int = 64) -> None:
-        super().__init__()
-        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(bags))
-        self.bottom = nn.Sequential(_mlp(13, 512, 256, width), nn.ReLU())
-        self.top = _mlp(width + bags * (bags + 1) // 2, 512, 256, 1)
-        self.rows, self.columns = torch.tril_indices(bags + 1, bags + 1, -1)
-
-    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        x = self.bottom(dense)
-        found = torch.stack([x, *(bag(ids[:, i]) for i, bag in enumerate(self.bags))], 1)
-        crossed = found @ found.transpose(1, 2)
-        answer: Tensor = self.top(torch.cat([x, crossed[:, self.rows, self.columns]], 1))
-        return answer
+    return mlp(2048, 2048, 2048), (torch.randn(batch, 2048),)
 
 
 def dlrm(batch: int) -> Made:
     """A recommendation model of 26 bags of 20,000 rows of 64, four ids each."""
-    return _Dlrm(), (torch.randn(batch, 13), torch.randint(0, 20_000, (batch, 26, 4)))
-
-
-class _Experts(nn.Module):
-    def __init__(self, width: int = 256, experts: int = 8, best: int = 2) -> None:
-        super().__init__()
-        self.gate, self.best = nn.Linear(width, experts), best
-        self.experts = nn.ModuleList(_mlp(width, 4 * width, width) for _ in range(experts))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.gate(x)
-        least = scores.topk(self.best, -1).values[..., -1:]
-        shares = scores.masked_fill(scores < least, float("-inf")).softmax(-1)
-        answers = [shares[..., i, None] * expert(x) for i, expert in enumerate(self.experts)]
-        return torch.stack([x, *answers]).sum(0)
+    model = Recommender(26, 20_000, 64, hidden=(512, 256))
+    return model, (torch.randn(batch, 13), torch.randint(20_000, (26, batch, 4)))
 
 
 def moe(batch: int) -> Made:
     """A mixture of experts: two layers of eight each, of which two count; 32 tokens of 256."""
-    return nn.Sequential(_Experts(), _Experts()), (torch.randn(batch, 32, 256),)
+    return nn.Sequential(Experts(8, 256, best=2), Experts(8, 256, best=2)), (torch.randn(batch, 32, 256),)

@@ -11,18 +11,20 @@ from ..text import table
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+    contestants: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    calls: int = 1,
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, after one round to warm up."""
-    for run in contestants.values():
-        run()
+    """Seconds of a call of each contestant in each round, of `calls` in a row, after one round to warm up."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
+    for _ in range(rounds + 1):
         for name, run in contestants.items():
             start = clock()
-            run()
-            samples[name].append(clock() - start)
-    return samples
+            for _ in range(calls):
+                run()
+            samples[name].append((clock() - start) / calls)
+    return {name: seconds[1:] for name, seconds in samples.items()}
 
 
 def report(

@@ -25,8 +25,6 @@ ELSEWHERE = 0.15
 """Cores' worth of work of others that a block may have seen and still count."""
 LEAST = 3
 """Undisturbed blocks that a median needs; as many times the rounds asked for are run at most to get these."""
-
-
 GROUPS = 8
 """Looks at the clock in a block."""
 ALONE: AbstractContextManager[Any] = nullcontext()
@@ -42,10 +40,20 @@ class Block:
     disturbed: bool | None
 
 
+def counted(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks that nobody disturbed; all of them where those are too few."""
+    quiet = [block for block in blocks if not block.disturbed]
+    return quiet if len(quiet) >= LEAST else list(blocks)
+
+
 def median(blocks: Sequence[Block]) -> float:
-    """The median seconds of a call in the blocks that nobody disturbed; in all of them where those are too few."""
-    quiet = [block.seconds for block in blocks if not block.disturbed]
-    return statistics.median(quiet if len(quiet) >= LEAST else [block.seconds for block in blocks])
+    """The median seconds of a call in the blocks that count."""
+    return statistics.median(block.seconds for block in counted(blocks))
+
+
+def disturbed(blocks: Sequence[Block]) -> bool:
+    """True where a block that counts was disturbed."""
+    return any(block.disturbed for block in counted(blocks))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ import time
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar.costs import blocks
-from autopar.costs.blocks import LEAST, Turn, timed
+from autopar.costs.blocks import LEAST, Block, Turn, disturbed, median, timed
 
 
 def slept(calls: list[int] | None = None, threads: int = 1) -> Turn:
@@ -85,6 +87,16 @@ def test_calls_that_get_slower_do_not_make_a_block_long(load, monkeypatch):
     assert (
         found[0].calls * 0.0001 < blocks.BLOCK_S / 2 and found[0].seconds * found[0].calls >= blocks.BLOCK_S
     )
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1), st.booleans()), min_size=1, max_size=12))
+def test_disturbed_blocks_count_only_where_there_are_too_few_others(rows):
+    found = [Block(seconds, 1, busy) for seconds, busy in rows]
+    quiet = [seconds for seconds, busy in rows if not busy]
+    enough = len(quiet) >= LEAST
+    times = quiet if enough else [seconds for seconds, _ in rows]
+    assert min(times) <= median(found) <= max(times)
+    assert disturbed(found) == (not enough and any(busy for _, busy in rows))
 
 
 def test_others_work_is_the_cores_less_our_own(tmp_path, monkeypatch):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import library as operators
+
+from autopar.bench import libraries
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A module or plain function, and the positional and keyword arguments it is called with."""
@@ -57,23 +55,12 @@ def add(name: str, family: str, make: Callable[[], Call], **options: Any) -> Non
     REGISTRY[name] = Entry(name, family, make, **options)
 
 
-def library(name: str) -> ModuleType:
-    """Import a model library, or skip the test.
-
-    A torchvision built for another torch lacks its compiled operators and so does not import, and then nor do
-    timm and the vision half of transformers. No model here calls those operators: their schemas will do.
-    """
+def library(name: str) -> Any:
+    """Import a model library, or skip the test."""
     try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        pass
-    except RuntimeError:
-        for stale in [module for module in sys.modules if module.split(".")[0] == "torchvision"]:
-            del sys.modules[stale]
-        for operator in ("nms", "qnms"):
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            operators.define(f"torchvision::{operator}", schema)
-    return pytest.importorskip(name)
+        return libraries.library(name)
+    except ModuleNotFoundError as lacking:
+        pytest.skip(str(lacking), allow_module_level=True)
 
 
 def tokens(batch: int = 2, length: int = 8, vocabulary: int = 64, seed: int = 1) -> torch.Tensor:

@@ -1,33 +1,11 @@
-"""The suite that holds predictions against calls: quiet blocks, errors, and one model all the way."""
+"""The suite that holds predictions against calls: errors, and one model all the way."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from autopar.bench import predictions, zoo
-from autopar.bench.quiet import QUIET, Block, block, settled
 from autopar.costs.detect import detect
-
-BLOCKS = st.lists(st.tuples(st.floats(1e-6, 1), st.floats(0, 2)), min_size=1, max_size=12)
-
-
-@given(BLOCKS)
-def test_disturbed_blocks_count_only_where_there_are_too_few_quiet_ones(rows):
-    blocks = [Block(*row) for row in rows]
-    quiet = [each for each in blocks if each.others <= QUIET]
-    found = settled(blocks)
-    assert min(each.seconds for each in blocks) <= found.seconds <= max(each.seconds for each in blocks)
-    if len(quiet) >= 3:
-        assert found.others <= QUIET
-        assert min(each.seconds for each in quiet) <= found.seconds <= max(each.seconds for each in quiet)
-
-
-def test_a_block_has_the_calls_it_was_asked_for():
-    calls = []
-    found = block(lambda: calls.append(1), 0.0, 5)
-    assert len(calls) == 5 and found.seconds > 0 and found.others >= 0
 
 
 def test_errors_are_of_the_ratio_and_go_by_way(capsys):
@@ -45,6 +23,7 @@ def test_a_model_is_predicted_in_each_way(tmp_path, monkeypatch):
     with torch.no_grad():
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval()
         found = predictions.judged(lambda: (model, (torch.randn(4, 64),)), detect(["cpu"]), 1)
+        assert predictions._row("one", {**found, "disturbed": True}).endswith("DISTURBED")
     assert all(found[way] > found["call_s"] > 0 for way in predictions.WAYS)
     assert found["timed_tasks"] == 1 and found["seconds"] > 0
 
