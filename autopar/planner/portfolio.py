@@ -99,8 +99,8 @@ def _polish(race: Race, steps: int) -> None:
 
 
 def _repair(race: Race, steps: int) -> None:
-    if climb(race, steps):
-        pack(race, steps)
+    climb(race, steps)
+    pack(race, steps)
 
 
 STRATEGIES = (

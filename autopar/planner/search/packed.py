@@ -1,4 +1,5 @@
-"""Search among placements that fit, for graphs whose best schedules do not: chains of annealing that keep the caps."""
+"""Search among placements that fit, for graphs whose best schedules do not: chains of annealing that keep the caps, or
+come nearer to them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ROOMS = (1.0, 0.75, 0.5)
 
 def pack(race: Race, steps: int) -> None:
     """Enter the best schedules found among those that fit, by chains that begin from those of `race` and from
-    `stretches`.
+    `stretches`; where none fits, from those that are least too large.
 
     About `steps` clusters are placed, fewer of a small graph; nothing is done for a graph so large that only a few
     placements could be tried, nor for one with clusters that may take several lanes, and without the native search
@@ -41,7 +42,8 @@ def pack(race: Race, steps: int) -> None:
         entry = race.trial(list_schedule(instance, "packed", urgent_first(instance), allowed=allowed))
         if entry and not entry.over:
             race.admit(entry)
-    starts = sorted((entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan)
+    fitting = [entry for entry in race.entries if not entry.over]
+    starts = sorted(fitting or race.entries, key=lambda entry: (entry.excess, entry.makespan))
     if not starts or not searches():
         return
     above = starts[0].makespan / race.bound - 1 if race.bound > 0 else math.inf

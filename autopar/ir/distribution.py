@@ -1,0 +1,152 @@
+"""A plan over hosts: the stages of a model, their replicas, micro-batches and schedule. Pure data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+
+from ..errors import PlanError
+from ..system import jsonfile
+from ..text import seconds, size, table
+from .hosts import Hosts
+from .serialize import decode, encode
+
+FORMAT = "autopar distribution 1"
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+"""Pipeline schedules by name: `ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B` and
+`ScheduleInterleavedZeroBubble` of `torch.distributed.pipelining`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive units `first` to `stop - 1` of a model.
+
+    Of one micro-batch: `forward_s` and `backward_s` on the host it is planned for, `bytes_out` that it sends on to
+    later stages, `saved_bytes` that its forward keeps for its backward. `state_bytes` are its parameters and buffers.
+    """
+
+    first: int
+    stop: int
+    forward_s: float
+    backward_s: float
+    bytes_out: int
+    saved_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Stages of a model on hosts.
+
+    `units` are the operators of the model in their order, by name, and `batch` the rows of one step over all
+    replicas. `ranks[replica][position]` is the host of each process; stage s is at position s modulo their number, so
+    that there may be several stages to a process. `micro_batches` are those of one replica. `step_s` is the predicted
+    seconds of a step, `ideal_s` those of the busiest process alone, without any wait; `memory` has the peak bytes of
+    each position. `trained`: forward, backward and the sum of gradients; else forward alone. `tried` are the other
+    plans: (what, predicted seconds of a step, None where it does not fit).
+    """
+
+    model: str
+    units: tuple[str, ...]
+    hosts: Hosts
+    stages: tuple[Stage, ...]
+    ranks: tuple[tuple[str, ...], ...]
+    micro_batches: int
+    schedule: str
+    batch: int
+    step_s: float
+    ideal_s: float
+    memory: tuple[int, ...]
+    trained: bool = True
+    tried: tuple[tuple[str, float | None], ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the whole model."""
+        return len(self.ranks)
+
+    @property
+    def positions(self) -> int:
+        """Number of processes of one replica."""
+        return len(self.ranks[0])
+
+    @property
+    def bubble(self) -> float:
+        """Share of a step in which the busiest process waits, as predicted."""
+        return 1 - self.ideal_s / self.step_s if self.step_s > 0 else 0.0
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that ranks must agree on."""
+        return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()
+
+    def position(self, stage: int) -> int:
+        """The process of a replica that has a stage."""
+        return stage % self.positions
+
+    def check(self) -> Distribution:
+        """Return self, or raise PlanError naming what makes this no plan."""
+        if self.schedule not in SCHEDULES:
+            raise PlanError(f"schedule={self.schedule!r} is not known; give one of {', '.join(SCHEDULES)}")
+        if not self.ranks or not self.positions or len({len(row) for row in self.ranks}) > 1:
+            raise PlanError("every replica needs the same number of processes, one at least")
+        for row in self.ranks:
+            for name in row:
+                if name not in self.hosts.host:
+                    raise PlanError(f"no host {name!r}; there are {', '.join(self.hosts.host)}")
+        if not self.stages or len(self.stages) % self.positions:
+            raise PlanError(
+                f"{len(self.stages)} stages cannot be shared out to {self.positions} processes evenly; "
+                "give a multiple of them"
+            )
+        if len(self.stages) > self.positions and self.schedule in ("gpipe", "1f1b"):
+            raise PlanError(f"{self.schedule} has one stage to a process; use interleaved or zero-bubble")
+        ends = [0, *(stage.stop for stage in self.stages)]
+        for number, (stage, end) in enumerate(zip(self.stages, ends)):
+            if stage.first != end or stage.stop <= stage.first:
+                raise PlanError(
+                    f"stage {number} has units {stage.first} to {stage.stop - 1}; it must begin with {end} "
+                    "and have one at least"
+                )
+        if ends[-1] != len(self.units):
+            raise PlanError(f"the stages end with unit {ends[-1] - 1} of {len(self.units)}")
+        if self.micro_batches < 1 or self.batch < self.micro_batches * self.replicas:
+            raise PlanError(
+                f"{self.batch} rows cannot be {self.micro_batches} micro-batches in each of {self.replicas} replicas"
+            )
+        return self
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps({"format": FORMAT, "distribution": encode(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Distribution:
+        """Read what `save` wrote; PlanError says what is not as it should be."""
+        data = jsonfile.load(path, f"write one with distribution.save({str(path)!r})", PlanError)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise PlanError(
+                f"{path} is not an {FORMAT!r} file; write one with distribution.save({str(path)!r})"
+            )
+        return decode(Distribution, data.get("distribution"), str(path)).check()
+
+    def __str__(self) -> str:
+        rows = [("stage", "process", "hosts", "units", "forward", "backward", "sends", "keeps", "state")]
+        for number, stage in enumerate(self.stages):
+            position = self.position(number)
+            on = [row[position] for row in self.ranks]
+            rows.append((
+                str(number), str(position), ", ".join(on[:3]) + (", …" if len(on) > 3 else ""),
+                f"{self.units[stage.first]} … {self.units[stage.stop - 1]}", seconds(stage.forward_s),
+                seconds(stage.backward_s), size(stage.bytes_out), size(stage.saved_bytes), size(stage.state_bytes),
+            ))  # fmt: skip
+        head = (
+            f"{self.model}: {len(self.stages)} stages × {self.replicas} replicas, {self.micro_batches} micro-batches, "
+            f"{self.schedule}; predicted {seconds(self.step_s)} a step, of which the busiest process waits "
+            f"{self.bubble:.0%}"
+        )
+        return f"{head}\n\n{table(rows, right=(4, 5, 6, 7, 8))}"

@@ -1,0 +1,166 @@
+"""Hosts: machines joined by a network. Pure data; each host runs one process of `torch.distributed` or several."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import DeviceError
+from ..text import size, table
+from .device import Link
+from .hardware.networks import Network, find_network
+from .machine import Machine
+
+MOST_HOSTS = 4_096
+"""Hosts of one declaration: more than any job has, and few enough to be written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine in a network. Its `ports` carry `bytes_per_s` each way, all together; a message takes `latency_s`
+    more, from a send to its receipt."""
+
+    name: str
+    machine: Machine
+    bytes_per_s: float
+    latency_s: float
+    ports: int = 1
+    network: str = ""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts, each of which reaches each other over the network.
+
+    `links` holds what was measured between two hosts, by their names; where it has none, a link is as fast as the
+    slower of both ends. Messages of one host share its way out.
+    """
+
+    hosts: tuple[Host, ...]
+    links: tuple[Link, ...] = ()
+
+    @cached_property
+    def host(self) -> dict[str, Host]:
+        """Hosts by name."""
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _measured(self) -> dict[tuple[str, str], Link]:
+        return {(link.src, link.dst): link for link in self.links}
+
+    def link(self, src: str, dst: str) -> Link:
+        """The way from one host to another; its wire is the way out of `src`. Raises DeviceError for unknown hosts."""
+        for name in (src, dst):
+            if name not in self.host:
+                raise DeviceError(f"no host {name!r}; there are {', '.join(self.host)}")
+        found = self._measured.get((src, dst))
+        if found:
+            return found
+        a, b = self.host[src], self.host[dst]
+        rate = min(a.bytes_per_s, b.bytes_per_s)
+        return Link(src, dst, max(a.latency_s, b.latency_s), rate, f"{src} out")
+
+    @property
+    def accelerators(self) -> int:
+        """Number of devices of all hosts but their CPUs; CPUs where a host has nothing else."""
+        return sum(len(compute_devices(host.machine)) for host in self.hosts)
+
+    def check(self) -> Hosts:
+        """Return self, or raise DeviceError naming what makes these no hosts."""
+        if not self.hosts:
+            raise DeviceError('there are no hosts; give at least one, for example "2 x cpu over ethernet-10"')
+        if len(self.host) < len(self.hosts):
+            names = [host.name for host in self.hosts]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DeviceError(f"host {twice!r} is listed twice; give each a name of its own")
+        for host in self.hosts:
+            host.machine.check()
+            if host.bytes_per_s <= 0 or host.latency_s < 0:
+                raise DeviceError(f"host {host.name!r} needs bytes_per_s > 0 and latency_s ≥ 0")
+        for link in self.links:
+            self.link(link.src, link.dst)
+        return self
+
+    @staticmethod
+    def declare(text: str) -> Hosts:
+        """Hosts from one line: `"8 x (cpu + 8 h100) over ib-400"`, `"2 x cpu + 1 x (cpu + 4 a100) over 2 ib-200"`.
+
+        Machines are those of `Machine.declare`, networks those of `NETWORKS`, with the number of ports of each host
+        before it. Raises DeviceError with the part that cannot be read.
+        """
+        if not isinstance(text, str):
+            raise DeviceError(
+                f'hosts={text!r} is no text; write, for example, "2 x (cpu + 4 h100) over ib-400"'
+            )
+        machines, _, over = text.partition(" over ")
+        if not over.strip():
+            raise DeviceError(
+                f'hosts={text!r} names no network; end it, for example, with " over ib-400" or " over ethernet-10"'
+            )
+        ports, network = _ports(over.strip())
+        made: list[Host] = []
+        for count, chips in _groups(machines):
+            machine = Machine.declare(*chips)
+            for _ in range(count):
+                made.append(_host(f"host{len(made)}", machine, network, ports))
+                if len(made) > MOST_HOSTS:
+                    raise DeviceError(f"hosts={text!r} are more than {MOST_HOSTS:,} hosts")
+        return Hosts(tuple(made)).check()
+
+    def __str__(self) -> str:
+        rows = [("host", "devices", "network", "way out", "latency")]
+        for host in self.hosts:
+            chips = ", ".join(device.chip or device.name for device in host.machine.devices)
+            rows.append((host.name, chips, host.network or "-", f"{size(host.bytes_per_s)}/s",
+                         f"{host.latency_s * 1e6:.1f} µs"))  # fmt: skip
+        return table(rows, right=(3, 4))
+
+
+def compute_devices(machine: Machine) -> tuple[str, ...]:
+    """Names of the devices that compute: the accelerators, or the CPU where there are none."""
+    found = tuple(device.name for device in machine.devices if not device.traits.host)
+    return found or tuple(device.name for device in machine.devices)
+
+
+def _host(name: str, machine: Machine, network: Network, ports: int) -> Host:
+    return Host(name, machine, ports * network.reached, network.latency_s, ports, network.title)
+
+
+def _ports(text: str) -> tuple[int, Network]:
+    found = re.fullmatch(r"(?:(\d+)\s+)?(\S+)", text)
+    if not found or found[1] == "0":
+        raise DeviceError(
+            f'"over {text}" names no network; write, for example, "over ib-400" or "over 8 ib-400"'
+        )
+    return int(found[1] or 1), find_network(found[2])
+
+
+def _groups(text: str) -> list[tuple[int, list[str]]]:
+    """(number of hosts, chips of one) of each group that a text adds."""
+    group = r"\s*(?:(\d+)\s*[x×]\s*)?(?:\(([^()]*)\)|([^()+]+?))\s*"
+    found, at = [], 0
+    while at < len(text):
+        match = re.compile(group + r"(?:\+|$)").match(text, at)
+        if not match:
+            raise DeviceError(
+                f'hosts: cannot read {text[at:].strip()!r}; write, for example, "8 x (cpu + 8 h100) over ib-400"'
+            )
+        chips = _chips(match[2] if match[2] is not None else match[3])
+        found.append((int(match[1] or 1), chips))
+        at = match.end()
+    if not found or any(count < 1 for count, _ in found):
+        raise DeviceError(
+            f'hosts: {text.strip()!r} are no hosts; write, for example, "2 x cpu over ethernet-10"'
+        )
+    return found
+
+
+def _chips(text: str) -> list[str]:
+    chips: list[str] = []
+    for part in text.split("+"):
+        match = re.fullmatch(r"\s*(?:(\d+)\s+)?(\S+)\s*", part)
+        if not match:
+            raise DeviceError(f"hosts: {part.strip()!r} is no chip; write a name, such as h100, or 8 h100")
+        chips += [match[2]] * int(match[1] or 1)
+    return chips
