@@ -1,0 +1,1 @@
+"""Models over several hosts: autopar plans, `torch.distributed` runs, under `torchrun`."""
