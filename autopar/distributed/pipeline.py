@@ -1,0 +1,234 @@
+"""A model over several processes: what `autopar.distribute` returns, run by `torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.utils import _pytree as pytree
+
+from ..errors import PlanError, RunError
+from ..ir.distribution import Distribution
+from .reduction import Shared, sum_gradients
+from .stages import StageModule, tied
+from .units import Units
+
+_SCHEDULES = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+}
+
+Place = Callable[[nn.Module], nn.Module]
+
+
+class _InOnePiece(torch.autograd.Function):
+    """The same tensor, whose gradient lies in one piece, as it must to be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.contiguous()
+
+
+class _Entry(nn.Module):
+    """A stage as `PipelineStage` calls it. `apart`: what it returns is a copy, which nothing keeps for the backward.
+    torch detaches that in place where it computes gradients of inputs and of weights apart."""
+
+    def __init__(self, stage: nn.Module, apart: bool) -> None:
+        super().__init__()
+        self.stage, self.apart = stage, apart
+
+    def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
+        found = self.stage(*map(_InOnePiece.apply, received), **inputs)
+        return pytree.tree_map(torch.clone, found) if self.apart else found
+
+
+class Distributed:
+    """The stages of a model that this process has, and steps that all processes of the job take together.
+
+    `job.step(*inputs, target=…)` is forward, backward and the sum of gradients; `job(*inputs)` the forward alone.
+    Every process is called with the whole batch, of which each replica takes its rows. Parameters are the model's own
+    objects: `torch.optim.SGD(job.parameters())` steps those of this process.
+    """
+
+    def __init__(
+        self,
+        units: Units,
+        plan: Distribution,
+        loss: Callable[..., torch.Tensor] | None,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        place: Place,
+    ) -> None:
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.plan, self.loss, self._units, self._device = plan, loss, units, device
+        at = dist.get_rank(group)
+        self.replica, self.position = divmod(at, plan.positions)
+        self._group = group
+        grid = [ranks[r * plan.positions : (r + 1) * plan.positions] for r in range(plan.replicas)]
+        self._chain = _groups(grid)[self.replica]
+        modules = {
+            number: StageModule(units, stage.first, stage.stop) for number, stage in enumerate(plan.stages)
+        }
+        self._shared = _shared(modules, plan, grid, self.position)
+        self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
+        for module in self.stages.values():
+            module.to(device)
+        self._last = modules[len(modules) - 1]
+        self._names = tuple(node.name for node in units.inputs)
+        self._targets: list[Any] = []
+        apart = plan.schedule == "zero-bubble"
+        self._entries = {n: _Entry(place(module), apart) for n, module in self.stages.items()}
+        self._training = self._scheduled(self._scaled) if loss is not None else None
+        self._serving: Any = None
+
+    def _scheduled(self, loss: Callable[..., torch.Tensor] | None) -> Any:
+        built = [
+            pipelining.PipelineStage(entry, n, len(self.plan.stages), self._device, group=self._chain)
+            for n, entry in self._entries.items()
+        ]
+        kind: Any = _SCHEDULES[self.plan.schedule]
+        single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
+        given = built[0] if single else built
+        return kind(given, self.plan.micro_batches, loss_fn=loss, scale_grads=False)
+
+    def step(self, *args: Any, target: Any = (), **kwargs: Any) -> torch.Tensor:
+        """Add the gradients of a batch to `.grad`, and return its mean loss, a scalar that is the same everywhere.
+
+        `target` is what `loss(outputs, target)` is called with, a tuple being spread; its tensors have the batch's
+        rows along their first axis. The loss must be a mean over rows, so that those of micro-batches average to it.
+        Raises PlanError for a batch of another size, and where no `loss` was given.
+        """
+        if self._training is None:
+            raise PlanError("there is no loss to train with; give one: autopar.distribute(model, loss=criterion)")
+        inputs = self._inputs(args, kwargs)
+        own = target if isinstance(target, tuple) else (target,)
+        self._targets = self._chunks(self._rows(own))
+        losses: list[torch.Tensor] = []
+        marks = torch.arange(self.plan.micro_batches)
+        self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
+        sum_gradients(self._shared)
+        total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
+        total = total.to(torch.float64)
+        dist.all_reduce(total, group=self._group)
+        return total
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for the rows of this replica, in the process of its last stage; None elsewhere."""
+        if self._serving is None:
+            self._serving = self._scheduled(None)
+        found = self._serving.eval(**self._inputs(args, kwargs))
+        return self._last.answer(found) if self._has_last else None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this process's stages, each once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(path in the model, parameter) of this process's stages, each once."""
+        seen = set()
+        for module in self.stages.values():
+            for path, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield path, parameter
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of this process's stages under all their paths in the model."""
+        held = {id(t) for module in self.stages.values() for t in (*module.parameters(), *module.buffers())}
+        state = self._units.model.state_dict(keep_vars=True)
+        return {path: tensor.detach() for path, tensor in state.items() if id(tensor) in held}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy what a state dict of the whole model, or of this process's stages, has of them. RunError names what it
+        lacks."""
+        for path, tensor in self.state_dict().items():
+            if path not in state:
+                raise RunError(f"the state dict has no {path!r}, which stages {', '.join(map(str, self.stages))} need")
+            tensor.copy_(state[path])
+
+    def explain(self) -> str:
+        """The plan: stages, replicas, who sends what to whom, and what else was tried."""
+        return str(self.plan)
+
+    @property
+    def _has_last(self) -> bool:
+        return len(self.plan.stages) - 1 in self.stages
+
+    def _scaled(self, output: Any, mark: torch.Tensor) -> torch.Tensor:
+        """The share of one micro-batch in the mean loss of all of them."""
+        assert self.loss is not None
+        found = self.loss(self._last.answer(output), *self._targets[int(mark)])
+        return found / (self.plan.micro_batches * self.plan.replicas)
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The rows of this replica of the model's inputs that its stages need, by name."""
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+        if len(leaves) != len(self._names):
+            raise PlanError(
+                f"the model was captured with {len(self._names)} inputs, and is called with {len(leaves)}; give what "
+                "example_inputs had"
+            )
+        needed = {name for module in self.stages.values() for name in module.needs}
+        given = {name: leaf for name, leaf in zip(self._names, leaves) if name in needed}
+        return {name: self._rows(leaf) for name, leaf in given.items()}
+
+    def _rows(self, given: Any) -> Any:
+        """The rows of this replica of all tensors, on its device."""
+        batch, share = self.plan.batch, self.plan.batch // self.plan.replicas
+
+        def own(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.dim() == 0 or leaf.shape[0] != batch:
+                raise PlanError(
+                    f"a tensor of {list(leaf.shape)} where a batch of {batch} rows was planned; give batches of that "
+                    "size (drop_last=True in the loader), or distribute again with example_inputs of this size"
+                )
+            return leaf[self.replica * share : (self.replica + 1) * share].to(self._device)
+
+        return pytree.tree_map(own, given)
+
+    def _chunks(self, given: Any) -> list[Any]:
+        """The same for each micro-batch."""
+        leaves, spec = pytree.tree_flatten(given)
+        count = self.plan.micro_batches
+        cut = [leaf.chunk(count) if isinstance(leaf, torch.Tensor) else [leaf] * count for leaf in leaves]
+        return [pytree.tree_unflatten([parts[i] for parts in cut], spec) for i in range(count)]
+
+
+def _groups(grid: Sequence[Sequence[int]]) -> list[dist.ProcessGroup]:
+    """A group for each replica's chain; every process makes all of them, as torch asks."""
+    return [dist.new_group(list(row)) for row in grid]
+
+
+def _shared(
+    modules: Mapping[int, StageModule], plan: Distribution, grid: Sequence[Sequence[int]], position: int
+) -> list[Shared]:
+    """What this process shares with others: each parameter with all that hold it, in any stage or replica."""
+    holders: dict[int, tuple[nn.Parameter, set[int]]] = {}
+    for number, module in modules.items():
+        for parameter in module.parameters():
+            holders.setdefault(id(parameter), (parameter, set()))[1].add(plan.position(number))
+    by: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for parameter, positions in holders.values():
+        by.setdefault(tuple(sorted(positions)), []).append(parameter)
+    found = []
+    for positions, parameters in sorted(by.items()):
+        members = sorted(row[p] for row in grid for p in positions)
+        if len(members) < 2:
+            continue
+        group = dist.new_group(members)
+        if position in positions:
+            found.append(Shared(tuple(parameters), group))
+    return found
