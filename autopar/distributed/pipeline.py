@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..errors import PlanError, RunError
 from ..ir.distribution import Distribution
 from .reduction import Shared, sum_gradients
-from .stages import StageModule, tied
+from .stages import StageModule
 from .units import Units
 
 _SCHEDULES = {
@@ -31,11 +31,11 @@ class _InOnePiece(torch.autograd.Function):
     """The same tensor, whose gradient lies in one piece, as it must to be sent."""
 
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
         return given.view_as(given)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return gradient.contiguous()
 
 
@@ -69,20 +69,22 @@ class Distributed:
         device: torch.device,
         place: Place,
     ) -> None:
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.plan, self.loss, self._units, self._device = plan, loss, units, device
-        at = dist.get_rank(group)
-        self.replica, self.position = divmod(at, plan.positions)
-        self._group = group
-        grid = [ranks[r * plan.positions : (r + 1) * plan.positions] for r in range(plan.replicas)]
-        self._chain = _groups(grid)[self.replica]
+        self.plan, self.loss, self._device, self._group = plan, loss, device, group
+        grid = _grid(plan, dist.get_process_group_ranks(group or dist.group.WORLD))
+        own = dist.get_rank()
+        places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
+        # A process that the plan leaves idle only waits for the loss.
+        self.replica, self.position = places[0] if places else (-1, -1)
+        self._chain = _groups(grid)[self.replica] if places else None
         modules = {
-            number: StageModule(units, stage.first, stage.stop) for number, stage in enumerate(plan.stages)
+            number: StageModule(units, stage.first, stage.stop, device)
+            for number, stage in enumerate(plan.stages)
         }
         self._shared = _shared(modules, plan, grid, self.position)
         self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
         for module in self.stages.values():
             module.to(device)
+        self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
         self._names = tuple(node.name for node in units.inputs)
         self._targets: list[Any] = []
@@ -109,13 +111,16 @@ class Distributed:
         Raises PlanError for a batch of another size, and where no `loss` was given.
         """
         if self._training is None:
-            raise PlanError("there is no loss to train with; give one: autopar.distribute(model, loss=criterion)")
+            raise PlanError(
+                "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
+            )
         inputs = self._inputs(args, kwargs)
-        own = target if isinstance(target, tuple) else (target,)
-        self._targets = self._chunks(self._rows(own))
+        own = self._rows(target if isinstance(target, tuple) else (target,))
+        self._targets = self._chunks(own) if self._has_last else []
         losses: list[torch.Tensor] = []
         marks = torch.arange(self.plan.micro_batches)
-        self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
+        if self.stages:
+            self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
         sum_gradients(self._shared)
         total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
         total = total.to(torch.float64)
@@ -125,14 +130,18 @@ class Distributed:
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the rows of this replica, in the process of its last stage; None elsewhere."""
+        if not self.stages:
+            return None
         if self._serving is None:
             self._serving = self._scheduled(None)
         found = self._serving.eval(**self._inputs(args, kwargs))
         return self._last.answer(found) if self._has_last else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of this process's stages, each once."""
-        return (parameter for _, parameter in self.named_parameters())
+        """The parameters of this process's stages, each once; an empty one where the plan leaves it idle, as optimizers
+        want one at least."""
+        found = [parameter for _, parameter in self.named_parameters()]
+        return iter(found or [self._empty])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(path in the model, parameter) of this process's stages, each once."""
@@ -145,16 +154,21 @@ class Distributed:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of this process's stages under all their paths in the model."""
-        held = {id(t) for module in self.stages.values() for t in (*module.parameters(), *module.buffers())}
-        state = self._units.model.state_dict(keep_vars=True)
-        return {path: tensor.detach() for path, tensor in state.items() if id(tensor) in held}
+        return {
+            path: tensor
+            for module in self.stages.values()
+            for own, tensor in module.state_dict().items()
+            for path in module.paths[own]
+        }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy what a state dict of the whole model, or of this process's stages, has of them. RunError names what it
         lacks."""
         for path, tensor in self.state_dict().items():
             if path not in state:
-                raise RunError(f"the state dict has no {path!r}, which stages {', '.join(map(str, self.stages))} need")
+                raise RunError(
+                    f"the state dict has no {path!r}, which stages {', '.join(map(str, self.stages))} need"
+                )
             tensor.copy_(state[path])
 
     def explain(self) -> str:
@@ -207,6 +221,12 @@ class Distributed:
         return [pytree.tree_unflatten([parts[i] for parts in cut], spec) for i in range(count)]
 
 
+def _grid(plan: Distribution, ranks: Sequence[int]) -> list[list[int]]:
+    """The rank of each process of each replica."""
+    number = {host.name: rank for host, rank in zip(plan.hosts.hosts, ranks)}
+    return [[number[name] for name in row] for row in plan.ranks]
+
+
 def _groups(grid: Sequence[Sequence[int]]) -> list[dist.ProcessGroup]:
     """A group for each replica's chain; every process makes all of them, as torch asks."""
     return [dist.new_group(list(row)) for row in grid]
@@ -224,11 +244,11 @@ def _shared(
     for parameter, positions in holders.values():
         by.setdefault(tuple(sorted(positions)), []).append(parameter)
     found = []
-    for positions, parameters in sorted(by.items()):
-        members = sorted(row[p] for row in grid for p in positions)
+    for shared, parameters in sorted(by.items()):
+        members = sorted(row[p] for row in grid for p in shared)
         if len(members) < 2:
             continue
         group = dist.new_group(members)
-        if position in positions:
+        if position in shared:
             found.append(Shared(tuple(parameters), group))
     return found

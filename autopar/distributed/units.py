@@ -1,4 +1,4 @@
-"""The units of a model: its operators in order, as `torch.export` captures them, and what each cut between two sends."""
+"""The units of a model: its operators in order, as `torch.export` captures them, and what each cut sends."""
 
 from __future__ import annotations
 
@@ -92,6 +92,14 @@ class Units:
                 return found
         raise CaptureError(f"{type(self.model).__name__}: {name} is no parameter, buffer or constant of it")
 
+    @cached_property
+    def paths(self) -> dict[int, list[str]]:
+        """All paths of each parameter and buffer of the model in its state dict, by the id of the tensor."""
+        found: dict[int, list[str]] = {}
+        for path, tensor in self.model.state_dict(keep_vars=True).items():
+            found.setdefault(id(tensor), []).append(path)
+        return found
+
     def state(self, nodes: Sequence[fx.Node]) -> Iterator[tuple[str, torch.Tensor]]:
         """(path, tensor) of what some nodes read of the model's parameters, buffers and constants, each path once."""
         seen = set()
@@ -114,11 +122,13 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise CaptureError(
-            f"{name}: torch.export cannot capture it as one graph, which stages are cut from: {lines[0]}. Train it with "
-            "DistributedDataParallel(autopar.compile(model, devices)), which needs no graph"
+            f"{name}: torch.export cannot capture it as one graph, which stages are cut from: {lines[0]}. Train it "
+            "with DistributedDataParallel(autopar.compile(model, devices)), which needs no graph"
         ) from error
     assert isinstance(graph, fx.GraphModule)
-    leaves = [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    leaves = [
+        leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)
+    ]
     if not leaves or any(leaf.dim() == 0 or leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
         raise CaptureError(
             f"{name}: every input needs rows along its first axis, as many in each, so that they can be cut into "
@@ -137,7 +147,9 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
             at[node] = len(chain)
             chain.append([node])
     if not chain:
-        raise CaptureError(f"{name}: there is nothing to cut into stages: no operation of it needs its inputs")
+        raise CaptureError(
+            f"{name}: there is nothing to cut into stages: no operation of it needs its inputs"
+        )
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
     return Units(
@@ -160,8 +172,8 @@ def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
             continue
         sources = node.all_input_nodes
         plain = all(
-            source.op == "placeholder" and not _floating(source)
-            or source.op == "get_attr" and source.target not in parameters and source not in written
+            (source.op == "placeholder" and not _floating(source))
+            or (source.op == "get_attr" and source.target not in parameters and source not in written)
             or source in found
             for source in sources
         )  # fmt: skip
