@@ -1,0 +1,193 @@
+"""One plan, agreed: ranks that would run different programs are refused on every rank before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import autopar
+
+from .. import errors
+from ..errors import AutoparError, PlanError
+from ..ir.distribution import Distribution
+from ..ir.serialize import decode, encode
+from .messages import Group, broadcast, gather, named, rank_of
+
+_FAILED = "cannot say what it runs"
+
+
+def agreed(
+    make: Callable[[], Distribution],
+    describe: Callable[[], Mapping[str, str]] | nn.Module | None = None,
+    group: Group = None,
+) -> Distribution:
+    """The plan that rank 0 of the group makes, on every rank. Every rank of the group must call it.
+
+    First ranks compare what they run (`agree`): versions, and what `describe` says: a model (`described` tells of
+    it), or a function that returns facts by name. Then rank 0 calls `make` and checks the plan, which travels as
+    JSON, and all compare the digest of what they have read.
+
+    Raises on every rank: PlanError that names the ranks that differ and in what; what `make` raises on rank 0, as the
+    same class where it is one of autopar's or Python's, else as PlanError.
+    """
+    agree((lambda: described(describe)) if isinstance(describe, nn.Module) else describe, group)
+    plan, sent, fault = None, None, None
+    if rank_of(group) == 0:
+        try:
+            plan = make().check()
+            sent = {"plan": encode(plan)}
+        except Exception as error:
+            fault, sent = error, {"error": type(error).__name__, "text": str(error)}
+    received = broadcast(sent, group)
+    if fault is not None:
+        raise fault
+    if "error" in received:
+        raise _raised(received["error"], received["text"])
+
+    def digest() -> Mapping[str, str]:
+        nonlocal plan
+        plan = plan or decode(Distribution, received["plan"], "the plan of rank 0").check()
+        return {"a plan with the digest": plan.digest}
+
+    agree(digest, group)
+    assert plan is not None
+    return plan
+
+
+def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group = None) -> None:
+    """Compare facts by name, and versions of Python, torch and autopar, over all ranks of a group.
+
+    Every rank of the group must call it. What ranks compare is a digest; facts travel where digests differ. Raises
+    PlanError on every rank, whose sentence names the ranks that differ and the first difference. Where `describe`
+    raises on a rank, all ranks raise PlanError with what it said.
+    """
+    own = versions()
+    fault: Exception | None = None
+    try:
+        own |= dict(describe()) if describe is not None else {}
+    except Exception as error:
+        fault, own = error, {**own, _FAILED: f"{type(error).__name__}: {error}"}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    if len(set(gather(digest, group))) == 1 and fault is None:
+        return
+    facts = gather(own, group)
+    if fault is not None:
+        raise fault
+    for rank, fact in enumerate(facts):
+        if _FAILED in fact:
+            raise PlanError(f"rank {rank} {_FAILED}: {fact[_FAILED]}")
+    raise PlanError(difference(facts))
+
+
+def versions() -> dict[str, str]:
+    """Versions and settings by which equal models are different programs."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": torch.__version__.partition("+")[0],
+        "autopar": autopar.__version__,
+        "the default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "the matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+def described(model: nn.Module) -> dict[str, str]:
+    """A model by the facts in which its ranks must be equal; devices are each rank's own.
+
+    The class, options, mode and code of each module by its path, the shape, dtype and use of each parameter and
+    buffer, and which of them are tied.
+    """
+    facts: dict[str, str] = {}
+    code: dict[type, str] = {}
+    for path, module in model.named_modules():
+        kind = type(module)
+        if kind not in code:
+            code[kind] = _code(getattr(kind.forward, "__code__", None))
+        words = (
+            f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()})"
+            f" in {'training' if module.training else 'evaluation'} with the code {code[kind]}"
+        )
+        facts[f"module {path}" if path else "the model"] = words
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in tensors:
+        shape = " × ".join(map(str, tensor.shape)) or "one element"
+        tied = first.setdefault(id(tensor), name)
+        facts[name] = ", ".join((
+            f"{shape} {str(tensor.dtype).removeprefix('torch.')}",
+            *(["trained"] if tensor.requires_grad else []),
+            *([f"tied to {tied}"] if tied != name else []),
+        ))  # fmt: skip
+    return facts
+
+
+def difference(facts: list[dict[str, str]]) -> str:
+    """The first difference between what ranks have, in a sentence that names the ranks in the minority."""
+    names = [
+        name
+        for name in dict.fromkeys(name for fact in facts for name in fact)
+        if len({fact.get(name) for fact in facts}) > 1
+    ]
+    # A class says less than the parameter in which it differs.
+    name = min(names, key=lambda name: name.startswith("module ") or name == "the model")
+    having: dict[str | None, list[int]] = {}
+    for rank, fact in enumerate(facts):
+        having.setdefault(fact.get(name), []).append(rank)
+    most = max(having.values(), key=len)
+    groups = sorted(having.items(), key=lambda item: item[1] is most)
+    said = ", ".join(_said(ranks, name, value, index == 0) for index, (value, ranks) in enumerate(groups))
+    more = f"; {len(names) - 1} more differ, {_listed(other for other in names if other != name)}"
+    return (
+        f"{said}{more if len(names) > 1 else ''}; start every rank with the same code, options and versions"
+    )
+
+
+def _said(ranks: list[int], name: str, value: str | None, first: bool) -> str:
+    has = "has" if len(ranks) == 1 else "have"
+    if value is None:
+        return f"{named(ranks)} {has} no {name}" if first else f"{named(ranks)} {has} none"
+    if not first:
+        return f"{named(ranks)} {has} {value}"
+    return f"{named(ranks)} {has} {name}{' of' if value[0].isdigit() and ' × ' in value else ''} {value}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (", …" if len(listed) > 3 else "")
+
+
+def _code(code: Any) -> str:
+    """A short digest of what a function does: its bytecode, names and constants, not its file or lines."""
+
+    def parts(code: Any) -> Any:
+        constants = [
+            parts(item)
+            if hasattr(item, "co_code")
+            else sorted(map(repr, item))
+            if isinstance(item, frozenset)
+            else repr(item)
+            for item in code.co_consts
+        ]
+        return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
+
+    return hashlib.sha256(json.dumps(parts(code)).encode()).hexdigest()[:8] if code is not None else "of C"
+
+
+def _raised(name: str, text: str) -> Exception:
+    """The error of rank 0, of its own class where another process can know it."""
+    import builtins
+
+    for home in (errors, builtins):
+        kind = getattr(home, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                return kind(text)
+            except TypeError:
+                break
+    return PlanError(f"rank 0 could not plan: {name}: {text}")

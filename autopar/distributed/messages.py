@@ -1,0 +1,86 @@
+"""JSON between the ranks of a process group: data in bytes, never a pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+Group: TypeAlias = dist.ProcessGroup | None
+"""A process group; None is the default one, or this process alone where there is none."""
+
+
+def rank_of(group: Group = None) -> int:
+    """The rank of this process in a group; 0 where no job is running."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def size_of(group: Group = None) -> int:
+    """The number of ranks of a group; 1 where no job is running."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def device_of(group: Group = None) -> torch.device:
+    """The device whose tensors the group can send: the CPU where it can, else this process's accelerator."""
+    kinds = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.accelerator.current_device_index())
+
+
+def broadcast(data: Any, group: Group = None) -> Any:
+    """What rank 0 of the group gives, on every rank; the others' `data` is not read."""
+    if size_of(group) == 1:
+        return data
+    device, first = device_of(group), rank_of(group) == 0
+    sent = _tensor(data, device) if first else torch.empty(0, dtype=torch.uint8)
+    count = torch.tensor([sent.numel()], device=device)
+    dist.broadcast(count, group=group, group_src=0)
+    buffer = sent if first else torch.empty(int(count), dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, group=group, group_src=0)
+    return _data(buffer)
+
+
+def gather(data: Any, group: Group = None) -> list[Any]:
+    """What each rank of the group gives, in the order of ranks, on every rank."""
+    ranks = size_of(group)
+    if ranks == 1:
+        return [data]
+    device = device_of(group)
+    sent = _tensor(data, device)
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
+    dist.all_gather(counts, torch.tensor([sent.numel()], device=device), group=group)
+    longest = max(map(int, counts))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: sent.numel()] = sent
+    buffers = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(buffers, padded, group=group)
+    return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    words = [
+        word
+        for first, last in runs
+        for word in ([f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1)))
+    ]
+    listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def _tensor(data: Any, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8).to(device)
+
+
+def _data(buffer: torch.Tensor) -> Any:
+    return json.loads(bytes(buffer.cpu().numpy()))
