@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import PlanError, RunError
 from ..ir.distribution import Distribution
+from ..ir.timeline import Span, Timeline
 from .reduction import Shared, sum_gradients
 from .stages import StageModule
 from .units import Units
@@ -50,6 +54,29 @@ class _Entry(nn.Module):
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
         found = self.stage(*map(_InOnePiece.apply, received), **inputs)
         return pytree.tree_map(torch.clone, found) if self.apart else found
+
+
+class _Stage(pipelining.PipelineStage):
+    """A stage that notes when it computes."""
+
+    spans: list[Span]
+
+    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
+
+    def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self._noted("B", chunk, partial(super().backward_one_chunk, chunk, *args, **kwargs))
+
+    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
+
+    def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = call()
+        lane, phase = f"rank {dist.get_rank()}", "forward" if what == "F" else "backward"
+        name = f"{self.stage_index}{what}{chunk}"
+        self.spans.append(Span(lane, lane, "compute", name, began, time.perf_counter(), phase=phase))
+        return result
 
 
 class Distributed:
@@ -90,14 +117,18 @@ class Distributed:
         self._targets: list[Any] = []
         apart = plan.schedule == "zero-bubble"
         self._entries = {n: _Entry(place(module), apart) for n, module in self.stages.items()}
-        self._training = self._scheduled(self._scaled) if loss is not None else None
+        self._spans: list[Span] = []
+        self._took = (0.0, 0.0)
+        self._training = self._scheduled(self._scaled) if loss is not None and self.stages else None
         self._serving: Any = None
 
     def _scheduled(self, loss: Callable[..., torch.Tensor] | None) -> Any:
         built = [
-            pipelining.PipelineStage(entry, n, len(self.plan.stages), self._device, group=self._chain)
+            _Stage(entry, n, len(self.plan.stages), self._device, group=self._chain)
             for n, entry in self._entries.items()
         ]
+        for stage in built:
+            stage.spans = self._spans
         kind: Any = _SCHEDULES[self.plan.schedule]
         single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
         given = built[0] if single else built
@@ -110,7 +141,7 @@ class Distributed:
         rows along their first axis. The loss must be a mean over rows, so that those of micro-batches average to it.
         Raises PlanError for a batch of another size, and where no `loss` was given.
         """
-        if self._training is None:
+        if self.loss is None:
             raise PlanError(
                 "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
             )
@@ -119,12 +150,15 @@ class Distributed:
         self._targets = self._chunks(own) if self._has_last else []
         losses: list[torch.Tensor] = []
         marks = torch.arange(self.plan.micro_batches)
-        if self.stages:
+        self._spans.clear()
+        began = time.perf_counter()
+        if self._training is not None:
             self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
         sum_gradients(self._shared)
         total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
         total = total.to(torch.float64)
         dist.all_reduce(total, group=self._group)
+        self._took = began, time.perf_counter()
         return total
 
     @torch.no_grad()
@@ -170,6 +204,16 @@ class Distributed:
                     f"the state dict has no {path!r}, which stages {', '.join(map(str, self.stages))} need"
                 )
             tensor.copy_(state[path])
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last step as this process saw it: `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W
+        the gradients of its weights where they are computed apart. On an accelerator these are the seconds of
+        launching."""
+        began, ended = self._took
+        lane = f"rank {dist.get_rank()}"
+        spans = tuple(replace(s, start=s.start - began, end=s.end - began) for s in self._spans)
+        return Timeline(f"{self.plan.model}, {lane}", (lane,), spans, ended - began)
 
     def explain(self) -> str:
         """The plan: stages, replicas, who sends what to whom, and what else was tried."""
