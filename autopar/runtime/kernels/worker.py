@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
-import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ NICE = 5
 """How far it stands back behind the caller's process."""
 LONGEST_S = 240.0
 """Seconds that a library may take for one piece."""
+LOOK_S = 0.5
+"""Seconds between looks at whether it has ended."""
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -35,7 +40,7 @@ class Worker:
     """A process that compiles one piece at a time; another one where it has ended. It ends with who holds it."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.spent_s = 0.0
         """Seconds of a core that it has worked, C++ compilers included."""
 
@@ -67,46 +72,64 @@ class Worker:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._started()
-        stdin, stdout = process.stdin, process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        late = threading.Timer(LONGEST_S, process.kill)
-        late.start()
+        assert process.stdin is not None
         try:
-            stdin.write(json.dumps(folder) + "\n")
-            stdin.flush()
-            answer = stdout.readline()
+            process.stdin.write(json.dumps(folder).encode() + b"\n")
+            answer = _line(process, time.monotonic() + LONGEST_S)
         except OSError:
-            answer = ""
-        finally:
-            late.cancel()
+            answer = b""
         if answer:
             text, spent = json.loads(answer)
             return str(text), float(spent)
-        code = process.wait()
-        why = f"it takes longer than {LONGEST_S:.0f} s" if code < 0 else f"its process ended with code {code}"
+        late = process.poll() is None
+        _end(process)
+        why = (
+            f"it takes longer than {LONGEST_S:.0f} s"
+            if late
+            else f"its process ended with code {process.returncode}"
+        )
         return why, LONGEST_S
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _started(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
+            bufsize=0,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": path},
         )
         weakref.finalize(self, _end, process)
         return process
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _line(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """A line of a process; nothing where it has ended, or once the monotonic clock says `until`.
+
+    The pipe is no measure of that: a process that the library has forked may hold it open for long.
+    """
+    assert process.stdout is not None
+    found, pipe = b"", process.stdout.fileno()
+    while not found.endswith(b"\n"):
+        ended = process.poll() is not None
+        if select.select([pipe], [], [], 0.0 if ended else LOOK_S)[0]:
+            more = os.read(pipe, 1 << 16)
+            if not more:
+                return b""
+            found += more
+        elif ended or time.monotonic() > until:
+            return b""
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def reason(problem: BaseException) -> str:

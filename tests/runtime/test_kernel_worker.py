@@ -1,0 +1,63 @@
+"""The process that compiles kernels: it may end, or hang, or leave others behind, and nobody waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from autopar.runtime.kernels import worker
+from autopar.runtime.kernels.worker import Worker
+
+ANSWERS = "import sys\nfor line in sys.stdin: print('[\"no\", 0.5]', flush=True)"
+ENDS = "import sys; sys.stdin.readline(); sys.exit(3)"
+LEAVES = (
+    "import os, sys, time; sys.stdin.readline()\nif os.fork() == 0: os.setsid(); time.sleep(20)\nsys.exit(4)"
+)
+HANGS = "import sys, time; sys.stdin.readline(); time.sleep(60)"
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """A worker whose process runs some code instead."""
+
+    def start(code: str) -> Worker:
+        def popen(_: object, **options: object) -> subprocess.Popen[bytes]:
+            return real([sys.executable, "-c", code], **options)
+
+        real = subprocess.Popen
+        monkeypatch.setattr(worker.subprocess, "Popen", popen)
+        return Worker()
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(ANSWERS, "no"), (ENDS, "ended with code 3"), (LEAVES, "ended with code 4")]
+)
+def test_a_process_that_ends_is_noticed_whoever_holds_its_pipe(started, code, said):
+    began = time.monotonic()
+    assert said in started(code)._asked("folder")[0]
+    assert time.monotonic() - began < 10
+
+
+def test_a_process_that_takes_too_long_is_ended(started, monkeypatch):
+    monkeypatch.setattr(worker, "LONGEST_S", 0.2)
+    own = started(HANGS)
+    assert "longer than" in own._asked("folder")[0]
+    assert own._process is not None and own._process.returncode is not None
+
+
+def test_it_can_be_ended_while_a_thread_waits_for_it(started):
+    own = started(HANGS)
+    thread = threading.Thread(target=own._asked, args=(str(Path()),), daemon=True)
+    thread.start()
+    while own._process is None:
+        time.sleep(0.01)
+    worker._end(own._process)
+    thread.join(5)
+    assert not thread.is_alive()
