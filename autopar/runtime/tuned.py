@@ -72,6 +72,8 @@ class TunedExecutor:
         self.chosen: Arrangement | None = None
         self._stale: Arrangement | None = None
         self._calls = 0
+        self._seen: Sequence[Any] | None = None
+        """The inputs of the last call, as long as there were too few of them to compile for."""
         self._done = False
         self._builder: threading.Thread | None = None
         _alive.add(self)
@@ -116,11 +118,14 @@ class TunedExecutor:
             if tuned is not None:
                 tuned._build(examples)
 
+        self._seen = None
         self._builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
         self._builder.start()
 
     def wait(self) -> None:
-        """Wait until what is compiled is chosen; at once where nothing is."""
+        """Wait until what is compiled is chosen, for what was called so far; not where nothing was."""
+        if self._seen is not None:
+            self.begin(self._seen)
         builder = self._builder
         if builder is not None:
             builder.join()
@@ -152,6 +157,7 @@ class TunedExecutor:
             self._stale.watch.take()
             self._calls = 0
         self._calls += 1
+        self._seen = inputs
         if self._calls >= AFTER:
             self.begin(inputs)
 

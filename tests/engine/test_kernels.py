@@ -159,6 +159,15 @@ def test_eager_serves_until_then_and_where_it_is_faster(monkeypatch: pytest.Monk
     assert "kernels: eager" in fast.explain()
 
 
+def test_waiting_after_one_call_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Folding(), fastest="folding")
+    model, x = mlp(), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    fast(x)
+    fast.wait()
+    assert chosen(fast) == "folding"
+
+
 def test_many_threads_while_kernels_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Folding(), fastest="folding")
     model, x = mlp(), torch.randn(5, 8)
