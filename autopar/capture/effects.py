@@ -9,7 +9,9 @@ import torch
 from torch import fx
 
 _aten = torch.ops.aten
-_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"})
+_COLLECTIVES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"}
+)
 """Namespaces of operators that wait for other processes."""
 
 

@@ -218,6 +218,7 @@ def train_step(
     verify_replicas: bool = False,
     home: Home = "auto",
     kernels: Literal["eager", "auto", "inductor"] = "eager",
+    process_group: Any = None,
 ) -> TrainStep:
     """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
 
@@ -232,6 +233,9 @@ def train_step(
     reassociate: let long chains of additions be added in another order.
     verify_replicas: compare checksums of all copies of the weights at each call.
     kernels: as in `compile`; libraries that fold weights into their kernels have no part in training.
+    process_group: True, all ranks of the job, or a group of `torch.distributed`: each rank trains on rows of its own,
+    placed on its own `devices`, and gradients are averaged over the ranks, each rank's mean counting the same whatever
+    its rows. All ranks make the step; weights and buffers become the first rank's here, buffers after each step too.
 
     Gradients that wait in `.grad`, whoever left them there, are added to those of the next step, as `backward` does.
     Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
@@ -262,6 +266,7 @@ def train_step(
         clip_norm=clip_norm,
         scaler=scaler,
         autocast=autocast,
+        process_group=process_group,
     )
 
 
