@@ -190,7 +190,8 @@ def assembled(
         _, where, code = located(waits)
         raise Untraceable(
             f"{waits.target}{f' at {where}: `{code}`' if where else ''} waits for other processes, all of which must "
-            "call their collectives in one order, and a plan of each has its own"
+            "call their collectives in one order, and a plan of each has its own; place the parts around it, "
+            "autopar.compile(part, devices)"
         )
     region = Region(module, examples, root, parameters)
     if region.empty:

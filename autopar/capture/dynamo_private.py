@@ -72,7 +72,7 @@ _SETTINGS: dict[str, Any] = {
     "run_gc_after_compile": False,
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
     "recompile_limit": 64,
-    # Within DistributedDataParallel it otherwise cuts the graph at the buckets of gradients, and no plan sees the whole.
+    # DistributedDataParallel otherwise has graphs cut at its buckets of gradients, and no plan sees the whole.
     "optimize_ddp": False,
 }
 if versions.release(torch.__version__) < (2, 13):

@@ -67,7 +67,7 @@ class Group:
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
         self._share([each for _, each in named])
         # The backward makes the last first.
-        self._trained = [each for each in self.loss.parameters() if id(each) in wanted][::-1]
+        self._trained = [each for _, each in reversed(named) if id(each) in wanted]
         self._buckets = filled(
             (((each.dtype, each.device), each.nbytes, each) for each in self._trained), BUCKET_BYTES
         )

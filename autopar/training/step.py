@@ -55,8 +55,8 @@ class TrainStep(Recorded):
     Random numbers: a seed gives the same losses run after run, and the plain loop's on the CPU, its lanes and
     stand-ins. Accelerators draw from their own generators, in the order of the program.
 
-    With a process group, gradients are averaged over its ranks once a step, before they are clipped; the loss is that of
-    this rank's own rows. Every rank takes the same number of steps; `accumulate` asks nothing of the others.
+    With a process group, gradients are averaged over its ranks once a step, before they are clipped; the loss is that
+    of this rank's own rows. Every rank takes the same number of steps; `accumulate` asks nothing of the others.
 
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError and DifferenceError from it.
     """
