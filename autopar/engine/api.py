@@ -60,7 +60,8 @@ def compile(
 
     model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
-    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
+    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here,
+    under torchrun this rank's share of them.
     example_inputs, example_kwargs: capture and plan now. memory: device → cap in bytes or "6GiB".
     pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
     model, a number an accelerator.

@@ -1,5 +1,5 @@
-"""`nn.SyncBatchNorm` on the CPU: torch's own function and its collectives, with stand-ins for the kernels that torch has
-for accelerators alone."""
+"""`nn.SyncBatchNorm` on the CPU: torch's own function and its collectives, and stand-ins for the kernels that torch
+has for accelerators alone."""
 
 from __future__ import annotations
 
