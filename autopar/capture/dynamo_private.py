@@ -72,6 +72,8 @@ _SETTINGS: dict[str, Any] = {
     "run_gc_after_compile": False,
     # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
     "recompile_limit": 64,
+    # DistributedDataParallel otherwise has graphs cut at its buckets of gradients, and no plan sees the whole.
+    "optimize_ddp": False,
 }
 if versions.release(torch.__version__) < (2, 13):
     # It otherwise takes modules for unchanged whose tensors, or what their forward reads, have changed.

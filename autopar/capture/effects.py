@@ -1,4 +1,4 @@
-"""Effects of an operator: aliases, writes and random draws."""
+"""Effects of an operator: aliases, writes, random draws and messages to other processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import functools
 from typing import Any
 
 import torch
+from torch import fx
 
 _aten = torch.ops.aten
+_COLLECTIVES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"}
+)
+"""Namespaces of operators that wait for other processes."""
 
 
 @functools.cache
@@ -43,6 +48,22 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     }
     given.update(kwargs)
     return all(given.get(name) not in (0, 0.0, False, None) for name in chance if name in names)
+
+
+def collective(module: fx.GraphModule) -> fx.Node | None:
+    """The first call in a graph, or in a graph within it, that waits for other processes; None where there is none."""
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if _namespace(node.target) in _COLLECTIVES:
+                return node
+    return None
+
+
+def _namespace(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        target = target.overloadpacket
+    named = isinstance(target, torch._ops.OpOverloadPacket)
+    return target._qualified_op_name.partition("::")[0] if named else ""
 
 
 _CHANCE = {

@@ -37,7 +37,8 @@ def detect(devices: Sequence[str | Device]) -> Machine:
 
     `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each;
     `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator, `"cuda"` the current one as in torch, `"auto"`
-    the CPU and every accelerator that is here; `"emulated:0"` one stood in for by a
+    the CPU and every accelerator that is here, of which processes that torchrun has started each have a share;
+    `"emulated:0"` one stood in for by a
     worker thread on the real clock. Emulated devices share the cores out among themselves; a CPU beside them
     keeps all threads, for a plan on the CPU alone to be what it would be without them: predictions for a plan
     that has the CPU and its stand-ins at work at once therefore promise more than the cores can give, and
@@ -49,7 +50,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
     if not isinstance(devices, Iterable):
         raise DeviceError(f"devices={devices!r} names no device; write a list of those here: {_here()}")
-    given = [one for name in devices for one in (("cpu", *accelerators()) if name == "auto" else (name,))]
+    given = [one for name in devices for one in (_auto() if name == "auto" else (name,))]
     wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in given]
     Machine(tuple(wanted)).check()
     for device in wanted:
@@ -67,6 +68,18 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     machine = Machine(tuple(found), _links(found, measured)).check()
     measured.keep()
     return machine
+
+
+def _auto() -> tuple[str, ...]:
+    """The CPU, and the accelerators that are this process's: of two that torchrun has started each has half of them, of
+    more processes than accelerators several have the same one."""
+    names = accelerators()
+    count, rank = (int(os.environ.get(name, 0)) for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
+    if count > 1 and names:
+        each = max(1, len(names) // count)
+        first = rank * each % len(names)
+        names = names[first : first + each]
+    return "cpu", *names
 
 
 def accelerators() -> tuple[str, ...]:

@@ -60,7 +60,8 @@ def compile(
 
     model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
     devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
-    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here.
+    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here,
+    under torchrun this rank's share of them.
     example_inputs, example_kwargs: capture and plan now. memory: device → cap in bytes or "6GiB".
     pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
     model, a number an accelerator.
@@ -218,6 +219,7 @@ def train_step(
     verify_replicas: bool = False,
     home: Home = "auto",
     kernels: Literal["eager", "auto", "inductor"] = "eager",
+    process_group: Any = None,
 ) -> TrainStep:
     """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
 
@@ -232,6 +234,9 @@ def train_step(
     reassociate: let long chains of additions be added in another order.
     verify_replicas: compare checksums of all copies of the weights at each call.
     kernels: as in `compile`; libraries that fold weights into their kernels have no part in training.
+    process_group: True, all ranks of the job, or a group of `torch.distributed`: each rank trains on rows of its own,
+    placed on its own `devices`, and gradients are averaged over the ranks, each rank's mean counting the same whatever
+    its rows. All ranks make the step; weights and buffers become the first rank's here, buffers after each step too.
 
     Gradients that wait in `.grad`, whoever left them there, are added to those of the next step, as `backward` does.
     Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
@@ -262,6 +267,7 @@ def train_step(
         clip_norm=clip_norm,
         scaler=scaler,
         autocast=autocast,
+        process_group=process_group,
     )
 
 

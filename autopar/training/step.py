@@ -26,6 +26,7 @@ from ..pipeline.options import Options
 from ..pipeline.plan_cache import Done
 from ..pipeline.stages import Prepared
 from ..runtime.recording import Recorded
+from .group import Group
 from .losses import Loss, in_rule, refused
 from .signatures import Signatures, Take
 from .updates import Signature
@@ -54,6 +55,9 @@ class TrainStep(Recorded):
     Random numbers: a seed gives the same losses run after run, and the plain loop's on the CPU, its lanes and
     stand-ins. Accelerators draw from their own generators, in the order of the program.
 
+    With a process group, gradients are averaged over its ranks once a step, before they are clipped; the loss is that
+    of this rank's own rows. Every rank takes the same number of steps; `accumulate` asks nothing of the others.
+
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError and DifferenceError from it.
     """
 
@@ -67,10 +71,12 @@ class TrainStep(Recorded):
         clip_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
         autocast: torch.dtype | None = None,
+        process_group: Any = None,
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = Signatures(loss, optimizer, machine, options)
+        self.group = None if process_group is None else Group(process_group, loss, optimizer)
         self._loss = compiled(loss, self._signatures, True, None)
         self._lock = threading.RLock()
         self._adding = False
@@ -121,6 +127,8 @@ class TrainStep(Recorded):
         before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
             result = self._accumulated(signature, args, stale=stale, anew=True)
+            if self.group is not None:
+                self.group.average()
             with self._plainly():
                 self._update()
         except BaseException:
@@ -161,8 +169,9 @@ class TrainStep(Recorded):
         return result
 
     def _whole(self, signature: Signature) -> Prepared | None:
-        """The program of the whole step, where the optimizer and the scaler leave it to us."""
-        return None if self._scaling else signature.whole(self.optimizer, self.clip_norm)
+        """The program of the whole step, where the optimizer, the scaler and other ranks leave it to us."""
+        alone = not self._scaling and self.group is None
+        return signature.whole(self.optimizer, self.clip_norm) if alone else None
 
     @property
     def _scaling(self) -> bool:
@@ -276,6 +285,8 @@ class TrainStep(Recorded):
     def _updated(self) -> str:
         """One sentence on how the weights are updated, and why so."""
         kind = type(self.optimizer).__name__
+        if self.group is not None:
+            return f"updates: {kind}.step() after the gradients are averaged over {self.group}"
         if self._scaling:
             return f"updates: {kind}.step() after the last backward, since the scaler decides whether to step"
         if self._whole(self.ready()) is None:

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import networkx
 
@@ -19,6 +19,7 @@ from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
 
 _FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
 _SHAPED = "aten.reshape.default"
+_T = TypeVar("_T")
 
 BUCKET_BYTES = 1 << 20
 """Bytes that a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
@@ -80,20 +81,20 @@ def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
                 twins.append([])
             twins[-1].append(task)
         before = () if task.name in final else makers
-    buckets = _filled(small, nbytes) if len(small) > FEW else []
+    buckets = filled(small, nbytes) if len(small) > FEW else []
     return [bucket for bucket in (*buckets, *twins) if len(bucket) > 1]
 
 
-def _filled(tasks: Iterable[tuple[Hashable, int, Task]], nbytes: int) -> list[list[Task]]:
-    """Tasks, given with a key and their bytes, in buckets of one key and up to `nbytes` bytes, in order."""
-    found: list[list[Task]] = []
-    filling: dict[Hashable, list[Task]] = {}
+def filled(items: Iterable[tuple[Hashable, int, _T]], nbytes: int) -> list[list[_T]]:
+    """Items, given with a key and their bytes, in buckets of one key and up to `nbytes` bytes, in order."""
+    found: list[list[_T]] = []
+    filling: dict[Hashable, list[_T]] = {}
     held: dict[Hashable, int] = {}
-    for key, size, task in tasks:
+    for key, size, item in items:
         if key not in filling or held[key] + size > nbytes:
             filling[key], held[key] = [], 0
             found.append(filling[key])
-        filling[key].append(task)
+        filling[key].append(item)
         held[key] += size
     return found
 
@@ -249,7 +250,7 @@ def _parameters(
             continue
         place = homes.get(value.name), pins.get(task.name)
         small.append(((task.target, number, coefficient, len(state), value.dtype, *place), value.bytes, task))
-    return [bucket for bucket in _filled(small, nbytes) if len(bucket) > 1] if len(small) > few else []
+    return [bucket for bucket in filled(small, nbytes) if len(bucket) > 1] if len(small) > few else []
 
 
 def _item(task: Task) -> tuple[Argument, ...]:

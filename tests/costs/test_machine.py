@@ -253,3 +253,24 @@ def test_the_memory_of_a_host_is_what_its_container_may_use(monkeypatch, tmp_pat
     monkeypatch.setattr(detect, "Path", lambda name: limit)
     fitted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert detect._host_memory() == (share or fitted)
+
+
+def test_ranks_of_torchrun_share_the_accelerators_out(monkeypatch):
+    from autopar.costs import detect
+
+    def shares(here: int, ranks: int) -> list[tuple[str, ...]]:
+        monkeypatch.setattr(detect, "accelerators", lambda: tuple(f"cuda:{index}" for index in range(here)))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        found = []
+        for rank in range(ranks):
+            monkeypatch.setenv("LOCAL_RANK", str(rank))
+            host, *own = detect._auto()
+            assert host == "cpu"
+            found.append(tuple(own))
+        return found
+
+    assert shares(4, 1) == [("cuda:0", "cuda:1", "cuda:2", "cuda:3")]
+    assert shares(4, 2) == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
+    assert shares(5, 2) == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
+    assert shares(2, 4) == [("cuda:0",), ("cuda:1",)] * 2
+    assert shares(0, 2) == [(), ()]

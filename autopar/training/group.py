@@ -1,0 +1,211 @@
+"""The processes of one `torch.distributed` group that train one model together, each on rows and devices of its own.
+
+Gradients are averaged as DistributedDataParallel does (Li et al., "PyTorch Distributed: Experiences on Accelerating
+Data Parallel Training", VLDB 2020): in buckets, whose order is that of the parameters, so that it is the same on all
+ranks whatever each has planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..errors import CaptureError, DeviceError
+from ..transform.buckets import filled
+from .losses import own_path
+from .updates import own
+
+BUCKET_BYTES = 4 << 20
+"""Bytes of gradients that are reduced as one: loopback and 10 Gbit/s links need milliseconds for them, and tenths of
+one to begin."""
+
+_Slot: TypeAlias = tuple[dict[str, Any], str]
+"""A tensor by the dict of its module and its key there, since another may be put into its place."""
+
+
+class Group:
+    """The ranks over which a training step averages gradients, and what all of them hold alike: the weights and buffers
+    of the first rank.
+
+    Making one is a collective, as is `average`: every rank of the group calls it. CaptureError where a rank has another
+    model; DeviceError where the backend of the group cannot send what is on the model's devices.
+    """
+
+    def __init__(self, process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.ranks = _ranks(process_group)
+        self.size = dist.get_world_size(self.ranks)
+        self.loss, self.optimizer = loss, optimizer
+        self._trained: list[torch.Tensor] = []
+        self._buckets: list[list[torch.Tensor]] = []
+        self._buffers: list[_Slot] = []
+        self._seen: list[tuple[Any, int]] = []
+        self._agree(self._held())
+
+    def _held(self) -> list[torch.Tensor]:
+        """All that the optimizer holds and a gradient may reach."""
+        groups = self.optimizer.param_groups
+        return [each for group in groups for each in group["params"] if each.requires_grad]
+
+    def _agree(self, held: Sequence[torch.Tensor]) -> None:
+        """Hold the model of each rank against that of the first, and take over the first's weights and buffers."""
+        wanted = set(map(id, held))
+        named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
+        places: dict[torch.device, int] = {}
+        mine = {
+            own_path(name): (str(each.dtype), [*each.shape], id(each) in wanted, _place(each, places))
+            for name, each in named
+        }
+        theirs: list[Any] = [None] * self.size
+        dist.all_gather_object(theirs, mine, group=self.ranks)
+        for rank, other in enumerate(theirs):
+            _require_alike(theirs[0], other, rank)
+        modules = [*self.loss.modules()]
+        self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
+        self._share([each for _, each in named])
+        # The backward makes the last first.
+        self._trained = [each for _, each in reversed(named) if id(each) in wanted]
+        self._buckets = filled(
+            (((each.dtype, each.device), each.nbytes, each) for each in self._trained), BUCKET_BYTES
+        )
+        self._seen = self._looked()
+
+    def average(self) -> None:
+        """Replace each `.grad` by its mean over all ranks, None counting as zeros; None where no rank has one. Buffers
+        that a rank has changed become the first rank's."""
+        held = self._held()
+        if {id(each) for each in held} != {id(each) for each in self._trained}:
+            self._agree(held)
+        with torch.no_grad():
+            looked = self._looked()
+            changed = [
+                now is not was or not 0 <= version == known
+                for (now, version), (was, known) in zip(looked, self._seen)
+            ]
+            there = [each.grad is not None for each in self._trained]
+            marks, marked = self._marked([*there, *changed])
+            sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
+            marked.wait()
+            found = [True] * len(there) if all(there) and not changed else marks.tolist()
+            alive = {id(each) for each, some in zip(self._trained, found) if some}
+            for bucket, flat, work in sent:
+                work.wait()
+                for parameter, mean in zip(bucket, _pieces(flat, bucket)):
+                    parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
+            buffers = (now for (now, _), some in zip(looked, found[len(there) :]) if some)
+            self._share([buffer for buffer in buffers if buffer is not None])
+            self._seen = self._looked()
+
+    def _marked(self, marks: Sequence[bool]) -> tuple[torch.Tensor, Any]:
+        """The marks that any rank has set, once the work is done."""
+        place = self._trained[0].device if self._trained else torch.get_default_device()
+        flat = torch.tensor(marks, dtype=torch.uint8, device=place)
+        return flat, dist.all_reduce(flat, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
+
+    def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        """The mean gradients of a bucket, one after the other, once the work is done. Its own are given up."""
+        flat = torch.cat([_real(_gradient(parameter)).reshape(-1) for parameter in bucket])
+        for parameter in bucket:
+            parameter.grad = None
+        # Before the sum, which may be more than a half can hold.
+        flat.div_(self.size)
+        return flat, dist.all_reduce(flat, group=self.ranks, async_op=True)
+
+    def _looked(self) -> list[tuple[Any, int]]:
+        """Each buffer, and its version; one that was made in inference mode has none, and counts as changed."""
+        found = [owner.get(key) for owner, key in self._buffers]
+        return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
+
+    def _share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give these, the same on all ranks, the values of the first rank."""
+        keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
+        first = dist.get_rank(self.ranks) == 0
+        for bucket in filled(keyed, BUCKET_BYTES):
+            flat = torch.cat([_real(each.detach()).reshape(-1) for each in bucket])
+            try:
+                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=0)
+            except RuntimeError as error:
+                if "backend" not in str(error):
+                    raise
+                raise DeviceError(
+                    f"the process group cannot send what is on {flat.device} ({error}); give it a backend for each "
+                    'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
+                ) from error
+            with torch.no_grad():
+                for tensor, piece in zip(bucket, _pieces(flat, bucket)):
+                    if not first:
+                        tensor.copy_(piece)
+
+    def __repr__(self) -> str:
+        return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
+
+
+def _ranks(process_group: Any) -> dist.ProcessGroup:
+    """The group that `process_group=` means."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise DeviceError(
+            "process_group= needs the processes of a job: call torch.distributed.init_process_group() before, and "
+            "start them with torchrun --nproc-per-node 2 script.py"
+        )
+    group = dist.group.WORLD if process_group is True else process_group
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise DeviceError(
+            f"rank {dist.get_rank()} is none of the group's; give it a group of its own, or call train_step on the "
+            "group's ranks alone"
+        )
+    raise DeviceError(
+        f"process_group={process_group!r} is no process group; give True for all ranks, what "
+        "torch.distributed.new_group returns, or mesh.get_group()"
+    )
+
+
+def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:
+    """The kind of a tensor's device, and its number among those of the model: indices differ from rank to rank."""
+    return f"{tensor.device.type} {places.setdefault(tensor.device, len(places))}"
+
+
+def _require_alike(first: dict[str, Any], other: dict[str, Any], rank: int) -> None:
+    for name in (*first, *other):
+        if name not in first or name not in other:
+            has, lacks = (0, rank) if name in first else (rank, 0)
+            raise CaptureError(
+                f"rank {has} has a tensor {name!r} in the model or its criterion, and rank {lacks} none of that name; "
+                "build the same model on every rank"
+            )
+        if first[name] != other[name]:
+            raise CaptureError(
+                f"{name} is {_said(first[name])} on rank 0 and {_said(other[name])} on rank {rank}; build the same "
+                "model and the same optimizer on every rank"
+            )
+    if [*first] != [*other]:
+        raise CaptureError(
+            f"rank {rank} has the tensors of the model in another order than rank 0; register them in one order"
+        )
+
+
+def _said(form: tuple[str, list[int], bool, str]) -> str:
+    dtype, shape, trained, place = form
+    return f"{dtype} {shape} on {place}{', trained' if trained else ''}"
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The parts of a flat tensor, each in the form of one of these."""
+    begin = 0
+    for tensor in tensors:
+        form = _real(tensor)
+        piece = flat[begin : begin + form.numel()].view(form.shape)
+        begin += form.numel()
+        yield torch.view_as_complex(piece) if tensor.is_complex() else piece

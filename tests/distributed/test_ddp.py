@@ -1,0 +1,235 @@
+"""`DistributedDataParallel` around a compiled model: each rank plans for its own devices, and all of it is one process
+with the whole batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import ranks
+from helpers.replicas_of import (
+    SETS,
+    averaged,
+    batches,
+    gradients,
+    loss_of,
+    model,
+    own,
+    same,
+    trained,
+    values,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 50
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _placed(network: nn.Module, devices: str, **options: Any) -> tuple[Any, DistributedDataParallel]:
+    """A model compiled for these devices, and the same in DistributedDataParallel."""
+    import autopar
+
+    fast = autopar.compile(network, **SETS[devices])
+    return fast, DistributedDataParallel(fast, **options)
+
+
+def _trained(rank: int, count: int, kind: str, devices: str, dtype: str) -> Any:
+    """The losses of a rank, and the weights that it ends with."""
+    precision = getattr(torch, dtype)
+    fast, ddp = _placed(model(kind, precision, seed=rank), devices)
+    data = (own(batch, rank, count) for batch in batches(kind, STEPS, dtype=precision))
+    losses = trained(ddp, data, kind)
+    used = {placed.device for placed in fast.plan.placed}
+    notes = fast._placement.backend.notes()
+    fast.close()
+    return losses, values(ddp.module), used, notes
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "devices", "dtype", "allowed"),
+    [
+        *((2, "mlp", name, "float64", 1e-9) for name in SETS),
+        (2, "skips", "mixed", "float64", 1e-9),
+        (2, "gpt", "two", "float64", 1e-9),
+        (2, "skips", "two", "float32", 1e-4),
+        (4, "mlp", "mixed", "float64", 1e-9),
+    ],
+)
+def test_fifty_steps_are_those_of_one_process(count, kind, devices, dtype, allowed):
+    precision = getattr(torch, dtype)
+    alone = model(kind, precision)
+    expected = trained(alone, batches(kind, STEPS, dtype=precision), kind)
+    answers = ranks(count, _trained, count, kind, devices, dtype)
+    assert expected[-1] < expected[0]
+    assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=allowed)
+    for _, state, used, notes in answers:
+        same(state, values(alone), allowed)
+        assert len(used) == len({name.partition("*")[0] for name in SETS[devices]["devices"]})
+        assert not notes, "one graph, all of it placed"
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+    {"gradient_as_bucket_view": True},
+    # Several buckets: torch would have graphs cut at them.
+    {"bucket_cap_mb": 0.002},
+)
+
+
+def _options(rank: int) -> Any:
+    found = []
+    for options in OPTIONS:
+        fast, ddp = _placed(model("mlp"), "mixed", **options)
+        trained(ddp, (own(batch, rank, 2) for batch in batches("mlp", 5)), "mlp")
+        plain = DistributedDataParallel(model("mlp"))
+        graphs = len(fast._placement.backend.served)
+        found.append((values(ddp.module), graphs, [*ddp.state_dict()] == [*plain.state_dict()]))
+        fast.close()
+    return found
+
+
+def test_options_of_ddp_change_nothing():
+    alone = model("mlp")
+    trained(alone, batches("mlp", 5), "mlp")
+    for found in ranks(2, _options):
+        for state, graphs, keys in found:
+            same(state, values(alone))
+            assert graphs == 1 and keys
+
+
+def _called_before(rank: int) -> Any:
+    """Outputs before and after the weights of the first rank arrive, in inference and in training."""
+    import autopar
+
+    network = model("mlp", seed=rank)
+    x = next(iter(batches("mlp", 1)))[0]
+    fast = autopar.compile(network, **SETS["mixed"])
+    with torch.no_grad():
+        before = fast(x).numpy(force=True)
+    fast(x).sum().backward()
+    ddp = DistributedDataParallel(fast)
+    with torch.no_grad():
+        after = ddp(x).numpy(force=True)
+    found = before, after, ddp(x).numpy(force=True)
+    fast.close()
+    return found
+
+
+def test_copies_on_other_devices_follow_what_ddp_writes():
+    (first, *same_as_first), (second, *others) = ranks(2, _called_before)
+    assert abs(first - second).max() > 0.01
+    for found in (*same_as_first, *others):
+        assert abs(found - first).max() < 1e-12
+
+
+def _accumulated(rank: int) -> Any:
+    fast, ddp = _placed(model("mlp"), "mixed")
+    found, criterion = [], loss_of("mlp")
+    for number, batch in enumerate(batches("mlp", 4)):
+        x, y = own(batch, rank, 2)
+        with ddp.no_sync() if number < 3 else contextlib.nullcontext():
+            criterion(ddp(x), y).backward()
+        found.append(gradients(ddp.module))
+    fast.close()
+    return found
+
+
+def test_no_sync_adds_up_and_reduces_once():
+    alone, criterion = model("mlp"), loss_of("mlp")
+    for x, y in batches("mlp", 4):
+        criterion(alone(x), y).backward()
+    first, second = ranks(2, _accumulated)
+    assert abs(first[2]["0.weight"] - second[2]["0.weight"]).max() > 1e-3, "not reduced yet"
+    for found in (first, second):
+        same(found[-1], gradients(alone))
+
+
+def _uneven(rank: int, placed: bool) -> Any:
+    """One rank has a batch more than the other, and fewer rows in it."""
+    network = model("mlp")
+    fast, ddp = _placed(network, "mixed") if placed else (None, DistributedDataParallel(network))
+    data = [own(batch, rank, 2) for batch in batches("mlp", 3)]
+    data = data[:2] if rank else [*data[:2], tuple(item[:2] for item in data[2])]
+    with ddp.join():
+        losses = trained(ddp, data, "mlp")
+    if fast is not None:
+        fast.close()
+    return losses, values(ddp.module)
+
+
+def test_join_with_uneven_batches_is_plain_ddps():
+    for (losses, state), (expected, wanted) in zip(
+        ranks(2, _uneven, True), ranks(2, _uneven, False), strict=True
+    ):
+        assert losses == pytest.approx(expected, abs=1e-9)
+        same(state, wanted)
+
+
+class Branches(nn.Module):
+    """Experts of which a batch asks one; the last is nobody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.experts = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        return self.experts[which](torch.tanh(self.before(x)))
+
+
+def _branches(rank: int, placed: bool) -> Any:
+    torch.manual_seed(0)
+    network = Branches().double()
+    if placed:
+        fast, ddp = _placed(network, "mixed", find_unused_parameters=True)
+    else:
+        fast, ddp = None, DistributedDataParallel(network, find_unused_parameters=True)
+    found = []
+    for number, batch in enumerate(batches("mlp", 3)):
+        x, y = own(batch, rank, 2)
+        ddp.zero_grad()
+        loss_of("mlp")(ddp(x, rank if number else 0), y).backward()
+        found.append(gradients(network))
+    if fast is not None:
+        fast.close()
+    return found
+
+
+def test_ranks_may_take_other_branches():
+    for found, expected in zip(ranks(2, _branches, True), ranks(2, _branches, False), strict=True):
+        for number, (ours, wanted) in enumerate(zip(found, expected, strict=True)):
+            same(ours, wanted)
+            assert ours["experts.2.weight"] is None
+            assert (ours["experts.1.weight"] is None) == (number == 0)
+
+
+def _normed(rank: int, placed: bool) -> Any:
+    network = model("normed", seed=rank)
+    fast, ddp = _placed(network, "two") if placed else (None, DistributedDataParallel(network))
+    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", 6)), "normed")
+    ddp.eval()
+    with torch.no_grad():
+        asked = ddp(next(iter(batches("normed", 1)))[0]).numpy(force=True)
+    if fast is not None:
+        fast.close()
+    return losses, {**values(network), "asked": asked}
+
+
+def test_batch_norm_is_plain_ddps():
+    for (losses, state), (expected, wanted) in zip(
+        ranks(2, _normed, True), ranks(2, _normed, False), strict=True
+    ):
+        assert losses == pytest.approx(expected, abs=1e-9)
+        same(state, wanted)

@@ -1,0 +1,370 @@
+"""`autopar.train_step(…, process_group=…)`: ranks with rows and plans of their own, and one loss curve."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.ranks import ranks
+from helpers.replicas_of import (
+    SETS,
+    averaged,
+    batches,
+    gradients,
+    loss_of,
+    model,
+    own,
+    same,
+    sgd,
+    trained,
+    values,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autopar
+
+STEPS = 50
+CLIP = 0.3
+UNLIKE = ("mixed", "cpu", "lanes", "two")
+"""Each rank plans for itself."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _step(network: nn.Module, kind: str, devices: str, optimizer: Any = sgd, **options: Any) -> Any:
+    made = optimizer(network.parameters())
+    options = {"process_group": True, **SETS[devices], **options}
+    return autopar.train_step(network, loss_of(kind), made, **options)
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+OPTIMIZERS = {"sgd": sgd, "adam": _adam}
+
+
+def _trained(rank: int, count: int, kind: str, optimizer: str, dtype: str) -> Any:
+    precision = getattr(torch, dtype)
+    network = model(kind, precision, seed=rank)
+    step = _step(network, kind, UNLIKE[rank % len(UNLIKE)], OPTIMIZERS[optimizer], clip_norm=CLIP)
+    data = batches(kind, STEPS, dtype=precision)
+    losses = [step(*own(batch, rank, count)).item() for batch in data]
+    said = step.explain()
+    step.close()
+    return losses, values(network), said
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "optimizer", "dtype", "allowed"),
+    [
+        (4, "mlp", "sgd", "float64", 1e-9),
+        (2, "skips", "adam", "float64", 1e-8),
+        (2, "gpt", "sgd", "float64", 1e-9),
+        (2, "mlp", "sgd", "float32", 1e-4),
+    ],
+)
+def test_fifty_steps_are_those_of_one_process(count, kind, optimizer, dtype, allowed):
+    precision = getattr(torch, dtype)
+    alone = model(kind, precision)
+    expected = trained(
+        alone, batches(kind, STEPS, dtype=precision), kind, OPTIMIZERS[optimizer], clip_norm=CLIP
+    )
+    assert expected[-1] < expected[0]
+    answers = ranks(count, _trained, count, kind, optimizer, dtype)
+    assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=allowed)
+    for losses, state, said in answers:
+        same(state, values(alone), allowed)
+        assert losses != answers[0][0] or losses is answers[0][0], "a rank's loss is that of its own rows"
+        assert f"averaged over {count} ranks over gloo" in said
+
+
+def _accumulated(rank: int) -> Any:
+    network = model("mlp")
+    step = _step(network, "mlp", "mixed")
+    first, second, third, fourth = (own(batch, rank, 2) for batch in batches("mlp", 4))
+    step(*first, accumulate=True)
+    with step.no_sync():
+        step(*second)
+    waiting = gradients(network)
+    step(*third)
+    left = gradients(network)
+    step(*fourth)
+    step.close()
+    return waiting, left, values(network)
+
+
+def test_accumulated_gradients_are_reduced_once_at_the_step():
+    alone = model("mlp")
+    stepped, criterion = sgd(alone.parameters()), loss_of("mlp")
+    for number, (x, y) in enumerate(batches("mlp", 4)):
+        criterion(alone(x), y).backward()
+        if number > 1:
+            stepped.step()
+            stepped.zero_grad()
+    answers = ranks(2, _accumulated)
+    assert abs(answers[0][0]["0.weight"] - answers[1][0]["0.weight"]).max() > 1e-3, "not reduced yet"
+    for _, left, state in answers:
+        assert not any(item is not None for item in left.values())
+        same(state, values(alone))
+
+
+def _normed(rank: int) -> Any:
+    """Buffers after each step, those of DistributedDataParallel before each forward, and how many were sent."""
+    from autopar.training.group import Group
+
+    network, plain = model("normed", seed=rank), model("normed", seed=rank)
+    with torch.no_grad():
+        for buffer in (*network.buffers(), *plain.buffers()):
+            buffer.add_(rank)
+    network.register_buffer("fixed", torch.arange(3))
+    ddp = DistributedDataParallel(plain)
+    shared, share = [], Group._share
+    step = _step(network, "normed", UNLIKE[rank])
+
+    def counted(group: Any, tensors: Any) -> None:
+        shared.append(len(tensors))
+        share(group, tensors)
+
+    Group._share = counted  # type: ignore[method-assign]
+    found = []
+    for batch in batches("normed", 3):
+        x, y = own(batch, rank, 2)
+        trained(ddp, [(x, y)], "normed", functools.partial(torch.optim.SGD, lr=0.1))
+        step(x, y)
+        ours = {name: each.numpy(force=True).copy() for name, each in network.named_buffers()}
+        found.append((ours, {name: each.numpy(force=True).copy() for name, each in plain.named_buffers()}))
+    step.close()
+    return found, shared
+
+
+def test_buffers_are_the_first_ranks_after_each_step():
+    (first, sent), (second, _) = ranks(2, _normed)
+    ours, plain = first[0]
+    same({name: each for name, each in ours.items() if name != "fixed"}, plain)
+    for (ours, _), (others, _) in zip(first, second, strict=True):
+        same(others, ours, 0)
+    assert sent == [3, 3, 3], "what no rank has changed is not sent"
+
+
+class Branches(nn.Module):
+    """Experts of which a batch asks one; the last is nobody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.experts = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        return self.experts[which](torch.tanh(self.before(x)))
+
+
+def _branches(rank: int) -> Any:
+    """The same by a placed step and by plain DistributedDataParallel."""
+    found = []
+    for placed in (True, False):
+        torch.manual_seed(0)
+        network = Branches().double()
+        # Decay moves every weight that has a gradient, zero or not.
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, weight_decay=0.1)
+        data = [
+            (*own(batch, rank, 2), rank if number else 0) for number, batch in enumerate(batches("mlp", 4))
+        ]
+        if placed:
+            step = autopar.train_step(
+                network, None, optimizer, **SETS["mixed"], process_group=True,
+                step_fn=lambda model, x, y, which: nn.functional.mse_loss(model(x, which), y),
+            )  # fmt: skip
+            for x, y, which in data:
+                step(x, y, which)
+            step.close()
+        else:
+            ddp = DistributedDataParallel(network, find_unused_parameters=True)
+            for x, y, which in data:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(ddp(x, which), y).backward()
+                optimizer.step()
+        found.append(values(network))
+    return found
+
+
+def test_ranks_may_take_other_branches():
+    torch.manual_seed(0)
+    before = values(Branches().double())
+    for ours, plain in ranks(2, _branches):
+        same(ours, plain)
+        assert (ours["experts.2.weight"] == before["experts.2.weight"]).all()
+        assert (ours["experts.1.weight"] != before["experts.1.weight"]).all()
+
+
+def _scaled(rank: int) -> Any:
+    """Weights and scale after each step; in the second the rows of one rank overflow."""
+    network = model("mlp", torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    step = _step(network, "mlp", UNLIKE[rank], scaler=scaler, clip_norm=CLIP)
+    found = []
+    for number, batch in enumerate(batches("mlp", 3, dtype=torch.float32)):
+        x, y = own(batch, rank, 2)
+        step(x, y * float("inf") if (rank, number) == (1, 1) else y)
+        found.append((values(network), scaler.get_scale()))
+    step.close()
+    return found
+
+
+def test_no_rank_steps_where_one_overflows():
+    alone = model("mlp", torch.float32)
+    kept = [batch for number, batch in enumerate(batches("mlp", 3, dtype=torch.float32)) if number != 1]
+    trained(alone, kept, "mlp", clip_norm=CLIP)
+    for found in ranks(2, _scaled):
+        assert [scale for _, scale in found] == [8, 4, 4]
+        same(found[1][0], found[0][0], 0)
+        same(found[2][0], values(alone), 1e-4)
+
+
+def _uneven(rank: int) -> Any:
+    network = model("mlp")
+    step = _step(network, "mlp", "mixed", functools.partial(torch.optim.SGD, lr=1.0))
+    x, y = next(iter(batches("mlp", 1)))
+    step(*((x[:2], y[:2]) if rank else (x[2:], y[2:])))
+    step.close()
+    return values(network)
+
+
+def test_each_rank_counts_the_same_whatever_its_rows():
+    alone, criterion = model("mlp"), loss_of("mlp")
+    x, y = next(iter(batches("mlp", 1)))
+    ((criterion(alone(x[:2]), y[:2]) + criterion(alone(x[2:]), y[2:])) / 2).backward()
+    torch.optim.SGD(alone.parameters(), lr=1.0).step()
+    for state in ranks(2, _uneven):
+        same(state, values(alone))
+
+
+class _Bag(nn.Module):
+    """Parameters of any form."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(nn.Parameter(tensor) for tensor in tensors)
+
+
+def _averages(rank: int, seeds: int) -> Any:
+    """Bags of random tensors, some without a gradient on some ranks, averaged in buckets and one by one."""
+    from autopar.training import group as module
+
+    module.BUCKET_BYTES = 200
+    for seed in range(seeds):
+        draw = numpy.random.default_rng(seed)
+        kinds = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+        forms = [
+            (tuple(draw.integers(0, 6, draw.integers(0, 4))), kinds[draw.integers(4)])
+            for _ in range(draw.integers(1, 9))
+        ]
+        here = draw.random((3, len(forms))) < 0.7
+        torch.manual_seed(10 * seed + rank)
+        bag = _Bag([torch.randn(shape, dtype=dtype) for shape, dtype in forms])
+        for each in bag.all:
+            if each.dim() == 3:
+                each.data = each.data.transpose(0, 2).contiguous().transpose(0, 2)
+        shared = module.Group(True, bag, torch.optim.SGD(bag.parameters()))
+        expected = []
+        for parameter, some, anywhere in zip(bag.all, here[rank], here.any(0), strict=True):
+            gradient = torch.randn_like(parameter) if some else torch.zeros_like(parameter)
+            parameter.grad = gradient if some else None
+            total = torch.view_as_real(gradient.clone()) if gradient.is_complex() else gradient.clone()
+            dist.all_reduce(total.div_(3))
+            mean = torch.view_as_complex(total) if gradient.is_complex() else total
+            expected.append(mean if anywhere else None)
+        shared.average()
+        for parameter, mean in zip(bag.all, expected, strict=True):
+            if mean is None:
+                assert parameter.grad is None, seed
+            else:
+                assert torch.allclose(parameter.grad, mean, atol=1e-2), seed
+                assert parameter.grad.stride() == parameter.stride(), seed
+    return [each.detach().abs().sum().item() for each in bag.all]
+
+
+def test_buckets_average_what_each_tensor_alone_would():
+    weights = ranks(3, _averages, 25)
+    assert weights[1:] == weights[:1] * 2, "all ranks begin with the weights of the first"
+
+
+def _wrong(rank: int) -> list[str]:
+    texts = []
+    pair = dist.new_group([0])
+
+    def asked(network: nn.Module, group: Any) -> None:
+        try:
+            autopar.train_step(
+                network, loss_of("mlp"), sgd(network.parameters()), ["cpu"], process_group=group
+            )
+            texts.append("")
+        except autopar.AutoparError as error:
+            texts.append(str(error))
+
+    asked(nn.Sequential(nn.Linear(8, 4 + rank)), True)
+    asked(nn.Sequential(nn.Linear(8, 4, bias=not rank)), True)
+    asked(nn.Sequential(nn.Linear(8, 4)).to(torch.float64 if rank else torch.float32), True)
+    asked(nn.Sequential(nn.Linear(8, 4)), "world")
+    asked(nn.Sequential(nn.Linear(8, 4)), pair)
+    return texts
+
+
+def test_models_that_differ_are_refused_on_every_rank():
+    for rank, texts in enumerate(ranks(2, _wrong)):
+        shape, lacks, dtype, kind, outside = texts
+        assert "0.weight" in shape and "[4, 8]" in shape and "[5, 8]" in shape
+        assert "rank 1 none" in lacks and "'0.bias'" in lacks
+        assert "float32" in dtype and "float64" in dtype
+        assert "new_group" in kind
+        assert ("rank 1 is none of the group's" in outside) == bool(rank)
+
+
+def test_a_group_needs_a_job():
+    network = nn.Linear(8, 4)
+    with pytest.raises(autopar.DeviceError, match="torchrun"):
+        autopar.train_step(network, nn.MSELoss(), sgd(network.parameters()), ["cpu"], process_group=True)
+
+
+def _failing(rank: int) -> Any:
+    network = model("mlp")
+    step = _step(network, "mlp", "mixed")
+    data = [own(batch, rank, 2) for batch in batches("mlp", 2)]
+    step(*data[0], accumulate=True)
+    before = values(network), gradients(network)
+
+    def fails(*_: Any) -> None:
+        raise ValueError("not now")
+
+    hook = step.optimizer.register_step_pre_hook(fails)
+    with pytest.raises(ValueError, match="not now"):
+        step(*data[1])
+    after = values(network), gradients(network)
+    hook.remove()
+    step(*data[1])
+    step.close()
+    return before, after, values(network)
+
+
+def test_a_step_that_fails_leaves_weights_and_waiting_gradients():
+    alone = model("mlp")
+    stepped, criterion = sgd(alone.parameters()), loss_of("mlp")
+    for x, y in batches("mlp", 2):
+        criterion(alone(x), y).backward()
+    stepped.step()
+    for before, after, state in ranks(2, _failing):
+        for ours, expected in zip(after, before, strict=True):
+            same(ours, expected, 0)
+        same(state, values(alone))

@@ -1,0 +1,39 @@
+"""The examples of several processes run under torchrun, and are one process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from test_examples_training import EXAMPLES
+
+
+def torchrun(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Two ranks of an example."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(EXAMPLES / f"{name}.py"), *arguments,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("ddp_toy", ("--devices", "cpu", "emulated:0")), ("ddp_two_devices", ())],
+)
+def test_the_tutorials_of_ddp_are_one_process(name, arguments):
+    found = torchrun(name, "--steps", "4", *arguments)
+    assert found.returncode == 0, found.stderr[-2000:]
+    errors = [float(number) for number in re.findall(r"with all rows: (\S+?e[-+]\d\d)", found.stdout)]
+    assert len(errors) == 2 and max(errors) <= 1e-5
+    if name == "ddp_two_devices":
+        assert len(re.findall(r"'net1': '(\S+)', 'net2': '(?!\1)", found.stdout)) == 2
+
+
+def test_one_line_differs_from_the_tutorial():
+    for name in ("ddp_toy", "ddp_two_devices"):
+        lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+        assert sum("the line that changes" in line.lower() for line in lines) == 1
+        assert sum("autopar." in line.partition("#")[0] for line in lines if '"""' not in line) <= 2
