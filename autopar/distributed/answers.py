@@ -75,7 +75,8 @@ class Answers:
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not outputs or not named:
             return {}
-        loss = torch.stack([(leaf * _ramp(leaf)).real.sum() for leaf in outputs]).sum()
+        first, *others = [(leaf * _ramp(leaf)).real.sum() for leaf in outputs]
+        loss = sum(others, start=first)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return {f"{_GRADIENT}{name}": _whole(grad) for name, grad in zip(named, found)}
 

@@ -99,9 +99,8 @@ class TensorPlan:
         for group, alike in _alike(self.groups):
             priced = group.whole_s > 0
             figures = [seconds(s) if priced else "-" for s in (group.whole_s, group.part_s, group.network_s)]
-            verdict = f"split over {self.ranks}" if group.split else "whole"
             rows.append(
-                (group.title, str(alike), *figures, f"{verdict}: {group.why}" if group.why else verdict)
+                (group.title, str(alike), *figures, f"split over {self.ranks}" if group.split else "whole")
             )
         what = "a training step" if self.training else "a forward"
         count = sum(len(group.modules) for group in self.split)
@@ -110,7 +109,8 @@ class TensorPlan:
             f"{self.link.bytes_per_s / 1e9:.3g} GB/s: {count} layers split; {what} is predicted to take "
             f"{seconds(self.split_s)}, {seconds(self.whole_s)} on one rank"
         )
-        return f"{head}\n\n{table(rows, right=(1, 2, 3, 4), widest=200)}"
+        reasons = [f"{group.title}: {group.why}" for group, _ in _alike(self.groups)]
+        return "\n".join([head, "", table(rows, right=(1, 2, 3, 4), widest=100), "", *reasons])
 
     def __str__(self) -> str:
         return self.explain()
