@@ -20,7 +20,7 @@ from ..ir.hosts import Host, Hosts, compute_devices
 Network: TypeAlias = "Hosts | Link | str | None"
 
 _SMALL, _LARGE = 16, 1 << 20
-"""Features of the pair whose overhead is timed, and elements of the message whose rate is."""
+"""Features of a rank of the pair whose dispatch is timed, and elements of the message whose rate is."""
 _TIMES = 9
 
 
@@ -66,25 +66,31 @@ def _within(host: Host) -> Link:
 
 
 def measured_link(mesh: DeviceMesh) -> Link:
-    """The link over a group of processes, as the collectives of a column and row pair find it; all ranks must call it.
-
-    Its latency has half of what such a pair takes for its forward or backward beyond the two plain products,
-    DTensor's dispatch included; its rate is that of a 4 MiB all-reduce. Takes some tens of milliseconds.
-    """
-    ranks, device = mesh.size(), mesh.device_type
-    with torch.enable_grad():
-        plain, pair = _pair(device, ranks * _SMALL), _pair(device, ranks * _SMALL)
-        parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        given = torch.ones(_SMALL, ranks * _SMALL, device=device, requires_grad=True)
-        beyond = _median(lambda: pair(given).sum().backward()) - _median(
-            lambda: plain(given).sum().backward()
-        )
-    message = torch.zeros(_LARGE, device=device)
-    group = mesh.get_group()
+    """The link over a group of processes by its all-reduce of one element and of 4 MiB; all ranks must call it."""
+    ranks, group = mesh.size(), mesh.get_group()
+    message = torch.zeros(_LARGE, device=mesh.device_type)
     short = _median(lambda: dist.all_reduce(message[:1], group=group))
     long = _median(lambda: dist.all_reduce(message, group=group))
-    rate = 2 * (ranks - 1) / ranks * message.nbytes / max(1e-9, long - short)
-    return Link("rank", "rank", max(0.0, beyond) / 2 / (2 * (ranks - 1)), rate, None)
+    hops = 2 * (ranks - 1)
+    return Link("rank", "rank", short / hops, hops / ranks * message.nbytes / max(1e-9, long - short), None)
+
+
+def measured_dispatch(mesh: DeviceMesh) -> float:
+    """Seconds of the host that a split layer takes in a forward, and in a backward again, beyond the plain one and its
+    collective: DTensor's dispatch; all ranks must call it."""
+    device, group, features = mesh.device_type, mesh.get_group(), mesh.size() * _SMALL
+    plain, pair = _pair(device, features), _pair(device, features)
+    parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    given = torch.ones(_SMALL, features, device=device, requires_grad=True)
+    message = torch.zeros(_SMALL, features, device=device)
+
+    def step(model: nn.Module) -> None:
+        with torch.enable_grad():
+            model(given).sum().backward()
+
+    alone, split = _median(lambda: step(plain)), _median(lambda: step(pair))
+    sums = 2 * _median(lambda: dist.all_reduce(message, group=group))
+    return max(0.0, split - alone - sums) / 4
 
 
 def _pair(device: str, features: int) -> nn.Sequential:

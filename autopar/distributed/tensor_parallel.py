@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..ir.hosts import Hosts
 from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from .answers import Answers
-from .ring import measured_link, slowest_link
+from .ring import measured_dispatch, measured_link, slowest_link
 from .shards import Shards
 from .tensor_plan import TensorGroup, TensorPlan, tensor_plan
 from .tensor_random import agree_on_random
@@ -62,7 +62,21 @@ def tensor_parallel(
     kwargs = dict(example_kwargs or {})
     _share(model, mesh)
     link = measured_link(mesh) if network is None else slowest_link(network, mesh.size())
-    plan = _agreed(model, mesh, link, machine, example_inputs, kwargs, training)
+    dispatch_s = measured_dispatch(mesh) if machine is None else 0.0
+
+    def planned() -> TensorPlan:
+        return tensor_plan(
+            model,
+            mesh.size(),
+            machine or detect([str(_device(model))]),
+            link,
+            dispatch_s=dispatch_s,
+            example_inputs=example_inputs,
+            example_kwargs=kwargs,
+            training=training,
+        )
+
+    plan = _agreed(mesh, planned)
     if plan.split:
         plan = _applied(model, mesh, plan, tuple(example_inputs), kwargs)
     agree_on_random(model, mesh.get_group(), _device(model))
@@ -133,30 +147,13 @@ def _share(model: nn.Module, mesh: DeviceMesh) -> None:
             tensor.copy_(whole)
 
 
-def _agreed(
-    model: nn.Module,
-    mesh: DeviceMesh,
-    link: Link,
-    machine: Machine | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    training: bool | None,
-) -> TensorPlan:
+def _agreed(mesh: DeviceMesh, planned: Callable[[], TensorPlan]) -> TensorPlan:
     """The plan of the first rank, on all of them; its error on all of them where there is none."""
     group, told = mesh.get_group(), [""]
     error: AutoparError | None = None
     if mesh.get_local_rank() == 0:
         try:
-            plan = tensor_plan(
-                model,
-                mesh.size(),
-                machine or detect([str(_device(model))]),
-                link,
-                example_inputs=args,
-                example_kwargs=kwargs,
-                training=training,
-            )
-            told = [json.dumps(encode(plan))]
+            told = [json.dumps(encode(planned()))]
         except AutoparError as caught:
             error = caught
             told = [json.dumps({"error": str(caught)})]

@@ -73,12 +73,13 @@ class TensorPlan:
     """A tensor split of a model over `ranks` processes: its groups, those that stay whole among them.
 
     `whole_s` are the predicted seconds of a step on one rank (forward and backward where `training`), without the
-    optimizer's update.
+    optimizer's update. `dispatch_s` are those of the host for each split layer, forward, and backward again.
     """
 
     model: str
     ranks: int
     link: Link
+    dispatch_s: float
     training: bool
     whole_s: float
     groups: tuple[TensorGroup, ...]
@@ -105,9 +106,10 @@ class TensorPlan:
         what = "a training step" if self.training else "a forward"
         count = sum(len(group.modules) for group in self.split)
         head = (
-            f"{self.model} over {self.ranks} ranks, link {seconds(self.link.latency_s)} + "
-            f"{self.link.bytes_per_s / 1e9:.3g} GB/s: {count} layers split; {what} is predicted to take "
-            f"{seconds(self.split_s)}, {seconds(self.whole_s)} on one rank"
+            f"{self.model} over {self.ranks} ranks: {count} layers split; {what} is predicted to take "
+            f"{seconds(self.split_s)}, {seconds(self.whole_s)} on one rank\n"
+            f"link: {seconds(self.link.latency_s)} + {self.link.bytes_per_s / 1e9:.3g} GB/s; dispatch: "
+            f"{seconds(self.dispatch_s)} a layer"
         )
         reasons = [f"{group.title}: {group.why}" for group, _ in _alike(self.groups)]
         return "\n".join([head, "", table(rows, right=(1, 2, 3, 4), widest=100), "", *reasons])
@@ -122,6 +124,7 @@ def tensor_plan(
     machine: Machine,
     link: Link,
     *,
+    dispatch_s: float = 0.0,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     training: bool | None = None,
@@ -129,7 +132,8 @@ def tensor_plan(
     """The tensor split of a model over `ranks` alike devices that is predicted to pay; nothing is run or changed.
 
     Each rank computes on the first accelerator of `machine`, its CPU where it has none, and all exchange over `link`
-    in rings (`autopar.ir.device.Link`: seconds and bytes per second; DTensor's dispatch is part of the latency). On a
+    in rings (`autopar.ir.device.Link`: seconds and bytes per second). `dispatch_s` are seconds of the host for each
+    split layer forward, and backward again, that nothing hides. On a
     machine that is here operations are timed, about a second once. Tensors may be on the meta device where the machine
     is declared. `training` None: as `model.training` says; the shapes are those of the examples. A group of layers is
     split where that saves 3 % of its seconds or more.
@@ -147,7 +151,7 @@ def tensor_plan(
     given = present(captured, tensors)
     real = not machine.absent and not any(tensor.is_meta for tensor in given.values())
     ratios = measured(captured.graph, machine, captured.calls, given) if real else {}
-    price = _Price(captured.graph, ranks, machine, link, trains, ratios)
+    price = _Price(captured.graph, ranks, machine, link, dispatch_s, trains, ratios)
     learned = [name for name in captured.graph.state if given[name].requires_grad]
     groups: list[TensorGroup] = []
     for stretch in stretches(captured.graph, ranks, learned):
@@ -157,7 +161,13 @@ def tensor_plan(
             group = replace(group, why=f"{group.why}; no pair: {groups.pop().why}")
         groups.append(group)
     return TensorPlan(
-        type(model).__name__, ranks, link, trains, price.seconds(captured.graph.task), tuple(groups)
+        type(model).__name__,
+        ranks,
+        link,
+        dispatch_s,
+        trains,
+        price.seconds(captured.graph.task),
+        tuple(groups),
     )
 
 
@@ -165,9 +175,17 @@ class _Price:
     """Seconds of stretches whole and in parts, on one device over one link."""
 
     def __init__(
-        self, graph: Graph, ranks: int, machine: Machine, link: Link, training: bool, ratios: Ratios
+        self,
+        graph: Graph,
+        ranks: int,
+        machine: Machine,
+        link: Link,
+        dispatch_s: float,
+        training: bool,
+        ratios: Ratios,
     ) -> None:
-        self.graph, self.ranks, self.link, self.training, self.ratios = graph, ranks, link, training, ratios
+        self.graph, self.ranks, self.link, self.dispatch_s = graph, ranks, link, dispatch_s
+        self.training, self.ratios = training, ratios
         self.device = machine.device[compute_devices(machine)[0]]
         self.estimator = Estimator(machine, self.device)
 
@@ -214,7 +232,9 @@ class _Price:
         return replace(named, whole_s=whole, part_s=part, network_s=network, split=pays, why=why)
 
     def exchanged(self, stretch: Stretch) -> Iterator[float]:
-        """Seconds of each collective of a step."""
+        """Seconds of each collective of a step, and of the dispatch of the layers."""
+        layers = len(stretch.rows) + len(stretch.columns) + len(stretch.embeddings)
+        yield self.dispatch_s * layers * (2 if self.training else 1)
         graph, size = self.graph, {value.name: value.bytes for value in self.graph.values}
         for name in (*stretch.rows, *stretch.embeddings):
             yield all_reduce_s(self.link, self.ranks, size[graph.task[name].outputs[0]])
