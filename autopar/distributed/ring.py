@@ -1,0 +1,111 @@
+"""Seconds of collectives over the ranks of one tensor split, and the link that they go by: declared or measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from ..errors import DeviceError
+from ..ir.device import Link
+from ..ir.hosts import Host, Hosts, compute_devices
+
+Network: TypeAlias = "Hosts | Link | str | None"
+
+_SMALL, _LARGE = 16, 1 << 20
+"""Features of a rank of the pair whose dispatch is timed, and elements of the message whose rate is."""
+_TIMES = 9
+
+
+def all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
+    """Seconds of a sum over ranks in a ring: twice `ranks - 1` messages of one rank's share of the bytes each."""
+    return 2 * (ranks - 1) * (link.latency_s + nbytes / ranks / link.bytes_per_s)
+
+
+def all_gather_s(link: Link, ranks: int, nbytes: float) -> float:
+    """Seconds until each rank has all `nbytes`, of which each made an even share, in a ring."""
+    return (ranks - 1) * (link.latency_s + nbytes / ranks / link.bytes_per_s)
+
+
+def slowest_link(network: Hosts | Link | str, ranks: int) -> Link:
+    """The slowest link of a ring over ranks, which are dealt out to the hosts in order, evenly.
+
+    A `Link` stands for itself; a text is read by `Hosts.declare`. Raises DeviceError for anything else.
+    """
+    if isinstance(network, Link):
+        return network
+    hosts = Hosts.declare(network) if isinstance(network, str) else network
+    if not isinstance(hosts, Hosts):
+        raise DeviceError(
+            f'network={network!r} is none; give a Link, Hosts or a text such as "1 x (cpu + 8 h100) over ib-400"'
+        )
+    each = -(-ranks // len(hosts.hosts))
+    at = [hosts.hosts[rank // each] for rank in range(ranks)]
+    ways = [
+        _within(a) if a.name == b.name else hosts.link(a.name, b.name) for a, b in zip(at, [*at[1:], at[0]])
+    ]
+    return max(ways, key=lambda link: link.seconds(_LARGE))
+
+
+def _within(host: Host) -> Link:
+    """A link between two devices of a host, by way of its memory where they are its CPU."""
+    names = compute_devices(host.machine)
+    if len(names) > 1:
+        way = host.machine.route(names[0], names[1])
+        rate = min(link.bytes_per_s for link in way)
+        return Link(names[0], names[1], sum(link.latency_s for link in way), rate, None)
+    device = host.machine.device[names[0]]
+    return Link(names[0], names[0], device.dispatch_s, device.bytes_per_s / 2, None)
+
+
+def measured_link(mesh: DeviceMesh) -> Link:
+    """The link over a group of processes by its all-reduce of one element and of 4 MiB; all ranks must call it."""
+    ranks, group = mesh.size(), mesh.get_group()
+    message = torch.zeros(_LARGE, device=mesh.device_type)
+    short = _median(lambda: dist.all_reduce(message[:1], group=group))
+    long = _median(lambda: dist.all_reduce(message, group=group))
+    hops = 2 * (ranks - 1)
+    return Link("rank", "rank", short / hops, hops / ranks * message.nbytes / max(1e-9, long - short), None)
+
+
+def measured_dispatch(mesh: DeviceMesh) -> float:
+    """Seconds of the host that a split layer takes in a forward, and in a backward again, beyond the plain one and its
+    collective: DTensor's dispatch; all ranks must call it."""
+    device, group, features = mesh.device_type, mesh.get_group(), mesh.size() * _SMALL
+    plain, pair = _pair(device, features), _pair(device, features)
+    parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    given = torch.ones(_SMALL, features, device=device, requires_grad=True)
+    message = torch.zeros(_SMALL, features, device=device)
+
+    def step(model: nn.Module) -> None:
+        with torch.enable_grad():
+            model(given).sum().backward()
+
+    alone, split = _median(lambda: step(plain)), _median(lambda: step(pair))
+    sums = 2 * _median(lambda: dist.all_reduce(message, group=group))
+    return max(0.0, split - alone - sums) / 4
+
+
+def _pair(device: str, features: int) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features)).to(
+            device
+        )
+
+
+def _median(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_TIMES + 2):
+        begin = time.perf_counter()
+        call()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[2:])

@@ -1,0 +1,93 @@
+"""Layers of a model split by `parallelize_module`, so that the split can be taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from .tensor_plan import TensorGroup
+from .tensor_random import draw_apart
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+
+
+class Shards:
+    """The groups of a model that are split, with what their modules were before."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        self.model, self.mesh = model, mesh
+        self.before: dict[nn.Module, dict[str, Any]] = {}
+
+    def split(self, group: TensorGroup) -> None:
+        """Split the modules of a group. Weights that several of them share stay shared."""
+        styles: dict[str, ParallelStyle] = {}
+        for path in group.columns:
+            styles[path] = (
+                ColwiseParallel(use_local_output=group.form == "local")
+                if group.rows
+                else ColwiseParallel(output_layouts=Replicate())
+            )
+        styles.update((path, RowwiseParallel()) for path in group.rows)
+        styles.update((path, RowwiseParallel(input_layouts=Replicate())) for path in group.embeddings)
+        if group.form == "dtensor":
+            _attend_by_heads()
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for path, style in styles.items():
+            module = self.model.get_submodule(path)
+            whole = self._keep(module)
+            parallelize_module(module, self.mesh, style)
+            for name, parameter in whole.items():
+                if parameter is not None:
+                    module.register_parameter(name, made.setdefault(parameter, getattr(module, name)))
+        for path in group.dropouts:
+            module = self.model.get_submodule(path)
+            self._keep(module)
+            draw_apart(module, self.mesh.get_local_rank())
+
+    def undo(self) -> None:
+        """Make all modules what they were."""
+        for module, state in self.before.items():
+            for name, value in state.items():
+                getattr(module, name).clear()
+                getattr(module, name).update(value)
+            # Set by `distribute_module`, which refuses a module twice.
+            module.__dict__.pop("_distribute_module_applied", None)
+        self.before.clear()
+
+    def _keep(self, module: nn.Module) -> dict[str, nn.Parameter | None]:
+        """Note a module's parameters and hooks; its parameters."""
+        state = {name: dict(getattr(module, name)) for name in ("_parameters", *_HOOKS)}
+        self.before.setdefault(module, state)
+        return state["_parameters"]
+
+
+def _attend_by_heads() -> None:
+    """Tell DTensor that attention on the CPU may be cut by heads, which it knows of CUDA's kernels alone."""
+    aten = torch.ops.aten
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    for op, tensors, outputs in ((forward, 3, 2), (backward, 6, 3)):
+
+        def ways(*args: Any, tensors: int = tensors, outputs: int = outputs, **kwargs: Any) -> Any:
+            mask = [Replicate()] if kwargs.get("attn_mask") is not None else []
+            others = [None] * (len(args) - tensors)
+            return [([way] * outputs, [way] * tensors + others + mask) for way in (Replicate(), Shard(1))]
+
+        register_sharding(op)(ways)

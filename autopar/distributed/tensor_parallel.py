@@ -1,0 +1,217 @@
+"""Split the layers of a model over the ranks of a group where that pays, by `torch.distributed.tensor.parallel`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ..costs.detect import detect
+from ..errors import AutoparError, PlanError
+from ..ir.device import Link
+from ..ir.hosts import Hosts
+from ..ir.machine import Machine
+from ..ir.serialize import decode, encode
+from .answers import Answers
+from .ring import measured_dispatch, measured_link, slowest_link
+from .shards import Shards
+from .tensor_plan import TensorGroup, TensorPlan, tensor_plan
+from .tensor_random import agree_on_random
+
+log = logging.getLogger("autopar")
+
+
+def tensor_parallel(
+    model: nn.Module,
+    group: DeviceMesh | dist.ProcessGroup | None = None,
+    *,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    network: Hosts | Link | str | None = None,
+    machine: Machine | None = None,
+    training: bool | None = None,
+) -> TensorPlan:
+    """Split those layers of a model over the ranks of a group for which that is predicted to pay, in place.
+
+    Call it on all ranks, with models of one shape and the same examples, before the optimizer is built. Rank 0 plans
+    (`tensor_plan`), its weights and buffers become those of all ranks, and pairs of linears, attention heads and
+    vocabularies are handed to `parallelize_module` as `ColwiseParallel` and `RowwiseParallel`. Split weights are
+    DTensors from then on. Each kind of group is tried on the examples first, in evaluation: forward and gradients must
+    be those of the plain model, within rounding; a group that gives other answers, or raises, stays whole, and the plan
+    says so.
+
+    group: a `DeviceMesh` of one dimension or a process group; None: all ranks.
+    network: `Hosts`, a text for `Hosts.declare`, or a `Link` (seconds, bytes per second) that the exchange is priced
+    with; None: measured over the group.
+    machine: one that the compute of a rank is priced for; None: the device that the model of rank 0 is on, measured.
+    training: price a training step, not a forward; None: as `model.training` says.
+
+    Each step gives all ranks the same batch. Dropout draws the same masks on all ranks where all have the whole, and
+    masks of its own on each rank where it has a part; ranks whose generators differ are refused when training begins a
+    forward. `print` what comes back for the decision. Raises PlanError, DeviceError or CaptureError, on all ranks.
+    """
+    mesh = _mesh(model, group)
+    kwargs = dict(example_kwargs or {})
+    _share(model, mesh)
+    link = measured_link(mesh) if network is None else slowest_link(network, mesh.size())
+    dispatch_s = measured_dispatch(mesh) if machine is None else 0.0
+
+    def planned() -> TensorPlan:
+        return tensor_plan(
+            model,
+            mesh.size(),
+            machine or detect([str(_device(model))]),
+            link,
+            dispatch_s=dispatch_s,
+            example_inputs=example_inputs,
+            example_kwargs=kwargs,
+            training=training,
+        )
+
+    plan = _agreed(mesh, planned)
+    if plan.split:
+        plan = _applied(model, mesh, plan, tuple(example_inputs), kwargs)
+    agree_on_random(model, mesh.get_group(), _device(model))
+    log.info("%s", plan)
+    return plan
+
+
+def clip_grad_norm_(
+    parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+) -> torch.Tensor:
+    """Scale gradients so that their global norm is `max_norm` at most; returns the norm before, the same on all ranks.
+
+    As `torch.nn.utils.clip_grad_norm_`, which takes no gradients of which some are DTensors and others are not.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(whole), norm_type) if whole else torch.tensor(0.0)
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for gradient in gradients:
+        (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(scale)
+    return total
+
+
+def _mesh(model: nn.Module, group: DeviceMesh | dist.ProcessGroup | None) -> DeviceMesh:
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"{model!r} is no model; give an nn.Module")
+    if not dist.is_initialized():
+        raise PlanError(
+            'no process group is there: start the script with "torchrun --nproc-per-node 2 train.py", and call '
+            "torch.distributed.init_process_group() first"
+        )
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            names = group.mesh_dim_names or ("…",)
+            raise PlanError(f'the mesh has {group.ndim} dimensions; give one of them, mesh["{names[-1]}"]')
+        mesh = group
+    else:
+        kinds = {parameter.device.type for parameter in model.parameters()} or {"cpu"}
+        if len(kinds) > 1:
+            raise PlanError(
+                f"the model is on {' and '.join(sorted(kinds))}; move it to the device of its rank first"
+            )
+        chosen = group or dist.group.WORLD
+        assert chosen is not None
+        mesh = DeviceMesh.from_group(chosen, kinds.pop())
+    if mesh.size() < 2:
+        raise PlanError(
+            "the group has one rank; a tensor split needs two or more (torchrun --nproc-per-node 2)"
+        )
+    return mesh
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _share(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give all ranks the weights and buffers of the first."""
+    group = mesh.get_group()
+    first = dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if isinstance(tensor, DTensor):
+                raise PlanError("the model has DTensors already; split it before fully_shard, and once")
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, first, group=group)
+            tensor.copy_(whole)
+
+
+def _agreed(mesh: DeviceMesh, planned: Callable[[], TensorPlan]) -> TensorPlan:
+    """The plan of the first rank, on all of them; its error on all of them where there is none."""
+    group, told = mesh.get_group(), [""]
+    error: AutoparError | None = None
+    if mesh.get_local_rank() == 0:
+        try:
+            told = [json.dumps(encode(planned()))]
+        except AutoparError as caught:
+            error = caught
+            told = [json.dumps({"error": str(caught)})]
+    dist.broadcast_object_list(told, dist.get_global_rank(group, 0), group=group)
+    data = json.loads(told[0])
+    if error is not None:
+        raise error
+    if "error" in data:
+        raise PlanError(f"rank 0: {data['error']}")
+    return decode(TensorPlan, data, "the plan of rank 0")
+
+
+def _applied(
+    model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TensorPlan:
+    """The model split by a plan; groups that were tried and give other answers are whole in the one that comes back."""
+    answers = Answers(model, args, kwargs, mesh.get_group())
+    forms: dict[str, tuple[str, str]] = {}
+    decided = []
+    for group in plan.groups:
+        if group.split:
+            kind = _kind(model, group)
+            if kind not in forms:
+                forms[kind] = _tried(model, mesh, group, answers)
+            form, why = forms[kind]
+            group = replace(group, form=form) if form else replace(group, split=False, why=why)
+        decided.append(group)
+    plan = replace(plan, groups=tuple(decided))
+    shards = Shards(model, mesh)
+    for group in plan.split:
+        shards.split(group)
+    why = answers.differ()
+    if not why:
+        return plan
+    shards.undo()
+    whole = (replace(group, split=False, why=why) if group.split else group for group in plan.groups)
+    return replace(plan, groups=tuple(whole))
+
+
+def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: Answers) -> tuple[str, str]:
+    """The form in which a group gives the answers of the plain model, or "" and why it does in none."""
+    reasons = []
+    for form in ("local", "dtensor") if group.rows else ("local",):
+        shards = Shards(model, mesh)
+        shards.split(replace(group, form=form))
+        why = answers.differ()
+        shards.undo()
+        if not why:
+            return form, ""
+        reasons.append(why)
+    return "", f"tried, and not the answers of the plain model: {reasons[-1]}"
+
+
+def _kind(model: nn.Module, group: TensorGroup) -> str:
+    """A text that groups have in common whose code is the same: classes and shapes of all modules about them."""
+    found = []
+    for path in group.modules:
+        module, owner = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+        shapes = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
+        found.append(f"{type(owner).__qualname__}.{path.rpartition('.')[2]}{shapes}")
+    return " ".join(found)

@@ -1,0 +1,312 @@
+"""Which layers of a model are split over ranks by columns and rows: found in its graph, priced by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import Captured
+from ..capture.ahead import ahead
+from ..costs.ratios import Ratios, measured
+from ..costs.roofline import Estimator
+from ..costs.work import family, work
+from ..errors import PlanError
+from ..ir.device import Link
+from ..ir.graph import Graph
+from ..ir.hosts import compute_devices
+from ..ir.machine import Machine
+from ..pipeline.batch_split import WORTH
+from ..pipeline.stages import present
+from ..text import percent, seconds, table
+from ..transform.features import EMBEDDING, Stretch, narrowed, stretches
+from .ring import all_gather_s, all_reduce_s
+
+_TRAINED = 3
+"""Products of a layer in a training step, for one in its forward: those of both gradients are as large."""
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Modules by path that are split together, or why they are not.
+
+    `columns` are linears split by their outputs, `rows` by what they sum over, `embeddings` by their vocabulary; a
+    column without a row is joined at once. `dropouts` lie between columns and rows. In seconds of a step (a forward
+    where nothing is trained): `whole_s` on one rank, `part_s` of one rank's part, `network_s` of what ranks exchange.
+    `form` is what lies between a column and a row: `local` tensors of a part's size, or a `dtensor`.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ()
+    dropouts: tuple[str, ...] = ()
+    whole_s: float = 0.0
+    part_s: float = 0.0
+    network_s: float = 0.0
+    split: bool = False
+    why: str = ""
+    form: str = "local"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of all modules whose weights are split."""
+        return (*self.embeddings, *self.columns, *self.rows)
+
+    @property
+    def gain_s(self) -> float:
+        """Seconds that a split saves each rank in a step, as predicted; below 0 where it costs more."""
+        return self.whole_s - self.part_s - self.network_s
+
+    @property
+    def title(self) -> str:
+        """Its modules in a phrase: `mlp.up, mlp.gate → mlp.down`."""
+        left = ", ".join((*self.embeddings, *self.columns))
+        return f"{left} → {', '.join(self.rows)}" if self.rows else left
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tensor split of a model over `ranks` processes: its groups, those that stay whole among them.
+
+    `whole_s` are the predicted seconds of a step on one rank (forward and backward where `training`), without the
+    optimizer's update. `dispatch_s` are those of the host for each split layer, forward, and backward again.
+    """
+
+    model: str
+    ranks: int
+    link: Link
+    dispatch_s: float
+    training: bool
+    whole_s: float
+    groups: tuple[TensorGroup, ...]
+
+    @property
+    def split(self) -> tuple[TensorGroup, ...]:
+        """The groups that are split."""
+        return tuple(group for group in self.groups if group.split)
+
+    @property
+    def split_s(self) -> float:
+        """Predicted seconds of a step of all ranks together."""
+        return self.whole_s - sum(group.gain_s for group in self.split)
+
+    def explain(self) -> str:
+        """The decision for each group of layers, with the seconds that it was made by."""
+        rows: list[tuple[str, ...]] = [("layers", "like it", "one rank", "part", "network", "decision")]
+        for group, alike in _alike(self.groups):
+            priced = group.whole_s > 0
+            figures = [seconds(s) if priced else "-" for s in (group.whole_s, group.part_s, group.network_s)]
+            rows.append(
+                (group.title, str(alike), *figures, f"split over {self.ranks}" if group.split else "whole")
+            )
+        what = "a training step" if self.training else "a forward"
+        count = sum(len(group.modules) for group in self.split)
+        head = (
+            f"{self.model} over {self.ranks} ranks: {count} layers split; {what} is predicted to take "
+            f"{seconds(self.split_s)}, {seconds(self.whole_s)} on one rank\n"
+            f"link: {seconds(self.link.latency_s)} + {self.link.bytes_per_s / 1e9:.3g} GB/s; dispatch: "
+            f"{seconds(self.dispatch_s)} a layer"
+        )
+        reasons = [f"{group.title}: {group.why}" for group, _ in _alike(self.groups)]
+        return "\n".join([head, "", table(rows, right=(1, 2, 3, 4), widest=100), "", *reasons])
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+def tensor_plan(
+    model: nn.Module,
+    ranks: int,
+    machine: Machine,
+    link: Link,
+    *,
+    dispatch_s: float = 0.0,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    training: bool | None = None,
+) -> TensorPlan:
+    """The tensor split of a model over `ranks` alike devices that is predicted to pay; nothing is run or changed.
+
+    Each rank computes on the first accelerator of `machine`, its CPU where it has none, and all exchange over `link`
+    in rings (`autopar.ir.device.Link`: seconds and bytes per second). `dispatch_s` are seconds of the host for each
+    split layer forward, and backward again, that nothing hides. On a
+    machine that is here operations are timed, about a second once. Tensors may be on the meta device where the machine
+    is declared. `training` None: as `model.training` says; the shapes are those of the examples. A group of layers is
+    split where that saves 3 % of its seconds or more.
+
+    Raises CaptureError where the model is not one graph, PlanError for fewer than two ranks.
+    """
+    if ranks < 2:
+        raise PlanError(
+            f"ranks={ranks}: a tensor split needs two processes or more; start them with torchrun"
+        )
+    trains = model.training if training is None else training
+    # In the mode of training also where nothing is trained, for dropout to be seen.
+    with torch.no_grad(), in_mode(model, True):
+        captured, tensors = ahead(model, tuple(example_inputs), dict(example_kwargs or {}))
+    given = present(captured, tensors)
+    real = not machine.absent and not any(tensor.is_meta for tensor in given.values())
+    ratios = measured(captured.graph, machine, captured.calls, given) if real else {}
+    price = _Price(captured.graph, ranks, machine, link, dispatch_s, trains, ratios)
+    learned = [name for name in captured.graph.state if given[name].requires_grad]
+    groups: list[TensorGroup] = []
+    for stretch in stretches(captured.graph, ranks, learned):
+        group = price.group(stretch, _wrong(model, captured, stretch))
+        if groups and groups[-1].columns == group.columns and not stretch.rows and not group.embeddings:
+            # What begins no pair was tried once more alone: why it begins none is said there.
+            group = replace(group, why=f"{group.why}; no pair: {groups.pop().why}")
+        groups.append(group)
+    return TensorPlan(
+        type(model).__name__,
+        ranks,
+        link,
+        dispatch_s,
+        trains,
+        price.seconds(captured.graph.task),
+        tuple(groups),
+    )
+
+
+class _Price:
+    """Seconds of stretches whole and in parts, on one device over one link."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        ranks: int,
+        machine: Machine,
+        link: Link,
+        dispatch_s: float,
+        training: bool,
+        ratios: Ratios,
+    ) -> None:
+        self.graph, self.ranks, self.link, self.dispatch_s = graph, ranks, link, dispatch_s
+        self.training, self.ratios = training, ratios
+        self.device = machine.device[compute_devices(machine)[0]]
+        self.estimator = Estimator(machine, self.device)
+
+    def seconds(self, tasks: Iterable[str], graph: Graph | None = None) -> float:
+        """Seconds of tasks in a step, by the sizes that a graph gives their values."""
+        at, total = graph or self.graph, 0.0
+        for name in tasks:
+            task = at.task[name]
+            once = self.estimator.seconds(work(at, task), family(at, task))
+            once *= self.ratios.get((name, self.device.name), 1.0)
+            if not self.training:
+                total += once
+            elif task.target == EMBEDDING:
+                # Its gradient is as large as the table, whatever was looked up.
+                total += 2 * once + 2 * at.value[task.inputs[0]].bytes / self.device.bytes_per_s
+            else:
+                total += _TRAINED * once
+        return total
+
+    def group(self, stretch: Stretch, wrong: str) -> TensorGroup:
+        """A stretch as modules, priced unless it is refused."""
+        graph = self.graph
+        modules = {name: graph.task[name].module for name in stretch.tasks}
+        named = TensorGroup(
+            tuple(modules[name] for name in stretch.columns),
+            tuple(modules[name] for name in stretch.rows),
+            tuple(modules[name] for name in stretch.embeddings),
+            tuple(dict.fromkeys(modules[name] for name in stretch.inner if graph.task[name].random)),
+        )
+        if wrong:
+            return replace(named, why=wrong)
+        whole, part = (
+            self.seconds(stretch.tasks),
+            self.seconds(stretch.tasks, narrowed(graph, stretch, self.ranks)),
+        )
+        network = sum(self.exchanged(stretch))
+        pays = part + network <= (1 - WORTH) * whole
+        if pays:
+            why = f"{percent(1 - (part + network) / whole)} less"
+        elif part + network >= whole:
+            why = "a part and what is exchanged take no less than the whole"
+        else:
+            why = f"a gain below {percent(WORTH)} is finer than predictions are"
+        return replace(named, whole_s=whole, part_s=part, network_s=network, split=pays, why=why)
+
+    def exchanged(self, stretch: Stretch) -> Iterator[float]:
+        """Seconds of each collective of a step, and of the dispatch of the layers."""
+        layers = len(stretch.rows) + len(stretch.columns) + len(stretch.embeddings)
+        yield self.dispatch_s * layers * (2 if self.training else 1)
+        graph, size = self.graph, {value.name: value.bytes for value in self.graph.values}
+        for name in (*stretch.rows, *stretch.embeddings):
+            yield all_reduce_s(self.link, self.ranks, size[graph.task[name].outputs[0]])
+        for name in stretch.columns:
+            task = graph.task[name]
+            if not stretch.rows:
+                yield all_gather_s(self.link, self.ranks, size[task.outputs[0]])
+            if self.training and task.inputs[0] not in graph.inputs:
+                yield all_reduce_s(self.link, self.ranks, size[task.inputs[0]])
+
+
+def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
+    """Why a stretch of tasks is no group of modules that can be split; "" where it is one."""
+    if stretch.refusal:
+        return stretch.refusal
+    graph = captured.graph
+    for name in (*stretch.columns, *stretch.rows, *stretch.embeddings):
+        task = graph.task[name]
+        kind = nn.Embedding if task.target == EMBEDDING else nn.Linear
+        weight = task.inputs[0 if kind is nn.Embedding else 1]
+        module = model.get_submodule(task.module)
+        owner, key = captured.state[weight]
+        if not task.module or type(module).forward is not kind.forward:
+            return f"{task.where} is not called by an nn.{kind.__name__} of its own"
+        if module._parameters.get("weight") is not owner[key]:
+            return f"the weight of {task.module} is not a parameter of its own (parametrized?)"
+        if isinstance(module, nn.Embedding) and _special(module):
+            return f"{task.module} has padding_idx, max_norm, sparse or scale_grad_by_freq, which need the whole table"
+    for name in stretch.inner:
+        task = graph.task[name]
+        if not task.random:
+            continue
+        if not isinstance(model.get_submodule(task.module), (nn.Dropout, nn.AlphaDropout)):
+            return f"{task.where} is no nn.Dropout module, so that ranks could not draw masks of their own"
+        if any(other.module == task.module and other.name not in stretch.inner for other in graph.tasks):
+            return (
+                f"{task.module} is also called where nothing is cut; give each place an nn.Dropout of its own"
+            )
+    return ""
+
+
+def _special(module: nn.Embedding) -> bool:
+    return (
+        module.padding_idx is not None
+        or module.max_norm is not None
+        or module.sparse
+        or module.scale_grad_by_freq
+    )
+
+
+def _alike(groups: Sequence[TensorGroup]) -> Iterator[tuple[TensorGroup, int]]:
+    """The first of groups that differ in numbers within their paths alone, and how many there are."""
+
+    def key(group: TensorGroup) -> tuple[str, bool]:
+        names = [
+            ".".join("#" if part.isdigit() else part for part in path.split(".")) for path in group.modules
+        ]
+        return " ".join(names), group.split
+
+    found: dict[tuple[str, bool], list[TensorGroup]] = {}
+    for group in groups:
+        found.setdefault(key(group), []).append(group)
+    return ((alike[0], len(alike)) for alike in found.values())
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or evaluation for a while; each module as it was afterwards."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was

@@ -1,0 +1,90 @@
+"""Random numbers of a tensor split: the same on all ranks where all have the whole, of its own where each has a part.
+
+A rank's own numbers follow from those of the common generator, so that what is computed again (activation
+checkpointing) draws the same once more."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..errors import RunError
+
+_SEEDS = 1 << 62
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def draw_apart(module: nn.Module, rank: int) -> None:
+    """Let a dropout module draw numbers of each rank's own; the common generator moves on by one number."""
+    before: list[list[torch.Tensor]] = []
+
+    def begin(module: nn.Module, args: Any) -> None:
+        if module.training:
+            device = args[0].device
+            # From the CPU's, which all ranks draw from alike.
+            seed = int(torch.randint(_SEEDS, ()))
+            before.append(_states(device))
+            torch.manual_seed(seed ^ (rank + 1))
+
+    def end(_: nn.Module, args: Any, __: Any) -> None:
+        if before:
+            _restore(before.pop(), args[0].device)
+
+    module.register_forward_pre_hook(begin)
+    module.register_forward_hook(end, always_call=True)
+
+
+def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Give all ranks the generators of the first, and look before each forward in training whether they agree still;
+    models without dropout are left as they are."""
+    if not any(isinstance(module, _DROPOUTS) and module.p for module in model.modules()):
+        return
+    states = _states(device)
+    for state in states:
+        sent = state.to(device)
+        dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
+        state.copy_(sent)
+    _restore(states, device)
+
+    def look(module: nn.Module, _: Any) -> None:
+        if not module.training:
+            return
+        digest = hashlib.sha256(b"".join(state.numpy().tobytes() for state in _states(device))).digest()
+        mine = int.from_bytes(digest[:7], "big")
+        seen = torch.tensor([mine, -mine], device=device)
+        dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
+        if int(seen[0]) != -int(seen[1]):
+            raise RunError(
+                "the ranks of a tensor split have different random generators, so that dropout would drop other "
+                "elements on each; call torch.manual_seed with one number on all ranks, and draw nothing on some alone"
+            )
+
+    model.register_forward_pre_hook(look)
+
+
+@contextmanager
+def undrawn(device: torch.device) -> Iterator[None]:
+    """Generators as they were before, afterwards."""
+    before = _states(device)
+    try:
+        yield
+    finally:
+        _restore(before, device)
+
+
+def _states(device: torch.device) -> list[torch.Tensor]:
+    """The state of the CPU's generator, and of that of an accelerator."""
+    apart = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *apart]
+
+
+def _restore(states: list[torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,291 @@
+"""Stretches of a forward graph that may be cut along features: products whose outputs are cut (columns), what passes
+the parts through, and products that add the parts up (rows).
+
+The pairs are those of Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model
+parallelism" (arXiv:1909.08053, 2019). They are found by the cuts that tasks allow, so that heads, gates and whatever
+lies between need not be known by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from ..ir.graph import Cut, Graph, Task, Value
+
+LINEAR = "aten.linear.default"
+EMBEDDING = "aten.embedding.default"
+_DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
+"""Random, but each element by itself."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tasks by name: linears cut by columns, those cut by rows, and what is between.
+
+    `axes` pairs each value that there is in parts, weights and biases included, with its axis. `embeddings` are
+    lookups in a table that is cut by rows. Where `refusal` is not empty, nothing can be cut here, and it says why.
+    """
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ()
+    axes: tuple[tuple[str, int], ...] = ()
+    refusal: str = ""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.embeddings, *self.columns, *self.inner, *self.rows)
+
+
+def stretches(graph: Graph, parts: int, learned: Collection[str]) -> list[Stretch]:
+    """Disjoint stretches that can be cut into `parts` even parts, and, as refusals, why other products cannot.
+
+    `learned` are the states that gradients are wanted of. A product that begins no pair is given once more as a column
+    alone, whose parts are joined, after the refusal. Each task is in one stretch that is no refusal at most. Linear in
+    tasks, for each product the stretch that it begins.
+    """
+    found: list[Stretch] = []
+    taken: set[str] = set()
+    tainted = _depending(graph, learned)
+
+    def enter(stretch: Stretch) -> bool:
+        found.append(stretch)
+        if not stretch.refusal:
+            taken.update(stretch.tasks)
+        return not stretch.refusal
+
+    for table in dict.fromkeys(
+        t.inputs[0] for t in graph.tasks if t.target == EMBEDDING and _looks_up(graph, t)
+    ):
+        enter(_vocabulary(graph, table, parts))
+    for task in graph.tasks:
+        if not _has_weight(graph, task) or task.name in taken:
+            continue
+        growth = _Growth(graph, parts, tainted, taken)
+        if not enter(growth.grown(task)):
+            enter(_alone(graph, task, parts))
+    return found
+
+
+def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
+    """The graph as one of `parts` processes has it, for its sizes and FLOPs to be read: values of the stretch in the
+    size of a part, tasks with their share of FLOPs. Arguments stay those of the whole, so it is not to be run."""
+    axes = dict(stretch.axes)
+
+    def part(value: Value) -> Value:
+        axis = axes.get(value.name)
+        if axis is None:
+            return value
+        shape = (*value.shape[:axis], value.shape[axis] // parts, *value.shape[axis + 1 :])
+        return replace(value, shape=shape, bytes=value.bytes // parts)
+
+    cut = set(stretch.tasks)
+    tasks = (replace(task, flops=task.flops // parts) if task.name in cut else task for task in graph.tasks)
+    return replace(graph, values=tuple(map(part, graph.values)), tasks=tuple(tasks))
+
+
+class _Refused(Exception):
+    """The reason why a stretch ends where no row is."""
+
+
+class _Growth:
+    """A stretch in the making, from one column on."""
+
+    def __init__(self, graph: Graph, parts: int, tainted: Collection[str], taken: Collection[str]) -> None:
+        self.graph, self.parts, self.tainted, self.taken = graph, parts, tainted, taken
+        self.axis: dict[str, int] = {}
+        self.columns: dict[str, None] = {}
+        self.rows: dict[str, None] = {}
+        self.inner: dict[str, Cut] = {}
+        self.todo: list[str] = []
+
+    def grown(self, first: Task) -> Stretch:
+        """The stretch that a linear begins, or why there is none."""
+        try:
+            self.column(first)
+            while self.todo:
+                name = self.todo.pop()
+                if name in self.graph.results:
+                    raise _Refused(f"the caller gets its output ({name!r})")
+                for reader in self.graph.readers[name]:
+                    self.read(self.graph.task[reader], name)
+            self.check()
+        except _Refused as refused:
+            return Stretch(columns=(first.name,), refusal=str(refused))
+        weights = [pair for name in self.columns for pair in _by_columns(self.graph.task[name])]
+        weights += [(self.graph.task[name].inputs[1], 1) for name in self.rows]
+        return Stretch(
+            tuple(self.columns), tuple(self.rows), tuple(self.inner), axes=(*self.axis.items(), *weights)
+        )
+
+    def column(self, task: Task) -> None:
+        """Cut a linear by its outputs."""
+        if task.name not in self.columns:
+            self.own(task)
+            self.columns[task.name] = None
+            (made,) = task.outputs
+            self.hold(made, len(self.graph.value[made].shape) - 1, task)
+
+    def row(self, task: Task, given: str) -> None:
+        """Cut a linear by what it sums over."""
+        if self.axis[given] != len(self.graph.value[given].shape) - 1:
+            raise _Refused(f"{task.where} reads what would be cut along another axis than its features")
+        if task.name not in self.rows:
+            self.own(task)
+            self.rows[task.name] = None
+
+    def own(self, task: Task) -> None:
+        """Refuse weights that are there for other tasks too."""
+        if task.name in self.taken:
+            raise _Refused(f"{task.where} belongs to another pair")
+        for weight in task.inputs[1:]:
+            other = next((name for name in self.graph.readers[weight] if name != task.name), None)
+            if other is not None:
+                raise _Refused(f"its weight {weight!r} is read by {self.graph.task[other].where} too")
+
+    def hold(self, name: str, axis: int, task: Task) -> None:
+        """Have a value in parts from now on."""
+        if self.axis.setdefault(name, axis) != axis:
+            raise _Refused(f"{name!r} would be cut along two axes")
+        shape = self.graph.value[name].shape
+        if shape[axis] % self.parts:
+            raise _Refused(
+                f"{task.where} makes {shape[axis]} pieces (axis {axis} of {list(shape)}), heads for example, which "
+                f"{self.parts} ranks cannot share evenly; a multiple of {self.parts} can be cut"
+            )
+        self.todo.append(name)
+
+    def read(self, task: Task, given: str) -> None:
+        """A reader of a value in parts is a row, or passes the parts through."""
+        if task.name in self.inner:
+            return
+        if _has_weight(self.graph, task) and task.inputs[0] == given:
+            self.row(task, given)
+        elif task.random and task.target.startswith(_DROPOUTS):
+            axis = self.axis[given]
+            self.enter(task, Cut((axis,), (axis,) * len(task.outputs)))
+        elif task.random:
+            raise _Refused(
+                f"{task.where} draws random numbers for what would be cut; set its dropout to 0, or write it as "
+                "nn.Dropout"
+            )
+        else:
+            place = task.inputs.index(given)
+            self.enter(task, self.cut(task, lambda cut: cut.inputs[place] == self.axis[given]))
+
+    def cut(self, task: Task, fits: Callable[[Cut], bool]) -> Cut:
+        """The first way to cut a task along an axis that agrees with what is in parts already."""
+        for cut in task.cuts:
+            pairs = zip(task.inputs, cut.inputs)
+            agree = all(name not in self.axis or self.axis[name] == axis for name, axis in pairs)
+            if fits(cut) and agree and all(axis is not None and axis >= 0 for axis in cut.outputs):
+                return cut
+        raise _Refused(f"{task.where} does not let parts of the features through")
+
+    def enter(self, task: Task, cut: Cut) -> None:
+        """Cut a task between columns and rows; what it reads beside must be in parts too, or the same on all ranks."""
+        if task.name in self.taken:
+            raise _Refused(f"{task.where} belongs to another pair")
+        self.inner[task.name] = cut
+        for name, axis in zip(task.inputs, cut.inputs):
+            if axis is not None:
+                self.want(name, axis)
+            elif name in self.tainted:
+                raise _Refused(
+                    f"{task.where} reads all of {name!r}, which is learned, so that each rank would have but a part of "
+                    "its gradient"
+                )
+        for name, made in zip(task.outputs, cut.outputs):
+            assert made is not None
+            self.hold(name, made, task)
+
+    def want(self, name: str, axis: int) -> None:
+        """Have a value in parts that a task needs beside the one it was reached by."""
+        if self.axis.get(name) == axis:
+            return
+        producer = self.graph.producer.get(name)
+        if producer is None:
+            raise _Refused(f"{name!r}, which no product makes, would have to be cut as well")
+        task = self.graph.task[producer]
+        if task.target == EMBEDDING:
+            raise _Refused(f"{task.where} makes what would have to be cut as well")
+        if _has_weight(self.graph, task):
+            if axis != len(self.graph.value[name].shape) - 1:
+                raise _Refused(f"{task.where} would be cut along another axis than its features")
+            self.column(task)
+        elif task.name in self.inner or task.random:
+            raise _Refused(f"{task.where} makes what would have to be cut in another way")
+        else:
+            place = task.outputs.index(name)
+            self.enter(task, self.cut(task, lambda cut: cut.outputs[place] == axis))
+
+    def check(self) -> None:
+        """Refuse where there is no row, and where a task got in parts what it needs whole."""
+        if not self.rows:
+            raise _Refused("nothing adds its parts up")
+        graph = self.graph
+        for name, cut in self.inner.items():
+            for given, axis in zip(graph.task[name].inputs, cut.inputs):
+                if self.axis.get(given) != axis:
+                    raise _Refused(f"{graph.task[name].where} needs {given!r} whole")
+        for name in self.columns:
+            if graph.task[name].inputs[0] in self.axis:
+                raise _Refused(f"{graph.task[name].where} needs its input whole")
+
+
+def _has_weight(graph: Graph, task: Task) -> bool:
+    """True for a linear whose weight is state, and all that it reads beside its input."""
+    if task.target != LINEAR or len(task.inputs) < 2 or task.inputs[0] in graph.state:
+        return False
+    given = [graph.value[name] for name in task.inputs[1:]]
+    return all(value.kind == "state" for value in given) and len(given[0].shape) == 2
+
+
+def _looks_up(graph: Graph, task: Task) -> bool:
+    return graph.value[task.inputs[0]].kind == "state" and len(task.inputs) == 2
+
+
+def _by_columns(task: Task) -> list[tuple[str, int]]:
+    return [(name, 0) for name in task.inputs[1:]]
+
+
+def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
+    """A linear cut by its outputs, which are joined again at once."""
+    rows = graph.value[task.inputs[1]].shape[0]
+    shared = [name for weight in task.inputs[1:] for name in graph.readers[weight] if name != task.name]
+    if shared:
+        return Stretch((task.name,), refusal=f"its weight is read by {graph.task[shared[0]].where} too")
+    if rows % parts:
+        return Stretch((task.name,), refusal=f"its {rows} outputs are no multiple of {parts}")
+    (made,) = task.outputs
+    axis = len(graph.value[made].shape) - 1
+    return Stretch((task.name,), axes=((made, axis), *_by_columns(task)))
+
+
+def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:
+    """Lookups in a table cut by its rows, and the linears whose weight it is (tied embeddings)."""
+    readers = [graph.task[name] for name in graph.readers[table]]
+    lookups = tuple(task.name for task in readers if task.target == EMBEDDING and _looks_up(graph, task))
+    heads = [task for task in readers if _has_weight(graph, task) and task.inputs[1:] == (table,)]
+    rows = graph.value[table].shape[0]
+    refusal = ""
+    if other := next((t for t in readers if t.name not in lookups and t not in heads), None):
+        refusal = f"its table {table!r} is read by {other.where} too"
+    elif rows % parts:
+        refusal = f"its {rows} rows are no multiple of {parts}; pad the vocabulary"
+    made = [(name, len(graph.value[name].shape) - 1) for task in heads for name in task.outputs]
+    return Stretch(
+        tuple(task.name for task in heads), embeddings=lookups, axes=((table, 0), *made), refusal=refusal
+    )
+
+
+def _depending(graph: Graph, names: Collection[str]) -> frozenset[str]:
+    """These values, and all that are made of them."""
+    found = {*names}
+    for task in graph.tasks:
+        if not found.isdisjoint(task.inputs):
+            found.update(task.outputs)
+    return frozenset(found)

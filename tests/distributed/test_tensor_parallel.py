@@ -1,0 +1,223 @@
+"""Layers split over ranks by columns and rows: the same training, only where it pays, and said why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import ranks
+from tensor_models import (
+    BY_FLOPS,
+    FREE,
+    GPT,
+    SLOW,
+    Attention,
+    Averaged,
+    Gated,
+    Learned,
+    SharedDropout,
+    mlp,
+)
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.distributed.ring import all_reduce_s, slowest_link
+from autopar.distributed.tensor_parallel import clip_grad_norm_, tensor_parallel
+from autopar.distributed.tensor_plan import TensorPlan, tensor_plan
+from autopar.errors import DeviceError, PlanError, RunError
+
+CLOSE = 2e-5
+MODELS: dict[str, Any] = {"mlp": mlp, "gated": Gated, "gpt": GPT}
+
+
+def split(model: nn.Module, given: Tensor, **options: Any) -> TensorPlan:
+    return tensor_parallel(
+        model, example_inputs=(given,), **{"network": FREE, "machine": BY_FLOPS, **options}
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def batch(name: str, step: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(step)
+    if name.startswith("gpt"):
+        tokens = torch.randint(0, 32, (4, 9), generator=random)
+        return tokens[:, :-1], tokens[:, 1:]
+    given = torch.randn(6, 8, generator=random)
+    return given, given.cumsum(-1)
+
+
+def loss_of(model: nn.Module, name: str, step: int) -> Tensor:
+    given, wanted = batch(name, step)
+    answer = model(given)
+    return (
+        F.cross_entropy(answer.flatten(0, 1), wanted.flatten())
+        if name.startswith("gpt")
+        else F.mse_loss(answer, wanted)
+    )
+
+
+def trained(rank: int, name: str, steps: int) -> dict[str, Any]:
+    """One model split and one plain, both from rank 0's weights, trained on the same batches."""
+    torch.manual_seed(rank)
+    model, plain = MODELS[name](), MODELS[name]()
+    before = {key: id(value) for key, value in model.named_parameters()}
+    plan = split(model, batch(name, 0)[0])
+    plain.load_state_dict({key: whole(value) for key, value in model.state_dict().items()})
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9) for each in (model, plain)]
+    losses = []
+    for step in range(steps):
+        for each, optimizer in zip((model, plain), optimizers):
+            optimizer.zero_grad()
+            loss = loss_of(each, name, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    ours, theirs = model.state_dict(), plain.state_dict()
+    return {
+        "modules": sorted(path for group in plan.split for path in group.modules),
+        "forms": {group.form for group in plan.split if group.rows},
+        "parts": [
+            value.to_local().numel() / value.numel() for value in ours.values() if isinstance(value, DTensor)
+        ],
+        "replaced": sum(id(value) != before[key] for key, value in model.named_parameters()),
+        "losses": losses,
+        "off": max(float((whole(ours[key]) - theirs[key]).abs().max()) for key in theirs),
+        "text": str(plan),
+    }
+
+
+@pytest.mark.parametrize(("count", "name"), [(2, "mlp"), (2, "gated"), (2, "gpt"), (4, "gpt")])
+def test_steps_equal_those_of_one_process(count: int, name: str) -> None:
+    each = ranks(count, trained, name, 50 if count == 2 else 15)
+    for found in each:
+        ours, theirs = found["losses"][::2], found["losses"][1::2]
+        assert ours == pytest.approx(theirs, rel=CLOSE) and found["losses"] == each[0]["losses"]
+        assert found["off"] < 1e-4 and ours[-1] != ours[0]
+        assert min(found["parts"]) == 1 / count
+    assert "local" in each[0]["forms"] and ("dtensor" in each[0]["forms"]) == (name == "gpt")
+    assert len(each[0]["modules"]) == {"mlp": 2, "gated": 3, "gpt": 14}[name]
+
+
+def test_heads_that_cannot_be_shared_evenly_are_said() -> None:
+    tokens = batch("gpt", 0)[0]
+    plan = planned(GPT(heads=2), tokens, parts=4)
+    assert "2 pieces" in str(plan) and "4 ranks cannot share" in str(plan)
+    assert not any("attention.o" in path for group in plan.split for path in group.rows)
+    assert any("attention.o" in path for group in planned(GPT(heads=2), tokens).split for path in group.rows)
+
+
+def kept_whole(rank: int) -> tuple[int, bool, str]:
+    torch.manual_seed(rank)
+    model = GPT()
+    plan = split(model, batch("gpt", 0)[0], network=SLOW)
+    weights = [*model.parameters()]
+    digest = float(sum(weight.detach().double().sum() for weight in weights))
+    return len(plan.split), any(isinstance(weight, DTensor) for weight in weights), f"{digest:.9f} {plan}"
+
+
+def test_nothing_is_split_where_it_does_not_pay() -> None:
+    each = ranks(2, kept_whole)
+    assert [found[:2] for found in each] == [(0, False)] * 2
+    assert each[0] == each[1] and "no less than the whole" in each[0][2]
+
+
+def odd_ones(rank: int) -> dict[str, Any]:
+    """Models that a split into local parts would change, dropout, and a clipped norm."""
+    found: dict[str, Any] = {}
+    given = torch.arange(24.0).view(3, 8)
+    for mixed in (False, True):
+        model = Averaged(mixed)
+        plan = split(model, given)
+        names = [type(weight).__name__ for weight in model.parameters()]
+        hooks = sum(len(module._forward_hooks) for module in model.modules())
+        found[f"mixed {mixed}"] = (
+            [group.form for group in plan.split],
+            [g.why for g in plan.groups],
+            names,
+            hooks,
+        )
+    model = mlp(dropout=0.5)
+    torch.manual_seed(rank)
+    split(model, given)
+    seen: list[Tensor] = []
+    for place in (2, 4):
+        model[place].register_forward_hook(lambda module, args, answer: seen.append((answer == 0).detach()))
+    loss = model(torch.ones(64, 8)).square().mean()
+    found["drops"] = [mask.tolist() for mask in seen]
+    loss.backward()
+    full = {key: whole(value.grad).clone() for key, value in model.named_parameters()}
+    found["norm"] = float(clip_grad_norm_(model.parameters(), 1e-3))
+    found["clipped"] = float(torch.stack([whole(p.grad).norm() for p in model.parameters()]).norm())
+    found["whole norm"] = float(torch.stack([gradient.norm() for gradient in full.values()]).norm())
+    torch.manual_seed(rank)
+    with pytest.raises(RunError, match="one number on all ranks"):
+        model(given)
+    model.eval()(given)
+    return found
+
+
+def test_wrong_parts_are_undone_and_dropout_agrees_where_all_have_the_whole() -> None:
+    one, other = ranks(2, odd_ones)
+    forms, _, names, _ = one["mixed False"]
+    assert forms == ["dtensor"] and "DTensor" in names
+    forms, why, names, hooks = one["mixed True"]
+    assert forms == [] and "not the answers of the plain model" in why[0]
+    assert set(names) == {"Parameter"} and hooks == 0
+    within, after = zip(one["drops"], other["drops"])
+    assert within[0] != within[1] and after[0] == after[1]
+    assert one["norm"] == pytest.approx(one["whole norm"], rel=1e-5) == other["norm"]
+    assert one["clipped"] == pytest.approx(1e-3, rel=1e-2)
+
+
+def planned(model: nn.Module, given: Tensor, parts: int = 2, **options: Any) -> TensorPlan:
+    return tensor_plan(model, parts, BY_FLOPS, FREE, example_inputs=(given,), **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (SharedDropout(), "an nn.Dropout of its own"),
+        (Learned(), "which is learned"),
+        (nn.Sequential(Attention(8, 2, True, dropout=0.1)), "draws random numbers"),
+        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 16)), nn.Linear(16, 8)), ""),
+    ],
+    ids=["shared dropout", "learned factor", "dropout of attention", "weight norm"],
+)
+def test_what_cannot_be_a_pair_is_said(model: nn.Module, why: str) -> None:
+    plan = planned(model, torch.randn(2, 4, 8))
+    assert not any(group.rows for group in plan.split)
+    assert why in plan.explain()
+
+
+def test_the_better_link_splits_more_and_no_group_loses() -> None:
+    tokens = batch("gpt", 0)[0]
+    for link in (FREE, SLOW, slowest_link("2 x cpu over ethernet-10", 2)):
+        plan = tensor_plan(GPT(), 2, BY_FLOPS, link, example_inputs=(tokens,))
+        assert plan.split_s <= plan.whole_s and all(group.gain_s > 0 for group in plan.split)
+    served = planned(GPT(), tokens, training=False)
+    assert served.whole_s < planned(GPT(), tokens).whole_s and len(served.split) == len(
+        planned(GPT(), tokens).split
+    )
+
+
+def test_links_of_hosts() -> None:
+    near, far = (
+        slowest_link("1 x (cpu + 2 h100) over ib-400", 2),
+        slowest_link("2 x (cpu + 8 h100) over ib-400", 16),
+    )
+    assert near.bytes_per_s > far.bytes_per_s
+    assert all_reduce_s(far, 16, 1e9) < 2 * 1e9 / far.bytes_per_s + 1
+    with pytest.raises(DeviceError, match="Link"):
+        slowest_link(3, 2)  # type: ignore[arg-type]
+
+
+def test_mistakes_are_said() -> None:
+    with pytest.raises(PlanError, match="torchrun"):
+        tensor_parallel(mlp(), example_inputs=(torch.ones(2, 8),))
+    with pytest.raises(PlanError, match="two processes"):
+        planned(mlp(), torch.ones(2, 8), parts=1)
