@@ -14,7 +14,7 @@ from torch import nn
 import autopar
 
 from .. import errors
-from ..errors import AutoparError, PlanError
+from ..errors import PlanError
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
 from .messages import Group, broadcast, gather, named, rank_of
