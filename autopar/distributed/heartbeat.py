@@ -64,7 +64,6 @@ class Guard:
         # A connection of its own, for another may wait in a call of the store: nothing listens at it.
         world: Any = group if group is not None else dist.group.WORLD
         self._store = world.get_group_store().clone()
-        self._store.set_timeout(timedelta(seconds=timeout_s))
         self._at = f"autopar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_guards}"
         _guards += 1
         self._threads = [
@@ -84,8 +83,10 @@ class Guard:
         self.last_step, self._stepped = number, self._awake
 
     def start(self) -> None:
-        """Begin to beat and to watch."""
-        self._beat()
+        """Begin to beat and to watch, when rank 0 has."""
+        self._write()
+        self._first = json.loads(self._store.get(f"{self._at}/0"))
+        self._store.set_timeout(timedelta(seconds=self.timeout_s))
         for thread in self._threads:
             thread.start()
 
@@ -175,8 +176,6 @@ class Guard:
 
     def _listen(self) -> None:
         key = f"{self._at}/{self._next}"
-        if not self._first and self._store.check([f"{self._at}/0"]):
-            self._first = json.loads(self._store.get(f"{self._at}/0"))
         if self._next == self.rank or not self._store.check([key]):
             return
         record = json.loads(self._store.get(key))
@@ -205,10 +204,9 @@ class Guard:
             self._accuse(self._record(), f"{verb} at {where}, for {still:.0f} s")
 
     def _lose(self, what: str, sign: str) -> None:
-        """Name the process that holds the store, with which this rank cannot speak."""
-        agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if agents or not self._first:
-            holder = f"torchrun on {os.environ.get('MASTER_ADDR')}" if agents else "rank 0"
+        """Name the process that holds the store, which does not answer: torchrun's where it has one, else rank 0."""
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            holder = f"torchrun on {os.environ.get('MASTER_ADDR')}"
         else:
             self._failed = {**self._first, "by": self.rank}
             holder = f"rank 0 ({self._first['host']}, pid {self._first['pid']})"

@@ -101,7 +101,9 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
     assert ended.codes[failing] == -9
     for rank in set(range(count)) - {failing}:
         assert ended.codes[rank] == 1, "the error of a main thread"
-        assert re.search(rf"RunError: rank {failing}\b.* has died", ended.said[rank]), ended.said[rank]
+        assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* has died", ended.said[rank]), (
+            ended.said[rank]
+        )
 
 
 @pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 2)])
@@ -110,7 +112,7 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
     assert None not in ended.codes and ended.after < 2 * BOUND_S
     assert ended.codes[failing] == -9
     for rank in set(range(count)) - {failing}:
-        assert re.search(rf"rank {failing}\b.*(is stopped|hangs)", ended.said[rank]), ended.said[rank]
+        assert re.search(rf"rank {failing} \(.*(is stopped|hangs)", ended.said[rank]), ended.said[rank]
 
 
 def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path):
