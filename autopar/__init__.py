@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .distributed.distribute import distribute
+    from .distributed.pipeline import Distributed
     from .engine.api import compile, plan, train_step
     from .engine.compiled import Compiled
     from .engine.data_parallel import DataParallel
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
         RunError,
     )
     from .ir.device import Device, Link
+    from .ir.distribution import Distribution
     from .ir.graph import Graph, Task, Value
+    from .ir.hosts import Host, Hosts
     from .ir.machine import Machine
     from .ir.plan import Plan
     from .ir.program import Program
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "distributed.distribute": ("distribute",),
+    "distributed.pipeline": ("Distributed",),
     "engine.api": ("compile", "plan", "train_step"),
     "engine.compiled": ("Compiled",),
     "errors": (
@@ -49,6 +55,8 @@ _HOME = {
         "ProgramError",
         "RunError",
     ),
+    "ir.distribution": ("Distribution",),
+    "ir.hosts": ("Host", "Hosts"),
     "ir.graph": ("Graph", "Task", "Value"),
     "ir.device": ("Device", "Link"),
     "ir.machine": ("Machine",),
@@ -69,7 +77,11 @@ __all__ = [
     "Device",
     "DeviceError",
     "DifferenceError",
+    "Distributed",
+    "Distribution",
     "Graph",
+    "Host",
+    "Hosts",
     "LateError",
     "Link",
     "Machine",
@@ -85,6 +97,7 @@ __all__ = [
     "TrainStep",
     "Value",
     "compile",
+    "distribute",
     "plan",
     "schedule",
     "train_step",

@@ -9,7 +9,17 @@ from importlib.util import find_spec
 from ..system.cache import processor
 
 STACKS = "stacks"
-SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "predictions", "gpu", STACKS)
+SUITES = (
+    "overhead",
+    "first_call",
+    "overlap",
+    "training",
+    "optimizers",
+    "predictions",
+    "pipelines",
+    "gpu",
+    STACKS,
+)
 """Modules of this package with a `run`; the last is made of contests."""
 
 

@@ -52,7 +52,8 @@ def agreed(
 
     def digest() -> Mapping[str, str]:
         nonlocal plan
-        plan = plan or decode(Distribution, received["plan"], "the plan of rank 0").check()
+        # Rank 0 too goes on with what was sent, where a whole number may have become a float.
+        plan = decode(Distribution, received["plan"], "the plan of rank 0").check()
         return {"a plan with the digest": plan.digest}
 
     agree(digest, group)

@@ -1,0 +1,220 @@
+"""`distribute`: a model over the processes of a job, planned from what each of them measures."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..engine.api import compile, prepared
+from ..errors import DeviceError, PlanError
+from ..ir.device import Device
+from ..ir.distribution import SCHEDULES, Distribution
+from ..ir.hosts import Hosts
+from ..ir.machine import Machine
+from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
+from .agreement import agree, agreed, described
+from .messages import gather
+from .network import found
+from .pipeline import Distributed
+from .profile import Times, profile
+from .units import Units, units
+
+log = logging.getLogger("autopar")
+
+FEW, MANY = 8, 2
+"""Parts of the batch whose sizes units are timed with, for what they take at any size."""
+
+
+def distribute(  # noqa: PLR0913 - what users may fix
+    model: nn.Module,
+    hosts: Hosts | str = "auto",
+    *,
+    example_inputs: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    devices: str | Sequence[str | Device] | Machine = "auto",
+    group: dist.ProcessGroup | None = None,
+    schedule: str = "auto",
+    stages: int | None = None,
+    replicas: int | None = None,
+    micro_batches: int | None = None,
+    optimizer_bytes: float = 2.0,
+    plan: Distribution | str | PathLike[str] | None = None,
+) -> Distributed:
+    """A model over all processes of a job: pipeline stages and replicas, run by `torch.distributed.pipelining`.
+
+        torch.distributed.init_process_group()                      # under torchrun
+        job = autopar.distribute(model, example_inputs=(x,), loss=criterion)
+        optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
+        for x, y in batches:                                        # the whole batch, in every process
+            optimizer.zero_grad()
+            loss = job.step(x, target=y)
+            optimizer.step()
+
+    model: an `nn.Module` that `torch.export` captures; every process gets the parameters and buffers of rank 0.
+    hosts: "auto", each process as it finds itself, links measured; or `Hosts`, or a line such as
+    "2 x cpu over ethernet-10", with as many hosts as there are processes, to plan for other links than there are.
+    example_inputs, example_kwargs: one whole batch, of the size that all steps will have.
+    loss: `loss(outputs, *targets)`, a mean over rows. None: the job serves, and is planned for most calls a second.
+    devices: those of this process, as in `compile`: "auto" is `cuda:LOCAL_RANK`, or the CPU. Where they are several
+    lanes, autopar places the stage on all of them.
+    schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble"; stages, replicas, micro_batches: fixed numbers;
+    what is left open is chosen by simulation. optimizer_bytes: bytes of the optimizer's state for each byte of weights.
+    plan: a Distribution (or file) made before, to be used as it is.
+
+    Raises DeviceError where no process group is initialized, CaptureError, PlanError or MemoryCapError, each in every
+    process.
+    """
+    device, machine = _here(devices)
+    if schedule != "auto" and schedule not in SCHEDULES:
+        raise PlanError(f"schedule={schedule!r} is not known; give auto or one of {', '.join(SCHEDULES)}")
+    kwargs = dict(example_kwargs or {})
+    batch = tuple(example_inputs), kwargs
+    agree(lambda: described(model), group)
+    _same(model, group, device)
+    known = _hosts(hosts, machine, group, device)
+    priced = _chain(model, batch, known, group, device, loss is not None) if plan is None else None
+
+    def make() -> Distribution:
+        if priced is None:
+            assert plan is not None
+            return plan if isinstance(plan, Distribution) else Distribution.load(plan)
+        chain, rows = priced
+        return distribution(
+            chain,
+            known,
+            rows,
+            objective="training" if loss is not None else "throughput",
+            schedules=SCHEDULES if schedule == "auto" else (schedule,),
+            stages=stages,
+            replicas=replicas,
+            micro_batches=micro_batches,
+            optimizer_bytes=optimizer_bytes,
+        )
+
+    chosen = agreed(make, None, group)
+    part = _sliced(batch, chosen.batch // chosen.replicas // chosen.micro_batches)
+    captured = units(model, *part)
+    if captured.names != chosen.units:
+        raise PlanError(f"the plan is of {chosen.model} with {len(chosen.units)} units, not of this model")
+    lanes = sum(len(own.compute_lanes) for own in machine.devices)
+
+    def place(stage: nn.Module) -> nn.Module:
+        return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
+
+    log.info("%s", chosen)
+    return Distributed(captured, chosen, loss, group, device, place)
+
+
+def _here(devices: Any) -> tuple[torch.device, Machine]:
+    """The torch device of this process's tensors, and its machine."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise DeviceError(
+            "no process group is initialized; call torch.distributed.init_process_group() first, and start the script "
+            "with torchrun --nproc-per-node N"
+        )
+    if devices == "auto":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        devices = [f"cuda:{local % torch.cuda.device_count()}"] if torch.cuda.is_available() else ["cpu"]
+    machine = prepared(None, devices)[0]
+    first = next((own for own in machine.devices if not own.traits.host), machine.devices[0])
+    return torch.device(first.torch_device), machine
+
+
+def _hosts(
+    hosts: Hosts | str, machine: Machine, group: dist.ProcessGroup | None, device: torch.device
+) -> Hosts:
+    count = dist.get_world_size(group)
+    if isinstance(hosts, str) and hosts == "auto":
+        return found(machine, group, device)
+    declared = Hosts.declare(hosts) if isinstance(hosts, str) else hosts.check()
+    if len(declared.hosts) != count:
+        raise PlanError(
+            f"{len(declared.hosts)} hosts are declared, and the job has {count} processes; give one host to each, or "
+            'hosts="auto"'
+        )
+    return declared
+
+
+def _chain(
+    model: nn.Module,
+    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    hosts: Hosts,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    trained: bool,
+) -> tuple[Chain, int]:
+    """The units of a model, timed by each process for itself, all at the same time; and the rows of the batch."""
+    rows = next(leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    sizes = sorted({max(1, rows // FEW), max(1, rows // MANY)})
+    captures: list[tuple[Units, list[Any]]] = []
+
+    def capture() -> dict[str, str]:
+        for size in sizes:
+            args, kwargs = _sliced(batch, size)
+            leaves = pytree.tree_leaves((args, kwargs))
+            there = [leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            captures.append((units(model, args, kwargs), there))
+        return {"units": " ".join(captures[-1][0].names)}
+
+    agree(capture, group)
+    measured: list[list[Times]] = [profile(own, inputs, device, trained) for own, inputs in captures]
+    captured = captures[-1][0]
+    costs = [[_line(sizes, [times[i].forward_s for times in measured]),
+              _line(sizes, [times[i].backward_s for times in measured])] for i in range(len(measured[0]))]  # fmt: skip
+    told = gather(costs, group)
+    by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
+    kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
+    keys = {id(tensor): path for path, tensor in reversed([*model.named_parameters(remove_duplicate=False)])}
+    made = tuple(
+        _unit(captured, at, [by_name[kind][at] for kind in kinds], times, keys)
+        for at, times in enumerate(measured[-1])
+    )
+    return Chain(type(model).__name__, kinds, made).check(), rows
+
+
+def _unit(captured: Units, at: int, costs: Sequence[Any], times: Times, keys: Mapping[int, str]) -> Unit:
+    state = [*captured.state(captured.nodes[at])]
+    sent = sum(node.meta["val"].nbytes for node in captured.crossing(at + 1))
+    return Unit(
+        captured.names[at],
+        tuple(RowCost(*forward) for forward, _ in costs),
+        tuple(RowCost(*backward) for _, backward in costs),
+        tuple((keys[id(tensor)], tensor.nbytes) for _, tensor in state if id(tensor) in keys),
+        sum(tensor.nbytes for _, tensor in state if id(tensor) not in keys),
+        times.saved_bytes / captured.rows,
+        sent / captured.rows,
+    )
+
+
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """(fixed, per row) seconds of what took so long for these numbers of rows; neither below 0."""
+    slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else seconds[0] / sizes[0]
+    slope = min(max(0.0, slope), seconds[-1] / sizes[-1])
+    return seconds[-1] - slope * sizes[-1], slope
+
+
+def _sliced(batch: tuple[tuple[Any, ...], dict[str, Any]], rows: int) -> Any:
+    """The first rows of a batch."""
+
+    def own(leaf: Any) -> Any:
+        return leaf[:rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+    return pytree.tree_map(own, batch)
+
+
+@torch.no_grad()
+def _same(model: nn.Module, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Let every process have the parameters and buffers of the first."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        sent = tensor.to(device).contiguous()
+        dist.broadcast(sent, group=group, group_src=0)
+        tensor.copy_(sent)

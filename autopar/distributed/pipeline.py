@@ -1,0 +1,298 @@
+"""A model over several processes: what `autopar.distribute` returns, run by `torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.utils import _pytree as pytree
+
+from ..errors import PlanError, RunError
+from ..ir.distribution import Distribution
+from ..ir.timeline import Span, Timeline
+from .reduction import Shared, sum_gradients
+from .stages import StageModule
+from .units import Units
+
+_SCHEDULES = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+}
+
+Place = Callable[[nn.Module], nn.Module]
+
+
+class _InOnePiece(torch.autograd.Function):
+    """The same tensor, whose gradient lies in one piece, as it must to be sent."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.contiguous()
+
+
+class _Entry(nn.Module):
+    """A stage as `PipelineStage` calls it. `apart`: what it returns is a copy, which nothing keeps for the backward.
+    torch detaches that in place where it computes gradients of inputs and of weights apart."""
+
+    def __init__(self, stage: nn.Module, apart: bool) -> None:
+        super().__init__()
+        self.stage, self.apart = stage, apart
+
+    def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
+        found = self.stage(*map(_InOnePiece.apply, received), **inputs)
+        return pytree.tree_map(torch.clone, found) if self.apart else found
+
+
+class _Stage(pipelining.PipelineStage):
+    """A stage that notes when it computes."""
+
+    spans: list[Span]
+
+    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
+
+    def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self._noted("B", chunk, partial(super().backward_one_chunk, chunk, *args, **kwargs))
+
+    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
+
+    def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = call()
+        lane, phase = f"rank {dist.get_rank()}", "forward" if what == "F" else "backward"
+        name = f"{self.stage_index}{what}{chunk}"
+        self.spans.append(Span(lane, lane, "compute", name, began, time.perf_counter(), phase=phase))
+        return result
+
+
+class Distributed:
+    """The stages of a model that this process has, and steps that all processes of the job take together.
+
+    `job.step(*inputs, target=…)` is forward, backward and the sum of gradients; `job(*inputs)` the forward alone.
+    Every process is called with the whole batch, of which each replica takes its rows. Parameters are the model's own
+    objects: `torch.optim.SGD(job.parameters())` steps those of this process.
+    """
+
+    def __init__(
+        self,
+        units: Units,
+        plan: Distribution,
+        loss: Callable[..., torch.Tensor] | None,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        place: Place,
+    ) -> None:
+        self.plan, self.loss, self._device, self._group = plan, loss, device, group
+        grid = _grid(plan, dist.get_process_group_ranks(group or dist.group.WORLD))
+        own = dist.get_rank()
+        places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
+        # A process that the plan leaves idle only waits for the loss.
+        self.replica, self.position = places[0] if places else (-1, -1)
+        self._chain = _groups(grid)[self.replica] if places else None
+        modules = {
+            number: StageModule(units, stage.first, stage.stop, device)
+            for number, stage in enumerate(plan.stages)
+        }
+        self._shared = _shared(modules, plan, grid, self.position)
+        self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
+        for module in self.stages.values():
+            module.to(device)
+        self._empty = nn.Parameter(torch.empty(0, device=device))
+        self._last = modules[len(modules) - 1]
+        self._names = tuple(node.name for node in units.inputs)
+        self._targets: list[Any] = []
+        apart = plan.schedule == "zero-bubble"
+        self._entries = {n: _Entry(place(module), apart) for n, module in self.stages.items()}
+        self._spans: list[Span] = []
+        self._took = (0.0, 0.0)
+        self._training = self._scheduled(self._scaled) if loss is not None and self.stages else None
+        self._serving: Any = None
+
+    def _scheduled(self, loss: Callable[..., torch.Tensor] | None) -> Any:
+        built = [
+            _Stage(entry, n, len(self.plan.stages), self._device, group=self._chain)
+            for n, entry in self._entries.items()
+        ]
+        for stage in built:
+            stage.spans = self._spans
+        kind: Any = _SCHEDULES[self.plan.schedule]
+        single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
+        given = built[0] if single else built
+        return kind(given, self.plan.micro_batches, loss_fn=loss, scale_grads=False)
+
+    def step(self, *args: Any, target: Any = (), **kwargs: Any) -> torch.Tensor:
+        """Add the gradients of a batch to `.grad`, and return its mean loss, a scalar that is the same everywhere.
+
+        `target` is what `loss(outputs, target)` is called with, a tuple being spread; its tensors have the batch's
+        rows along their first axis. The loss must be a mean over rows, so that those of micro-batches average to it.
+        Raises PlanError for a batch of another size, and where no `loss` was given.
+        """
+        if self.loss is None:
+            raise PlanError(
+                "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
+            )
+        inputs = self._inputs(args, kwargs)
+        own = self._rows(target if isinstance(target, tuple) else (target,))
+        self._targets = self._chunks(own) if self._has_last else []
+        losses: list[torch.Tensor] = []
+        marks = torch.arange(self.plan.micro_batches)
+        self._spans.clear()
+        began = time.perf_counter()
+        if self._training is not None:
+            self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
+        sum_gradients(self._shared)
+        total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
+        total = total.to(torch.float64)
+        dist.all_reduce(total, group=self._group)
+        self._took = began, time.perf_counter()
+        return total
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for the rows of this replica, in the process of its last stage; None elsewhere."""
+        if not self.stages:
+            return None
+        if self._serving is None:
+            self._serving = self._scheduled(None)
+        found = self._serving.eval(**self._inputs(args, kwargs))
+        return self._last.answer(found) if self._has_last else None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this process's stages, each once; an empty one where the plan leaves it idle, as optimizers
+        want one at least."""
+        found = [parameter for _, parameter in self.named_parameters()]
+        return iter(found or [self._empty])
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(path in the model, parameter) of this process's stages, each once."""
+        seen = set()
+        for module in self.stages.values():
+            for path, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield path, parameter
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of this process's stages under all their paths in the model."""
+        return {
+            path: tensor
+            for module in self.stages.values()
+            for own, tensor in module.state_dict().items()
+            for path in module.paths[own]
+        }
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy what a state dict of the whole model, or of this process's stages, has of them. RunError names what it
+        lacks."""
+        for path, tensor in self.state_dict().items():
+            if path not in state:
+                raise RunError(
+                    f"the state dict has no {path!r}, which stages {', '.join(map(str, self.stages))} need"
+                )
+            tensor.copy_(state[path])
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last step as this process saw it: `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W
+        the gradients of its weights where they are computed apart. On an accelerator these are the seconds of
+        launching."""
+        began, ended = self._took
+        lane = f"rank {dist.get_rank()}"
+        spans = tuple(replace(s, start=s.start - began, end=s.end - began) for s in self._spans)
+        return Timeline(f"{self.plan.model}, {lane}", (lane,), spans, ended - began)
+
+    def explain(self) -> str:
+        """The plan: stages, replicas, who sends what to whom, and what else was tried."""
+        return str(self.plan)
+
+    @property
+    def _has_last(self) -> bool:
+        return len(self.plan.stages) - 1 in self.stages
+
+    def _scaled(self, output: Any, mark: torch.Tensor) -> torch.Tensor:
+        """The share of one micro-batch in the mean loss of all of them."""
+        assert self.loss is not None
+        found = self.loss(self._last.answer(output), *self._targets[int(mark)])
+        return found / (self.plan.micro_batches * self.plan.replicas)
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The rows of this replica of the model's inputs that its stages need, by name."""
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+        if len(leaves) != len(self._names):
+            raise PlanError(
+                f"the model was captured with {len(self._names)} inputs, and is called with {len(leaves)}; give what "
+                "example_inputs had"
+            )
+        needed = {name for module in self.stages.values() for name in module.needs}
+        given = {name: leaf for name, leaf in zip(self._names, leaves) if name in needed}
+        return {name: self._rows(leaf) for name, leaf in given.items()}
+
+    def _rows(self, given: Any) -> Any:
+        """The rows of this replica of all tensors, on its device."""
+        batch, share = self.plan.batch, self.plan.batch // self.plan.replicas
+
+        def own(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.dim() == 0 or leaf.shape[0] != batch:
+                raise PlanError(
+                    f"a tensor of {list(leaf.shape)} where a batch of {batch} rows was planned; give batches of that "
+                    "size (drop_last=True in the loader), or distribute again with example_inputs of this size"
+                )
+            return leaf[self.replica * share : (self.replica + 1) * share].to(self._device)
+
+        return pytree.tree_map(own, given)
+
+    def _chunks(self, given: Any) -> list[Any]:
+        """The same for each micro-batch."""
+        leaves, spec = pytree.tree_flatten(given)
+        count = self.plan.micro_batches
+        cut = [leaf.chunk(count) if isinstance(leaf, torch.Tensor) else [leaf] * count for leaf in leaves]
+        return [pytree.tree_unflatten([parts[i] for parts in cut], spec) for i in range(count)]
+
+
+def _grid(plan: Distribution, ranks: Sequence[int]) -> list[list[int]]:
+    """The rank of each process of each replica."""
+    number = {host.name: rank for host, rank in zip(plan.hosts.hosts, ranks)}
+    return [[number[name] for name in row] for row in plan.ranks]
+
+
+def _groups(grid: Sequence[Sequence[int]]) -> list[dist.ProcessGroup]:
+    """A group for each replica's chain; every process makes all of them, as torch asks."""
+    return [dist.new_group(list(row)) for row in grid]
+
+
+def _shared(
+    modules: Mapping[int, StageModule], plan: Distribution, grid: Sequence[Sequence[int]], position: int
+) -> list[Shared]:
+    """What this process shares with others: each parameter with all that hold it, in any stage or replica."""
+    holders: dict[int, tuple[nn.Parameter, set[int]]] = {}
+    for number, module in modules.items():
+        for parameter in module.parameters():
+            holders.setdefault(id(parameter), (parameter, set()))[1].add(plan.position(number))
+    by: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for parameter, positions in holders.values():
+        by.setdefault(tuple(sorted(positions)), []).append(parameter)
+    found = []
+    for shared, parameters in sorted(by.items()):
+        members = sorted(row[p] for row in grid for p in shared)
+        if len(members) < 2:
+            continue
+        group = dist.new_group(members)
+        if position in shared:
+            found.append(Shared(tuple(parameters), group))
+    return found

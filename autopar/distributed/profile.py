@@ -1,0 +1,136 @@
+"""Measured units: seconds of forward and backward of each on this process's device, and the bytes it keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .stages import located
+from .units import Units
+
+ROUNDS = 5
+"""Times that each unit is run; the shortest counts, as others may disturb any of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of a unit for so many rows: seconds, and bytes that its forward keeps for the backward."""
+
+    forward_s: float
+    backward_s: float
+    saved_bytes: int
+
+
+def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> list[Times]:
+    """Times of all units for inputs of `units.rows` rows, in their order; gradients too if `trained`.
+
+    Each unit runs `ROUNDS` times on what the ones before it made. Buffers and random numbers are as before in the end.
+    """
+    with _as_before(units.model, device), torch.set_grad_enabled(trained):
+        return list(_times(units, inputs, device, trained))
+
+
+def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> Iterator[Times]:
+    values: dict[fx.Node, Any] = dict(zip(units.inputs, inputs))
+    # What is counted stays alive, so that no other tensor gets its memory.
+    kept = {_memory(tensor): tensor for tensor in (*units.model.parameters(), *units.model.buffers())}
+    asked = _asked(device) if trained else 0.0
+    for node in units.graph.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = units.tensor(node)
+        elif node in units.anywhere:
+            values[node] = _call(node, values, device)
+        elif node in units.unit and units.nodes[units.unit[node]][0] is node:
+            one = _Unit(units.nodes[units.unit[node]], values, device)
+            yield one.timed(kept, asked if trained else None)
+
+
+class _Unit:
+    """A unit to be run by itself: its `own` values from outside it start a graph of their own."""
+
+    def __init__(self, nodes: Sequence[fx.Node], values: dict[fx.Node, Any], device: torch.device) -> None:
+        self.nodes, self.values, self.device = nodes, values, device
+        sources = {source for node in nodes for source in node.all_input_nodes if source not in nodes}
+        self.own = {source: _leaf(values[source], device) for source in sources}
+        self.saved: list[torch.Tensor] = []
+
+    def timed(self, kept: dict[int, torch.Tensor], asked: float | None) -> Times:
+        """Times of the unit, whose values are entered; `asked` are the seconds of asking for gradients, None: none
+        is asked for."""
+        forward, backward = [], [0.0]
+        for turn in range(ROUNDS):
+            local = dict(self.own)
+            self.saved.clear()
+            with saved_tensors_hooks(self._keep, lambda tensor: tensor):
+                forward.append(_seconds(partial(self._run, local), self.device))
+            made = [local[node] for node in self.nodes if isinstance(local[node], torch.Tensor)]
+            ends = [tensor for tensor in made if tensor.requires_grad]
+            if asked is not None and ends:
+                leaves = [t for t in self.own.values() if isinstance(t, torch.Tensor) and t.requires_grad]
+                starts = [torch.ones_like(tensor) for tensor in ends]
+                call = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
+                backward[turn:] = [max(0.0, _seconds(call, self.device) - asked)]
+        self.values.update({node: local[node] for node in self.nodes})
+        fresh = {_memory(tensor): tensor for tensor in self.saved if _memory(tensor) not in kept}
+        fresh = {key: tensor for key, tensor in fresh.items() if not isinstance(tensor, nn.Parameter)}
+        kept |= fresh
+        return Times(min(forward), min(backward), sum(t.untyped_storage().nbytes() for t in fresh.values()))
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.saved.append(tensor)
+        return tensor
+
+    def _run(self, values: dict[fx.Node, Any]) -> None:
+        for node in self.nodes:
+            values[node] = _call(node, values, self.device)
+
+
+def _asked(device: torch.device) -> float:
+    """Seconds of asking autograd for gradients, which a backward as a whole does once."""
+    given = torch.ones(1, device=device, requires_grad=True)
+    calls = [partial(torch.autograd.grad, given.view(1), given) for _ in range(ROUNDS)]
+    return min(_seconds(call, device) for call in calls)
+
+
+def _call(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) -> Any:
+    args, kwargs = located(torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__), device)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _leaf(value: Any, device: torch.device) -> Any:
+    """The same tensor on the device, as the start of a graph of its own; parameters that are there as they are."""
+    if not isinstance(value, torch.Tensor) or (isinstance(value, nn.Parameter) and value.device == device):
+        return value
+    return value.detach().to(device).requires_grad_(value.requires_grad)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    began = time.perf_counter()
+    call()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _as_before(model: nn.Module, device: torch.device) -> Iterator[None]:
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+        yield
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)

@@ -1,0 +1,196 @@
+"""The units of a model: its operators in order, as `torch.export` captures them, and what each cut sends."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import CaptureError
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """A captured model as a chain: unit i is `nodes[i]`, an operator with all that only names a part of its result.
+
+    `anywhere` are nodes that any stage computes for itself: what depends on inputs and buffers alone and needs no
+    gradient, such as masks and positions. `inputs` are the model's own inputs, by the names of their nodes. `rows` is
+    the size of their first axis, that of one micro-batch.
+    """
+
+    model: nn.Module
+    graph: fx.GraphModule
+    nodes: tuple[tuple[fx.Node, ...], ...]
+    anywhere: frozenset[fx.Node]
+    inputs: tuple[fx.Node, ...]
+    rows: int
+    out_spec: Any
+    unit: Mapping[fx.Node, int] = field(repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the units, that of the operator each begins with."""
+        return tuple(nodes[0].name for nodes in self.nodes)
+
+    @cached_property
+    def output(self) -> fx.Node:
+        """The node that returns."""
+        return next(node for node in reversed(self.graph.graph.nodes) if node.op == "output")
+
+    @cached_property
+    def _crossing(self) -> list[tuple[fx.Node, ...]]:
+        sent: list[list[fx.Node]] = [[] for _ in range(len(self.nodes) + 1)]
+        for at, nodes in enumerate(self.nodes):
+            for node in nodes:
+                if not isinstance(node.meta.get("val"), torch.Tensor):
+                    continue
+                last = max((self._place(user) for user in node.users), default=at)
+                for cut in range(at + 1, last + 1):
+                    sent[cut].append(node)
+        return [tuple(nodes) for nodes in sent]
+
+    def crossing(self, cut: int) -> tuple[fx.Node, ...]:
+        """The tensors that are made before unit `cut` and read by it or later ones, in order; what the model returns
+        is read at its end."""
+        return self._crossing[cut]
+
+    def _place(self, user: fx.Node) -> int:
+        if user.op == "output":
+            return len(self.nodes) - 1
+        # What any stage may compute reads nothing that a unit makes.
+        return self.unit[user]
+
+    def needed(self, nodes: Sequence[fx.Node], given: Sequence[fx.Node]) -> list[fx.Node]:
+        """What `nodes` read, by way of what any stage computes for itself, of inputs and state that is not `given`; in
+        order."""
+        have, found = set(given), set[fx.Node]()
+        waiting = [source for node in nodes for source in node.all_input_nodes]
+        while waiting:
+            node = waiting.pop()
+            if node in have or node in found:
+                continue
+            found.add(node)
+            waiting += node.all_input_nodes
+        return [node for node in self.graph.graph.nodes if node in found]
+
+    def tensor(self, node: fx.Node) -> torch.Tensor:
+        """The parameter, buffer or constant that a node reads, the model's own object where it has one."""
+        name = str(node.target)
+        owner, _, last = name.rpartition(".")
+        for root in (self.model, self.graph):
+            try:
+                found = getattr(root.get_submodule(owner), last)
+            except AttributeError:
+                continue
+            if isinstance(found, torch.Tensor):
+                return found
+        raise CaptureError(f"{type(self.model).__name__}: {name} is no parameter, buffer or constant of it")
+
+    @cached_property
+    def paths(self) -> dict[int, list[str]]:
+        """All paths of each parameter and buffer of the model in its state dict, by the id of the tensor."""
+        found: dict[int, list[str]] = {}
+        for path, tensor in self.model.state_dict(keep_vars=True).items():
+            found.setdefault(id(tensor), []).append(path)
+        return found
+
+    def state(self, nodes: Sequence[fx.Node]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(path, tensor) of what some nodes read of the model's parameters, buffers and constants, each path once."""
+        seen = set()
+        for node in nodes:
+            for source in node.all_input_nodes:
+                if source.op == "get_attr" and source.target not in seen:
+                    seen.add(source.target)
+                    yield str(source.target), self.tensor(source)
+
+
+def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Units:
+    """Capture a model as a chain, for inputs of the size of one micro-batch.
+
+    Sizes are fixed to those of the inputs. Raises CaptureError where `torch.export` cannot capture the model as one
+    graph, and says what it says.
+    """
+    name = type(model).__name__
+    try:
+        graph = torch.export.export(model, tuple(args), dict(kwargs), strict=False).module(check_guards=False)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise CaptureError(
+            f"{name}: torch.export cannot capture it as one graph, which stages are cut from: {lines[0]}. Train it "
+            "with DistributedDataParallel(autopar.compile(model, devices)), which needs no graph"
+        ) from error
+    assert isinstance(graph, fx.GraphModule)
+    leaves = [
+        leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)
+    ]
+    if not leaves or any(leaf.dim() == 0 or leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
+        raise CaptureError(
+            f"{name}: every input needs rows along its first axis, as many in each, so that they can be cut into "
+            f"micro-batches; got {[list(leaf.shape) for leaf in leaves]}"
+        )
+    anywhere = _anywhere(graph)
+    chain: list[list[fx.Node]] = []
+    at: dict[fx.Node, int] = {}
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or node in anywhere:
+            continue
+        if node.target is operator.getitem and node.args[0] in at:
+            at[node] = at[node.args[0]]
+            chain[at[node]].append(node)
+        else:
+            at[node] = len(chain)
+            chain.append([node])
+    if not chain:
+        raise CaptureError(
+            f"{name}: there is nothing to cut into stages: no operation of it needs its inputs"
+        )
+    inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
+    spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
+    return Units(
+        model, graph, tuple(map(tuple, chain)), anywhere, inputs, leaves[0].shape[0], spec, at
+    )  # fmt: skip
+
+
+def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
+    """Operators that read inputs, buffers and constants alone, are cheap to compute again and write nothing."""
+    parameters = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
+    written = {
+        source
+        for node in graph.graph.nodes
+        if node.op == "call_function" and _writes(node)
+        for source in node.all_input_nodes
+    }
+    found: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or _writes(node) or _draws(node):
+            continue
+        sources = node.all_input_nodes
+        plain = all(
+            (source.op == "placeholder" and not _floating(source))
+            or (source.op == "get_attr" and source.target not in parameters and source not in written)
+            or source in found
+            for source in sources
+        )  # fmt: skip
+        if plain and node not in written:
+            found.add(node)
+    return frozenset(found)
+
+
+def _floating(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and val.is_floating_point()
+
+
+def _writes(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

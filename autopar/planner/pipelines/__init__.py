@@ -1,0 +1,7 @@
+"""Pipelines over hosts: a model as a chain of units, cut into stages, with replicas, micro-batches and a schedule."""
+
+from .chain import Chain, RowCost, Unit
+from .choose import distribution
+from .processes import Process, processes
+
+__all__ = ["Chain", "Process", "RowCost", "Unit", "distribution", "processes"]

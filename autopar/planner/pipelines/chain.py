@@ -1,0 +1,172 @@
+"""A model as a chain of units: what cutting it into pipeline stages needs to know of it. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import PlanError
+
+Numbers: TypeAlias = NDArray[np.float64]
+
+
+class RowCost(NamedTuple):
+    """Seconds of a unit on one kind of process: `fixed_s + per_row_s × rows`; one row is one sample of the batch."""
+
+    fixed_s: float = 0.0
+    per_row_s: float = 0.0
+
+    def seconds(self, rows: float) -> float:
+        """Seconds of so many rows."""
+        return self.fixed_s + self.per_row_s * rows
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An operator of the model, or several that are never cut apart.
+
+    `forward` and `backward` have one entry for each of `Chain.kinds`, or one for all of them. `weights` are the
+    trained parameters that it reads, as (key, bytes): a tensor that several units read has one key. `buffer_bytes` is
+    state that is not trained. Of one row, in bytes: `saved_bytes` that the forward keeps for the backward,
+    `crossing_bytes` of all values that must cross a cut just behind this unit, whoever made them: a skip connection
+    counts for every cut that it crosses. `weight_share` is the part of the backward that makes the gradients of
+    weights, which a zero-bubble schedule may put off.
+    """
+
+    name: str
+    forward: tuple[RowCost, ...]
+    backward: tuple[RowCost, ...] = (RowCost(),)
+    weights: tuple[tuple[str, int], ...] = ()
+    buffer_bytes: int = 0
+    saved_bytes: float = 0.0
+    crossing_bytes: float = 0.0
+    module: str = ""
+    weight_share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Units of a model in topological order. `kinds` names the kinds of process that they are priced for, as
+    `Process.kind` does.
+
+    A chain of one's own:
+
+        Chain("mlp", ("host0",), tuple(
+            Unit(f"layer{i}", (RowCost(1e-5, 1e-6),), (RowCost(2e-5, 2e-6),), ((f"layer{i}.weight", 4096),),
+                 saved_bytes=256, crossing_bytes=256)
+            for i in range(12)
+        )).check()
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    units: tuple[Unit, ...]
+
+    def check(self) -> Chain:
+        """Return self, or raise PlanError naming the unit and what is wrong with it."""
+        if not self.units or not self.kinds:
+            raise PlanError(f"the chain {self.name!r} needs one unit and one kind of process at least")
+        for unit in self.units:
+            for word, costs in (("forward", unit.forward), ("backward", unit.backward)):
+                if len(costs) not in (1, len(self.kinds)):
+                    raise PlanError(
+                        f"{word} of unit {unit.name!r} has {len(costs)} costs; give one for each of "
+                        f"{', '.join(self.kinds)}"
+                    )
+                if any(not (0 <= figure < float("inf")) for cost in costs for figure in cost):
+                    raise PlanError(f"{word} of unit {unit.name!r} is {costs}; give seconds from 0")
+            if min(unit.buffer_bytes, unit.saved_bytes, unit.crossing_bytes, *_bytes(unit), 0) < 0:
+                raise PlanError(f"unit {unit.name!r} has bytes below 0")
+            if not 0 <= unit.weight_share <= 1:
+                raise PlanError(f"weight_share of unit {unit.name!r} is {unit.weight_share}; give 0 to 1")
+        return self
+
+    def kind(self, name: str) -> int:
+        """The number of a kind of process. Raises PlanError for one that the units are not priced for."""
+        if name not in self.kinds:
+            raise PlanError(
+                f"the chain {self.name!r} is not priced for processes such as {name!r}, but for "
+                f"{', '.join(self.kinds)}; price its units for each kind that processes(hosts) names"
+            )
+        return self.kinds.index(name)
+
+    @cached_property
+    def _costs(self) -> dict[str, NDArray[np.float64]]:
+        """Sums over the units before each position, of the figures of `RowCost`: (kinds, units + 1, 2)."""
+        found = {}
+        for word in ("forward", "backward", "weight"):
+            rows = []
+            for unit in self.units:
+                costs = unit.forward if word == "forward" else unit.backward
+                share = unit.weight_share if word == "weight" else 1.0
+                each = costs if len(costs) == len(self.kinds) else costs * len(self.kinds)
+                rows.append([(cost.fixed_s * share, cost.per_row_s * share) for cost in each])
+            sums = np.zeros((len(self.kinds), len(self.units) + 1, 2))
+            np.cumsum(np.array(rows).transpose(1, 0, 2), axis=1, out=sums[:, 1:])
+            found[word] = sums
+        return found
+
+    def upto(self, what: str, kind: int, rows: float) -> Numbers:
+        """Seconds of all units before each position: `what` is `forward`, `backward`, or `weight`, the part of the
+        backward that is the gradients of weights."""
+        sums = self._costs[what][kind]
+        result: Numbers = sums[:, 0] + sums[:, 1] * rows
+        return result
+
+    @cached_property
+    def saved(self) -> Numbers:
+        """Bytes per row that all units before each position save."""
+        return np.concatenate(([0.0], np.cumsum([unit.saved_bytes for unit in self.units])))
+
+    @cached_property
+    def crossing(self) -> Numbers:
+        """Bytes per row that cross a cut at each position; none at both ends."""
+        return np.array([0.0, *(unit.crossing_bytes for unit in self.units[:-1]), 0.0])
+
+    @cached_property
+    def _weights(self) -> NDArray[np.int64]:
+        return np.concatenate(([0], np.cumsum([sum(_bytes(unit)) for unit in self.units])))
+
+    @cached_property
+    def first_weights(self) -> NDArray[np.int64]:
+        """Bytes of the parameters of all units before each position, each where it is first read."""
+        totals = self._weights.copy()
+        for nbytes, users in self.shared.values():
+            for user in users[1:]:
+                totals[user + 1 :] -= nbytes
+        return totals
+
+    @cached_property
+    def _buffers(self) -> NDArray[np.int64]:
+        return np.concatenate(([0], np.cumsum([unit.buffer_bytes for unit in self.units])))
+
+    @cached_property
+    def shared(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Bytes of each parameter that several units read, and those units."""
+        users: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        for number, unit in enumerate(self.units):
+            for key, nbytes in unit.weights:
+                users.setdefault(key, []).append(number)
+                sizes[key] = nbytes
+        return {key: (sizes[key], tuple(of)) for key, of in users.items() if len(of) > 1}
+
+    def weight_bytes(self, first: int, stop: int) -> int:
+        """Bytes of the trained parameters of units `first` to `stop - 1`, each tensor once."""
+        total = int(self._weights[stop] - self._weights[first])
+        for nbytes, users in self.shared.values():
+            inside = sum(first <= user < stop for user in users)
+            total -= nbytes * max(0, inside - 1)
+        return total
+
+    def buffer_bytes(self, first: int, stop: int) -> int:
+        """Bytes of the state of units `first` to `stop - 1` that is not trained."""
+        return int(self._buffers[stop] - self._buffers[first])
+
+
+def _bytes(unit: Unit) -> list[int]:
+    return [nbytes for _, nbytes in unit.weights]

@@ -1,0 +1,203 @@
+"""`distribution`: stages, replicas, micro-batches and schedule of a chain on hosts, by simulating what may be best."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from ...errors import MemoryCapError, PlanError
+from ...ir.distribution import SCHEDULES, Distribution
+from ...ir.hosts import Hosts
+from ...system.process import uncollected
+from ...text import parse_bytes, size
+from .chain import Chain
+from .grid import Grid, grids
+from .options import Asked, Option, options
+from .pricing import Priced, Setup
+from .processes import Process, processes
+
+SHOWN = 40
+"""Other plans that a distribution lists, at most."""
+
+
+@uncollected()
+def distribution(  # noqa: PLR0913 - what users may fix
+    chain: Chain,
+    hosts: Hosts,
+    batch: int,
+    *,
+    members: Sequence[Process] | None = None,
+    objective: str = "training",
+    schedules: Sequence[str] = SCHEDULES,
+    micro_batches: int | None = None,
+    replicas: int | None = None,
+    stages: int | None = None,
+    memory: int | str | None = None,
+    optimizer_bytes: float = 2.0,
+) -> Distribution:
+    """The quickest way found to run a chain on hosts: replicas, stages, cuts, micro-batches and schedule.
+
+    `members` are the processes, by default one to a host (`processes`); each must be of a kind that the chain is priced
+    for. Not all of them need be used, and the first of equals are. `batch` is the rows of one step over all replicas,
+    which divide it evenly, as micro-batches (of one replica) do. `objective` is `training`, `latency` or `throughput`
+    (the period of batches that follow each other); the last two are forward alone. `schedules` may be tried;
+    `micro_batches`, `replicas` and `stages` (all of one replica) fix what is given. `memory` caps each device of a
+    process, in bytes or as "6GiB", in place of its own. `optimizer_bytes` are kept for each byte of trained weights: 2
+    for Adam, 0 for SGD; weights and gradients come on top.
+
+    What a lower bound does not rule out is cut for the least bottleneck, and by units evenly, and simulated.
+    Replicas are the same but for their hosts, so that one is simulated, with the slowest process and link of each
+    position. Gradients are summed over replicas by a ring behind the last backward of their stage, beside what other
+    stages still do. Equal input gives an equal plan. Raises PlanError for numbers that cannot be, MemoryCapError where
+    nothing fits.
+    """
+    found = tuple(members) if members is not None else processes(hosts)
+    cap = None if memory is None else parse_bytes(memory)
+    asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages)
+    asked.check(len(found), len(chain.check().units))
+    search = _Search(chain, hosts, asked, _ordered(chain, found), cap, optimizer_bytes)
+    return search.run()
+
+
+def _ordered(chain: Chain, members: Sequence[Process]) -> list[Process]:
+    """The processes, quick kinds first."""
+    total = {
+        kind: sum(float(chain.upto(word, chain.kind(kind), 1.0)[-1]) for word in ("forward", "backward"))
+        for kind in {process.kind for process in members}
+    }
+    return sorted(members, key=lambda process: total[process.kind])
+
+
+@dataclass
+class _Search:
+    """Best first: what has the least lower bound is looked at next, until none is below the best step."""
+
+    chain: Chain
+    hosts: Hosts
+    asked: Asked
+    members: Sequence[Process]
+    cap: int | None
+    optimizer_bytes: float
+    best: tuple[float, Priced] | None = None
+    nearest: tuple[int, Priced] | None = None
+    tried: list[tuple[str, float | None]] = field(default_factory=list)
+    grid: dict[tuple[int, int], list[Grid]] = field(default_factory=dict)
+
+    def run(self) -> Distribution:
+        number = count()
+        queue: list[tuple[float, int, Setup | Priced]] = []
+        setups = (
+            Setup(self.chain, grid, option, self._state)
+            for option in options(self.asked, len(self.members), len(self.chain.units))
+            for grid in self._grids(option)
+        )
+        for setup in setups:
+            queue.append((self._least(setup), next(number), setup))
+        if not queue:
+            raise PlanError(self._nothing())
+        heapq.heapify(queue)
+        while queue:
+            bound, _, item = heapq.heappop(queue)
+            if self.best and bound >= self.best[0] * (1 - 1e-9):
+                break
+            if isinstance(item, Setup):
+                for priced in self._cut(item):
+                    heapq.heappush(queue, (priced.bound_s(self._period), next(number), priced))
+                continue
+            step = item.step_s(self._period)
+            self.tried.append((str(item.setup.option), step))
+            if not self.best or step < self.best[0]:
+                self.best = step, item
+        if not self.best:
+            raise self._short()
+        return self._result(*self.best)
+
+    @property
+    def _period(self) -> bool:
+        return self.asked.objective == "throughput"
+
+    @property
+    def _state(self) -> float:
+        return 2 + self.optimizer_bytes if self.asked.trained else 1.0
+
+    def _grids(self, option: Option) -> list[Grid]:
+        key = option.replicas, option.positions
+        if key not in self.grid:
+            self.grid[key] = [_capped(grid, self.cap) for grid in grids(self.hosts, self.members, *key)]
+        return self.grid[key]
+
+    def _least(self, setup: Setup) -> float:
+        """A lower bound of the step, before any cut: with v seconds at most, stage s has no more than a share 1/m of
+        what the stages before it leave of them."""
+        option, kind = setup.option, self.chain.kind(self.members[0].kind)
+        words = ("forward", "backward") if option.trained else ("forward",)
+        total = sum(float(self.chain.upto(word, kind, option.rows)[-1]) for word in words)
+        m, p = option.micro_batches, option.positions
+        if self._period:
+            return m * total / p
+        if option.chunks == 1 and option.schedule != "zero-bubble":
+            return total / (1 - (1 - 1 / m) ** p)
+        return max(total if option.schedule != "zero-bubble" else 0.0, m * total / p)
+
+    def _cut(self, setup: Setup) -> Iterator[Priced]:
+        """The way with the cuts to be simulated, those that fit."""
+        units, stages = len(self.chain.units), setup.option.stages
+        plain = tuple(s * units // stages for s in range(stages + 1))
+        even = setup.cutting.even()
+        found = dict.fromkeys([plain] if even is None else [tuple(even), plain])
+        fitting = False
+        for cuts in found:
+            priced = Priced(setup, cuts)
+            over, _ = priced.over
+            if over <= 0:
+                fitting = True
+                yield priced
+            elif self.nearest is None or over < self.nearest[0]:
+                self.nearest = over, priced
+        if not fitting:
+            self.tried.append((str(setup.option), None))
+
+    def _result(self, step: float, priced: Priced) -> Distribution:
+        option, grid = priced.setup.option, priced.setup.grid
+        chosen = str(option)
+        others = [row for row in self.tried if row[0] != chosen]
+        others = sorted((row for row in others if row[1] is not None), key=lambda row: row[1] or 0.0)
+        refused = [row for row in self.tried if row[1] is None]
+        return Distribution(
+            self.chain.name, tuple(unit.name for unit in self.chain.units), self.hosts, priced.stages,
+            tuple(tuple(process.host for process in row) for row in grid.rows), option.micro_batches,
+            option.schedule, self.asked.batch, step, priced.ideal_s, priced.memory, option.trained,
+            (*others[:SHOWN], *refused[: SHOWN - len(others[:SHOWN])]),
+        ).check()  # fmt: skip
+
+    def _nothing(self) -> str:
+        asked = self.asked
+        fixed = ", ".join(
+            f"{word}={number}"
+            for word in ("replicas", "stages", "micro_batches")
+            if (number := getattr(asked, word)) is not None
+        )
+        return (
+            f"no way to run {len(self.chain.units)} units on {len(self.members)} processes has {fixed or 'these'} "
+            f"with {' or '.join(asked.schedules)}; give other numbers, or leave one out"
+        )
+
+    def _short(self) -> MemoryCapError:
+        assert self.nearest is not None
+        over, priced = self.nearest
+        position = priced.over[1]
+        process, cap = priced.setup.grid.rows[0][position], priced.setup.grid.caps[position] or 0
+        return MemoryCapError(
+            f"nothing that was tried fits in memory: the nearest, {priced.setup.option}, needs "
+            f"{size(priced.memory[position])} on {process.name}, where {size(cap)} are",
+            f"raise it with memory={cap + over}, add hosts, or give a smaller batch, or an optimizer with less state",
+        )
+
+
+def _capped(grid: Grid, cap: int | None) -> Grid:
+    if cap is None:
+        return grid
+    rows = tuple(tuple(process.capped(cap) for process in row) for row in grid.rows)
+    return Grid(grid.hosts, rows)

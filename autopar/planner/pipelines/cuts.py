@@ -1,0 +1,105 @@
+"""The places to cut a chain: the least seconds of the slowest stage or link, exact, and evenly where there is a choice.
+
+A limit on all stages and links can be kept where a greedy pass that takes as many units as it may reaches the end: to
+be further on is never worse for the stages behind. So the least limit is found by bisection (Iqbal, "Approximate
+algorithms for partitioning problems", IJPP 1991; Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D
+partitioning", JPDC 2004), of which dynamic programming (PipeDream, SOSP 2019) finds the same in more time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .chain import Numbers
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """A chain to be cut. Of stage s: `spent[s]`, seconds of all units before each position; `link[s]`, seconds on the
+    link behind it for a cut at each position; `held[s]`, bytes as `spent`, of which `caps[s]` may be (None: any).
+    """
+
+    spent: Sequence[Numbers]
+    link: Sequence[Numbers]
+    held: Sequence[Numbers]
+    caps: Sequence[float | None]
+
+    def even(self) -> list[int] | None:
+        """Cuts, from 0 to the number of units, of the least bottleneck; None where no stages fit."""
+        units = len(self.spent[0]) - 1
+        low = 0.0
+        high = max(float(times[-1]) for times in (*self.spent, *map(np.maximum.accumulate, self.link)))
+        best = self._furthest(high)
+        if units < len(self.spent) or best is None:
+            return None
+        high = self.bottleneck(best)
+        while high - low > 1e-9 * high:
+            limit = (low + high) / 2
+            cuts = self._furthest(limit)
+            if cuts is None:
+                low = limit
+            else:
+                best, high = cuts, min(limit, self.bottleneck(cuts))
+        return self._balanced(best, high)
+
+    def bottleneck(self, cuts: Sequence[int]) -> float:
+        """Seconds of the slowest stage or link."""
+        stages = max(float(t[b] - t[a]) for t, a, b in zip(self.spent, cuts, cuts[1:]))
+        return max(stages, max((float(w[b]) for w, b in zip(self.link, cuts[1:-1])), default=0.0))
+
+    def fits(self, cuts: Sequence[int]) -> bool:
+        """True if no stage holds more than it may."""
+        rows = zip(self.held, self.caps, cuts, cuts[1:])
+        return all(cap is None or held[b] - held[a] <= cap for held, cap, a, b in rows)
+
+    def _furthest(self, limit: float) -> list[int] | None:
+        """The latest cuts under a limit, or None."""
+        stages, units = len(self.spent), len(self.spent[0]) - 1
+        cuts, slack = [0], limit * (1 + 1e-12)
+        for s in range(stages - 1):
+            stop = min(self._reach(s, cuts[-1], slack), units - (stages - 1 - s))
+            while stop > cuts[-1] and self.link[s][stop] > slack:
+                stop -= 1
+            if stop <= cuts[-1]:
+                return None
+            cuts.append(stop)
+        return [*cuts, units] if self._reach(stages - 1, cuts[-1], slack) >= units else None
+
+    def _reach(self, s: int, start: int, limit: float) -> int:
+        """The last position up to which a stage may go."""
+        spent, held, cap = self.spent[s], self.held[s], self.caps[s]
+        stop = int(np.searchsorted(spent, spent[start] + limit, "right")) - 1
+        if cap is None:
+            return stop
+        return min(stop, int(np.searchsorted(held, held[start] + cap, "right")) - 1)
+
+    def _balanced(self, latest: list[int], limit: float) -> list[int]:
+        """Cuts under the same limit that leave the stages as equal as may be, so that filling the pipeline is short."""
+        stages, units, slack = len(self.spent), len(self.spent[0]) - 1, limit * (1 + 1e-12)
+        earliest = [units] * (stages + 1)
+        for s in range(stages - 1, 0, -1):
+            spent, held, cap = self.spent[s], self.held[s], self.caps[s]
+            stop = earliest[s + 1]
+            start = int(np.searchsorted(spent, spent[stop] - slack, "left"))
+            if cap is not None:
+                start = max(start, int(np.searchsorted(held, held[stop] - cap, "left")))
+            start = max(start, s)
+            while start < latest[s] and self.link[s - 1][start] > slack:
+                start += 1
+            earliest[s] = min(start, latest[s])
+        cuts = [0]
+        for s in range(stages - 1):
+            stop = min(self._reach(s, cuts[-1], slack), latest[s + 1], units - (stages - 1 - s))
+            places = np.arange(max(earliest[s + 1], cuts[-1] + 1), stop + 1)
+            places = places[self.link[s][places] <= slack]
+            spent = self.spent[s]
+            target = spent[cuts[-1]] + (spent[-1] - spent[cuts[-1]]) / (stages - s)
+            if not len(places):
+                return latest
+            off = np.abs(spent[places] - target) + self.link[s][places]
+            cuts.append(int(places[int(np.argmin(off))]))
+        cuts.append(units)
+        return cuts if self.bottleneck(cuts) <= slack and self.fits(cuts) else latest

@@ -1,0 +1,145 @@
+"""Processes laid out as replicas × positions, and the ways between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from ...ir.hosts import Hosts
+from .processes import Process
+
+
+class Way(NamedTuple):
+    """A way between two processes: a message takes `latency_s + bytes / bytes_per_s` seconds and holds `wire`."""
+
+    latency_s: float
+    bytes_per_s: float
+    wire: str
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds of a message."""
+        return self.latency_s + nbytes / self.bytes_per_s if nbytes else 0.0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`rows[replica][position]` is a process. The ports of a host are shared evenly by all that send at once.
+
+    Positions of replicas that differ are planned as the slowest of them: every step waits for it.
+    """
+
+    hosts: Hosts
+    rows: tuple[tuple[Process, ...], ...]
+
+    @property
+    def positions(self) -> int:
+        """Number of processes of one replica."""
+        return len(self.rows[0])
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[str, ...], ...]:
+        """The kinds of process at each position."""
+        return tuple(tuple(dict.fromkeys(process.kind for process in column)) for column in zip(*self.rows))
+
+    @cached_property
+    def caps(self) -> tuple[int | None, ...]:
+        """The least memory of the devices at each position."""
+        return tuple(
+            min((p.memory_bytes for p in column if p.memory_bytes is not None), default=None)
+            for column in zip(*self.rows)
+        )
+
+    @cached_property
+    def ways(self) -> dict[tuple[int, int], Way]:
+        """The slowest way of any replica from each position to the next, round to the first, and back again."""
+        found: dict[tuple[int, int], Way] = {}
+        count = self.positions
+        for at in range(count if count > 1 else 0):
+            for src, dst in ((at, (at + 1) % count), ((at + 1) % count, at)):
+                if (src, dst) not in found:
+                    found[src, dst] = self._slowest(src, dst)
+        return found
+
+    def _slowest(self, src: int, dst: int) -> Way:
+        """Replicas that leave one host at a time share its ports."""
+        leaving = Counter(row[src].host for row in self.rows if row[src].host != row[dst].host)
+        ways = {
+            self._way(row[src], row[dst], leaving[row[src].host]): None
+            for row in {(r[src], r[dst]): {src: r[src], dst: r[dst]} for r in self.rows}.values()
+        }
+        wire = next(iter(ways)).wire
+        return Way(max(way.latency_s for way in ways), min(way.bytes_per_s for way in ways), wire)
+
+    def _way(self, src: Process, dst: Process, flows: int) -> Way:
+        if src.host == dst.host:
+            links = self.hosts.host[src.host].machine.route(src.devices[0], dst.devices[0])
+            wire = f"{src.host} {links[0].wire}"
+            return Way(sum(link.latency_s for link in links), min(link.bytes_per_s for link in links), wire)
+        link, host = self.hosts.link(src.host, dst.host), self.hosts.host[src.host]
+        if src.whole:
+            return Way(link.latency_s, link.bytes_per_s / flows, f"{src.host} out")
+        own = len(src.devices)
+        rate = link.bytes_per_s * own / max(host.ports, flows * own)
+        wire = f"{src.host} out" if host.ports == 1 else f"{src.name} out"
+        return Way(link.latency_s, rate, wire)
+
+    def reduce_s(self, position: int, nbytes: float) -> float:
+        """Seconds of a ring all-reduce of `nbytes` over the replicas of a position (Patarasuk and Yuan, "Bandwidth
+        optimal all-reduce algorithms for clusters of workstations", JPDC 2009), while the other positions have theirs.
+        """
+        return self._ring(tuple(row[position] for row in self.rows), nbytes)
+
+    def tie_s(self, positions: Sequence[int], nbytes: float) -> float:
+        """Seconds of the sum of a gradient over positions of one replica that share the parameter."""
+        return self._ring(tuple(self.rows[0][position] for position in dict.fromkeys(positions)), nbytes)
+
+    def _ring(self, members: tuple[Process, ...], nbytes: float) -> float:
+        count = len(members)
+        if count < 2 or not nbytes:
+            return 0.0
+        latency, rate = self._pace(members)
+        return 2 * (count - 1) * latency + 2 * (count - 1) / count * nbytes / rate
+
+    @cached_property
+    def _paces(self) -> dict[tuple[Process, ...], tuple[float, float]]:
+        return {}
+
+    def _pace(self, members: tuple[Process, ...]) -> tuple[float, float]:
+        """Latency and bytes per second of the slowest link of a ring that goes through the hosts one by one."""
+        if members in self._paces:
+            return self._paces[members]
+        on = Counter(process.host for process in members)
+        latency, rate = 0.0, float("inf")
+        for src, dst in zip(members, members[1:] + members[:1]):
+            if src.host == dst.host:
+                if src.devices == dst.devices:
+                    continue
+                way = self._way(src, dst, 1)
+            else:
+                link, host = self.hosts.link(src.host, dst.host), self.hosts.host[src.host]
+                share = 1.0 if src.whole else on[src.host] / max(host.ports, self._used[src.host])
+                way = Way(link.latency_s, link.bytes_per_s * share, "")
+            latency, rate = max(latency, way.latency_s), min(rate, way.bytes_per_s)
+        self._paces[members] = latency, rate
+        return latency, rate
+
+    @cached_property
+    def _used(self) -> Counter[str]:
+        """Accelerators of each host that are in use."""
+        used: Counter[str] = Counter()
+        for row in self.rows:
+            for process in row:
+                used[process.host] += len(process.devices)
+        return used
+
+
+def grids(hosts: Hosts, members: Sequence[Process], replicas: int, positions: int) -> list[Grid]:
+    """The two usual layouts of the first `replicas × positions` processes: each replica on neighbours, and each
+    position on neighbours. One where they are the same."""
+    used = members[: replicas * positions]
+    rows = tuple(tuple(used[r * positions : (r + 1) * positions]) for r in range(replicas))
+    columns = tuple(tuple(used[s * replicas + r] for s in range(positions)) for r in range(replicas))
+    return [Grid(hosts, rows)] + ([Grid(hosts, columns)] if columns != rows else [])

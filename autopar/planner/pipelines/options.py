@@ -1,0 +1,144 @@
+"""Ways to run a chain on processes: replicas, stages, micro-batches and schedule, before any cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import PlanError
+from ...ir.distribution import SCHEDULES
+from .orders import Action, forwards, orders, refusal
+
+OBJECTIVES = ("training", "latency", "throughput")
+"""`training`: the shortest step of forward, backward and sum of gradients. `latency`: the shortest forward of one
+batch. `throughput`: the shortest period of batches that follow each other, forward alone."""
+CHUNKS = (2, 3, 4, 6, 8)
+"""Stages to a process that are tried for the interleaved schedules."""
+ALL_UP_TO = 64
+"""Processes up to which every length of a pipeline is tried; above, the divisors of their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way: `positions` processes to each of `replicas`, with `chunks` stages each; `rows` of each micro-batch."""
+
+    replicas: int
+    positions: int
+    chunks: int
+    micro_batches: int
+    schedule: str
+    rows: int
+    trained: bool
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return self.positions * self.chunks
+
+    def orders(self) -> list[list[Action]]:
+        """The actions of each position."""
+        if not self.trained:
+            return forwards(self.positions, self.micro_batches)
+        return orders(self.schedule, self.positions, self.chunks, self.micro_batches)
+
+    def __str__(self) -> str:
+        each = f" × {self.chunks} stages" if self.chunks > 1 else ""
+        return (
+            f"{self.replicas} replicas × {self.positions} processes{each}, {self.micro_batches} micro-batches of "
+            f"{self.rows} rows, {self.schedule}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The numbers that the user has fixed; None where they are to be chosen."""
+
+    batch: int
+    objective: str
+    schedules: Sequence[str] = SCHEDULES
+    micro_batches: int | None = None
+    replicas: int | None = None
+    stages: int | None = None
+
+    @property
+    def trained(self) -> bool:
+        """True for a training step."""
+        return self.objective == "training"
+
+    def check(self, members: int, units: int) -> Asked:
+        """Return self, or raise PlanError naming the number that cannot be, for so many processes and units."""
+        if self.objective not in OBJECTIVES:
+            raise PlanError(f"objective={self.objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
+        for name in self.schedules:
+            if name not in SCHEDULES:
+                raise PlanError(f"schedule {name!r} is not known; give some of {', '.join(SCHEDULES)}")
+        for word in ("batch", "micro_batches", "replicas", "stages"):
+            number = getattr(self, word)
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise PlanError(f"{word}={number!r} is no number of {word}; give a whole number from 1")
+        replicas = self.replicas or 1
+        if replicas > members:
+            raise PlanError(f"replicas={replicas} are more than the {members} processes; give fewer")
+        if self.batch % (replicas * (self.micro_batches or 1)):
+            raise PlanError(
+                f"a batch of {self.batch} rows cannot be {self.micro_batches or 1} equal micro-batches in each of "
+                f"{replicas} replicas; give numbers whose product divides it"
+            )
+        if (self.stages or 1) > units:
+            raise PlanError(f"stages={self.stages} are more than the {units} units of the model; give fewer")
+        return self
+
+
+def options(asked: Asked, members: int, units: int) -> Iterator[Option]:
+    """All ways to be tried, simple ones first. A batch is divided evenly, by replicas and by micro-batches."""
+    for positions, replicas in _shapes(asked, members, units):
+        each = asked.batch // replicas
+        for micro_batches in [asked.micro_batches] if asked.micro_batches else _divisors(each):
+            if each % micro_batches:
+                continue
+            for schedule, chunks in _schedules(asked, positions, units):
+                if not asked.trained or not refusal(schedule, positions, chunks, micro_batches):
+                    rows = each // micro_batches
+                    yield Option(replicas, positions, chunks, micro_batches, schedule, rows, asked.trained)
+
+
+def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]:
+    """Processes to a replica, and replicas."""
+    few = members <= ALL_UP_TO
+    for positions in range(1, min(members, units) + 1):
+        if asked.stages and asked.stages % positions:
+            continue
+        if not few and members % positions:
+            continue
+        most = members // positions
+        if asked.replicas:
+            counts = [asked.replicas] if asked.replicas <= most else []
+        else:
+            counts = [count for count in _divisors(asked.batch) if count <= most]
+            counts = counts if members <= 16 else counts[-1:]
+        for replicas in counts:
+            yield positions, replicas
+    if not few and members % 1 == 0 and not asked.replicas and asked.stages in (None, 1):
+        yield 1, 1
+
+
+def _schedules(asked: Asked, positions: int, units: int) -> Iterator[tuple[str, int]]:
+    """Schedules, and stages to a process."""
+    wanted = sorted(asked.schedules, key=("1f1b", "gpipe", "interleaved", "zero-bubble").index)
+    if not asked.trained or positions == 1:
+        # Without a backward, or other processes to wait for, there is nothing to interleave.
+        if asked.stages in (None, positions):
+            yield ("1f1b" if "1f1b" in wanted and asked.trained else "gpipe"), 1
+        return
+    for schedule in wanted:
+        several = schedule in ("interleaved", "zero-bubble")
+        for chunks in (1, *CHUNKS) if several else (1,):
+            if schedule == "interleaved" and chunks == 1:
+                continue
+            if positions * chunks <= units and asked.stages in (None, positions * chunks):
+                yield schedule, chunks
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -1,0 +1,123 @@
+"""Orders of pipeline schedules: the actions of each process, one after the other.
+
+They are those that the schedules of `torch.distributed.pipelining` carry out: GPipe (Huang et al., NeurIPS 2019), 1F1B
+(Narayanan et al., SOSP 2019; DAPPLE: Fan et al., PPoPP 2021), interleaved 1F1B (Narayanan et al., SC 2021) and ZB1P (Qi
+et al., "Zero bubble pipeline parallelism", ICLR 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+from ...errors import PlanError
+from ...ir.distribution import SCHEDULES
+
+
+class Action(NamedTuple):
+    """A pass of one micro-batch through one stage. `what` is `F`, forward; `B`, the whole backward; `I`, its part for
+    the inputs of the stage; or `W`, its part for weights."""
+
+    what: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.what}{self.micro_batch}"
+
+
+def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> str:
+    """The reason for which torch's schedule of that name takes no such numbers, or nothing."""
+    if schedule not in SCHEDULES:
+        return f"schedule {schedule!r} is not known; give one of {', '.join(SCHEDULES)}"
+    if schedule in ("gpipe", "1f1b"):
+        if chunks > 1:
+            return f"{schedule} has one stage to a process; use interleaved or zero-bubble"
+        if schedule == "1f1b" and micro_batches < positions:
+            return f"1f1b needs a micro-batch for each of {positions} stages, at least"
+        return ""
+    rounds = max(1, micro_batches // positions)
+    if micro_batches % rounds:
+        return f"{schedule} needs micro-batches that are a multiple of {rounds}, its rounds"
+    return ""
+
+
+def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> list[list[Action]]:
+    """The actions of each of `positions` processes, which have `chunks` stages each: stage s is at s modulo positions.
+
+    Raises PlanError for numbers that the schedule does not take. O(positions × chunks × micro_batches).
+    """
+    wrong = refusal(schedule, positions, chunks, micro_batches)
+    if wrong:
+        raise PlanError(wrong)
+    if schedule == "gpipe":
+        return [
+            [Action(what, stage, m) for what in "FB" for m in range(micro_batches)]
+            for stage in range(positions)
+        ]
+    if schedule == "1f1b":
+        return [[*_one_f_one_b(stage, positions - stage, micro_batches)] for stage in range(positions)]
+    apart = schedule == "zero-bubble"
+    return [[*_interleaved(at, positions, chunks, micro_batches, apart)] for at in range(positions)]
+
+
+def forwards(positions: int, micro_batches: int) -> list[list[Action]]:
+    """The actions of inference, where one stage is at each process."""
+    return [[Action("F", stage, m) for m in range(micro_batches)] for stage in range(positions)]
+
+
+def most_in_flight(order: list[Action]) -> dict[int, int]:
+    """How many micro-batches of each stage have had their forward and not all of their backward, at most."""
+    now: dict[int, int] = {}
+    most: dict[int, int] = {}
+    apart = {action.stage for action in order if action.what == "W"}
+    for action in order:
+        if action.what == "F":
+            now[action.stage] = now.get(action.stage, 0) + 1
+            most[action.stage] = max(most.get(action.stage, 0), now[action.stage])
+        elif action.what == "W" or (action.what == "B" and action.stage not in apart):
+            now[action.stage] -= 1
+    return most
+
+
+def _one_f_one_b(stage: int, ahead: int, micro_batches: int) -> Iterator[Action]:
+    """As many forwards first as there are stages from this one on, then a backward and a forward in turns."""
+    ahead = min(ahead, micro_batches)
+    for m in range(ahead):
+        yield Action("F", stage, m)
+    for m in range(micro_batches):
+        yield Action("B", stage, m)
+        if ahead + m < micro_batches:
+            yield Action("F", stage, ahead + m)
+
+
+def _interleaved(at: int, positions: int, chunks: int, micro_batches: int, apart: bool) -> Iterator[Action]:
+    """Forwards go through the chunks in rounds of about as many micro-batches as there are processes, backwards through
+    them in reverse. With the backward in two parts, those of weights follow `at` backwards later, the rest at the end.
+    """
+    each = micro_batches // max(1, micro_batches // positions)
+    total = chunks * micro_batches
+    hops = positions - 1 - at
+    ahead = min(total, (chunks - 1) * each + (1 if apart else 2) * hops)
+    forward = _turns(at, positions, [*range(chunks)], each)
+    backward = _turns(at, positions, [*reversed(range(chunks))], each)
+    weights = _turns(at, positions, [*reversed(range(chunks))], each)
+    for _ in range(ahead):
+        yield Action("F", *next(forward))
+    for number in range(total):
+        if ahead + number < total:
+            yield Action("F", *next(forward))
+        yield Action("I" if apart else "B", *next(backward))
+        if apart and number >= at:
+            yield Action("W", *next(weights))
+    for _ in range(min(at, total) if apart else 0):
+        yield Action("W", *next(weights))
+
+
+def _turns(at: int, positions: int, chunks: list[int], each: int) -> Iterator[tuple[int, int]]:
+    """Stages and micro-batches of one process, in rounds: `each` micro-batches through every chunk."""
+    for begin in count(0, each):
+        for chunk in chunks:
+            for m in range(begin, begin + each):
+                yield chunk * positions + at, m

@@ -1,0 +1,210 @@
+"""One way to run a chain, with its cuts: the seconds of its stages, its memory, a lower bound, its simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...ir.distribution import Stage
+from .chain import Chain, Numbers
+from .cuts import Cutting
+from .grid import Grid
+from .options import Option
+from .orders import Action, most_in_flight
+from .simulation import Passes, simulate
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An option on a grid of processes, before any cut. `state` is the bytes kept for each byte of trained weights,
+    that byte included."""
+
+    chain: Chain
+    grid: Grid
+    option: Option
+    state: float
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The slowest kind of each position."""
+        return tuple(
+            max((self.chain.kind(kind) for kind in kinds), key=lambda k: float(self._spent(k)[-1]))
+            for kinds in self.grid.kinds
+        )
+
+    def _spent(self, kind: int) -> Numbers:
+        rows = self.option.rows
+        spent = self.chain.upto("forward", kind, rows)
+        return spent + self.chain.upto("backward", kind, rows) if self.option.trained else spent
+
+    @cached_property
+    def orders(self) -> list[list[Action]]:
+        """The actions of each position."""
+        return self.option.orders()
+
+    @cached_property
+    def in_flight(self) -> list[int]:
+        """Micro-batches of each stage whose saved bytes are held at one moment, at most."""
+        if not self.option.trained:
+            return [0] * self.option.stages
+        found = {stage: most for order in self.orders for stage, most in most_in_flight(order).items()}
+        return [found[stage] for stage in range(self.option.stages)]
+
+    @cached_property
+    def cutting(self) -> Cutting:
+        """The problem of where to cut."""
+        option, chain, count = self.option, self.chain, self.option.positions
+        spent = {kind: self._spent(kind) for kind in set(self.kinds)}
+        crossing = chain.crossing * option.rows
+        held = self.state * chain.first_weights + option.rows * np.outer(self.in_flight, chain.saved)
+        links: list[Numbers] = []
+        for s in range(option.stages - 1):
+            src, dst = s % count, (s + 1) % count
+            pair = [self.grid.ways[src, dst], self.grid.ways[dst, src]][: 2 if option.trained else 1]
+            each = [way.latency_s + crossing / way.bytes_per_s for way in pair] if src != dst else []
+            links.append(np.maximum.reduce(each) if each else np.zeros(len(crossing)))
+        caps = [self._cap(s % count) for s in range(option.stages)]
+        return Cutting([spent[self.kinds[s % count]] for s in range(option.stages)], links, list(held), caps)
+
+    def _cap(self, position: int) -> float | None:
+        cap = self.grid.caps[position]
+        return None if cap is None else cap / self.option.chunks
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A setup with its cuts, from 0 to the number of units."""
+
+    setup: Setup
+    cuts: tuple[int, ...]
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages with their figures for one micro-batch."""
+        setup, chain, rows = self.setup, self.setup.chain, self.setup.option.rows
+        found = []
+        for number, (first, stop) in enumerate(zip(self.cuts, self.cuts[1:])):
+            kind = setup.kinds[number % setup.option.positions]
+            found.append(
+                Stage(
+                    first, stop, self._seconds("forward", kind, first, stop),
+                    self._seconds("backward", kind, first, stop) if setup.option.trained else 0.0,
+                    round(float(chain.crossing[stop]) * rows),
+                    round(float(chain.saved[stop] - chain.saved[first]) * rows) if setup.option.trained else 0,
+                    chain.weight_bytes(first, stop) + chain.buffer_bytes(first, stop),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def _seconds(self, what: str, kind: int, first: int, stop: int) -> float:
+        upto = self.setup.chain.upto(what, kind, self.setup.option.rows)
+        return float(upto[stop] - upto[first])
+
+    @cached_property
+    def passes(self) -> Passes:
+        """What the simulator needs to know."""
+        setup, grid, chain, option = self.setup, self.setup.grid, self.setup.chain, self.setup.option
+        seconds, sums = [], []
+        for number, stage in enumerate(self.stages):
+            position = number % option.positions
+            kind = setup.kinds[position]
+            weights = self._seconds("weight", kind, stage.first, stage.stop) if option.trained else 0.0
+            seconds.append(
+                {"F": stage.forward_s, "B": stage.backward_s, "W": weights, "I": stage.backward_s - weights}
+            )
+            nbytes = chain.weight_bytes(stage.first, stage.stop) if option.trained else 0
+            sums.append(grid.reduce_s(position, nbytes))
+        ties = []
+        for nbytes, users in chain.shared.values() if option.trained else ():
+            on = tuple(dict.fromkeys(self._stage_of(user) for user in users))
+            if len(on) > 1:
+                ties.append((on, grid.tie_s([stage % option.positions for stage in on], nbytes)))
+        return Passes(seconds, [stage.bytes_out for stage in self.stages], sums, ties)
+
+    def _stage_of(self, unit: int) -> int:
+        return next(number for number, stop in enumerate(self.cuts[1:]) if unit < stop)
+
+    @cached_property
+    def memory(self) -> tuple[int, ...]:
+        """Peak bytes of each position: state, what the schedule has in flight, and one message in and out."""
+        return tuple(self._held(order) for order in self.setup.orders)
+
+    def _held(self, order: Sequence[Action]) -> int:
+        chain, rows, option = self.setup.chain, self.setup.option.rows, self.setup.option
+        own = sorted({action.stage for action in order})
+        state = 0.0
+        moving = 0
+        for number in own:
+            stage = self.stages[number]
+            weights = chain.weight_bytes(stage.first, stage.stop)
+            state += self.setup.state * weights + chain.buffer_bytes(stage.first, stage.stop)
+            moving = max(moving, stage.bytes_out + round(float(chain.crossing[stage.first]) * rows))
+        now = most = 0
+        apart = option.schedule == "zero-bubble" and option.positions > 1
+        for what, number, _ in order if option.trained else ():
+            if what == "F":
+                now += self.stages[number].saved_bytes
+                most = max(most, now)
+            elif what == ("W" if apart else "B"):
+                now -= self.stages[number].saved_bytes
+        return round(state) + moving + most
+
+    @cached_property
+    def over(self) -> tuple[int, int]:
+        """Bytes above the cap, the most of any position, and that position; up to 0 where it fits."""
+        rows = zip(self.memory, self.setup.grid.caps)
+        return max(
+            (nbytes - cap if cap is not None else -nbytes, position)
+            for position, (nbytes, cap) in enumerate(rows)
+        )
+
+    @cached_property
+    def ideal_s(self) -> float:
+        """Seconds of the busiest process alone, without any wait."""
+        count = self.setup.option.positions
+        busy = [0.0] * count
+        for number, stage in enumerate(self.stages):
+            busy[number % count] += stage.forward_s + stage.backward_s
+        return self.setup.option.micro_batches * max(busy)
+
+    def bound_s(self, period: bool) -> float:
+        """No step is shorter: the first micro-batch must come to a process and the last gradient go from there to the
+        first, and in between it has all its work. With `period`, only the work, and that of each link."""
+        option, passes, grid = self.setup.option, self.passes, self.setup.grid
+        count, m = option.positions, option.micro_batches
+        links = [
+            grid.ways[s % count, (s + 1) % count].seconds(self.stages[s].bytes_out) if count > 1 else 0.0
+            for s in range(option.stages - 1)
+        ]
+        if period:
+            return max(self.ideal_s, m * max(links, default=0.0))
+        back = "I" if option.schedule == "zero-bubble" and count > 1 else "B"
+        reduced = [max(passes.reduce_s[s] for s in range(at, option.stages, count)) for at in range(count)]
+        head = tail = found = 0.0
+        for at in range(count):
+            own = range(at, option.stages, count)
+            work = m * sum(self.stages[s].forward_s + self.stages[s].backward_s for s in own)
+            end = work + (reduced[at] if back == "B" or not at else 0.0)
+            if back == "B":
+                end = max(end, work + tail + reduced[0])
+            found = max(found, head + end)
+            if at + 1 < count:
+                head += self.stages[at].forward_s + links[at]
+                tail += passes.seconds[at][back] if option.trained else 0.0
+        return found
+
+    def step_s(self, period: bool) -> float:
+        """Seconds of a step as the simulator plays it; with `period` those of one of many that follow each other."""
+        setup = self.setup
+        if not period:
+            return simulate(self.passes, setup.orders, setup.grid.ways).makespan
+        once = setup.option.micro_batches
+        twice = [
+            [*order, *(action._replace(micro_batch=action.micro_batch + once) for action in order)]
+            for order in setup.orders
+        ]
+        first = simulate(self.passes, setup.orders, setup.grid.ways).makespan
+        return simulate(self.passes, twice, setup.grid.ways).makespan - first

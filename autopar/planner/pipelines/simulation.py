@@ -1,0 +1,88 @@
+"""The simulated step of a pipeline: passes as clusters; processes as devices, a lane for passes and one for sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir.costed import Cluster, CostedGraph
+from ...ir.device import Device, Link
+from ...ir.graph import Graph, Ref, Task, Value
+from ...ir.machine import Machine
+from ..model.instance import Instance
+from ..model.simulator import Play, Schedule
+from .grid import Way
+from .orders import Action
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Of each stage: `seconds` of its actions by their letter, for one micro-batch; `bytes_out` that it sends to the
+    next, and gets back as gradients; `reduce_s` to sum its gradients over the replicas. `ties`: (stages that share
+    parameters, seconds to sum their gradients)."""
+
+    seconds: Sequence[Mapping[str, float]]
+    bytes_out: Sequence[int]
+    reduce_s: Sequence[float]
+    ties: Sequence[tuple[tuple[int, ...], float]] = ()
+
+
+def simulate(passes: Passes, orders: Sequence[Sequence[Action]], ways: Mapping[tuple[int, int], Way]) -> Play:
+    """Play the actions of each process in their order; messages take their wires as they come.
+
+    The gradients of a stage are summed behind its last backward, beside what its process has still to do.
+    """
+    positions, stages = len(orders), len(passes.seconds)
+    tasks: list[Task] = []
+    clusters: list[Cluster] = []
+    values: list[Value] = []
+    lanes: dict[str, list[str]] = {f"{at}/{lane}": [] for at in range(positions) for lane in (0, 1)}
+    last: dict[int, str] = {}
+    made = {(action.what, action.stage, action.micro_batch) for order in orders for action in order}
+    timed = [{what: (s,) * positions for what, s in of.items()} for of in passes.seconds]
+
+    def add(name: str, at: str, seconds: tuple[float, ...], reads: tuple[str, ...], makes: str, nbytes: int,
+            after: tuple[str, ...] = ()) -> None:  # fmt: skip
+        outputs = (makes,) if makes else ()
+        tasks.append(Task(name, "pass", tuple(map(Ref, reads)), outputs=outputs, after=after))
+        clusters.append(Cluster(name, (name,), seconds, 0.0, reads, outputs, after))
+        if makes:
+            values.append(Value(makes, (), "", nbytes, makes))
+        lanes[at].append(name)
+
+    for at, order in enumerate(orders):
+        for what, stage, m in order:
+            reads: tuple[str, ...] = ()
+            makes, nbytes = "", 0
+            if what == "F":
+                reads = (f"a{stage - 1}.{m}",) if stage else ()
+                if stage < stages - 1:
+                    makes, nbytes = f"a{stage}.{m}", passes.bytes_out[stage]
+            elif what in "BI":
+                reads = (f"g{stage + 1}.{m}",) if stage < stages - 1 else ()
+                if stage:
+                    makes, nbytes = f"g{stage}.{m}", passes.bytes_out[stage - 1]
+            name = f"{stage}{what}{m}"
+            add(name, f"{at}/0", timed[stage][what], reads, makes, nbytes)
+            last[stage] = name
+    sums = _sums(passes, last) if any(what in "BW" for what, _, _ in made) else []
+    for number, (of, seconds) in enumerate(sums):
+        add(f"sum{number}", f"{of[0] % positions}/1", (seconds,) * positions, (), "", 0,
+            tuple(last[stage] for stage in of))  # fmt: skip
+    graph = Graph("pipeline", tuple(values), tuple(tasks), (), (), ())
+    costed = CostedGraph(graph, _machine(positions, ways), (), tuple(clusters), (), ())
+    return Play(Instance(costed), Schedule("pipeline", {lane: tuple(names) for lane, names in lanes.items()}))
+
+
+def _sums(passes: Passes, last: Mapping[int, str]) -> list[tuple[tuple[int, ...], float]]:
+    """(stages, seconds) of all sums of gradients, in the order in which the stages end."""
+    own = [((stage,), s) for stage, s in enumerate(passes.reduce_s) if s > 0]
+    return [*reversed(own), *((of, s) for of, s in passes.ties if s > 0 and last)]
+
+
+def _machine(positions: int, ways: Mapping[tuple[int, int], Way]) -> Machine:
+    devices = tuple(Device(str(at), "emulated", lanes=2) for at in range(positions))
+    links = tuple(
+        Link(str(src), str(dst), way.latency_s, way.bytes_per_s, way.wire) for (src, dst), way in ways.items()
+    )
+    return Machine(devices, links, queued=False)

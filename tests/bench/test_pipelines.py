@@ -1,0 +1,19 @@
+"""`bench --suite pipelines`: every way has a row, and what was planned says what it predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.bench import pipelines
+
+
+@pytest.mark.slow
+def test_each_way_is_measured_for_each_model(capsys):
+    found = pipelines.run(1)
+    assert set(found) == set(pipelines.MODELS)
+    for rows in found.values():
+        assert all(row["measured_s"] > 0 for row in rows.values())
+        planned = [row for name, row in rows.items() if name.startswith("planned")]
+        assert len(planned) == 2 and all(row["predicted_s"] > 0 and 0 <= row["waits"] < 1 for row in planned)
+    printed = capsys.readouterr().out
+    assert "DistributedDataParallel" in printed and "by formula" in printed

@@ -1,0 +1,100 @@
+"""Pipelines over gloo ranks: losses, weights and answers are those of one process with the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.job_models import loss, made, trained
+from helpers.ranks import RankError, ranks
+
+STEPS = 50
+
+
+def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_batches: int, schedule: str):
+    """An even split by hand."""
+    from autopar.ir.distribution import Distribution, Stage
+    from autopar.ir.hosts import Hosts
+
+    count = positions * chunks
+    ends = [len(units.nodes) * i // count for i in range(count + 1)]
+    stages = tuple(Stage(first, stop, 1, 1, 1, 1, 1) for first, stop in pairwise(ends))
+    hosts = Hosts.declare(f"{positions * replicas} x cpu over ethernet-1")
+    names = [host.name for host in hosts.hosts]
+    rows = tuple(tuple(names[r * positions : (r + 1) * positions]) for r in range(replicas))
+    return Distribution(
+        name, units.names, hosts, stages, rows, micro_batches, schedule, 16, 1.0, 1.0, (1,) * positions
+    ).check()
+
+
+def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices: list[str]):
+    """The largest differences of losses and of weights to one process, and of the answer, after `STEPS` steps."""
+    import autopar
+    from autopar.distributed.pipeline import Distributed
+    from autopar.distributed.units import units
+
+    positions, chunks, replicas, micro_batches, schedule = shape
+    model, x, y = made(name)
+    plain = copy.deepcopy(model)
+    expected = trained(plain, x, y, STEPS)
+    chain = units(model, (x[: len(x) // replicas // micro_batches],), {})
+    plan = _plan(chain, name, positions, chunks, replicas, micro_batches, schedule)
+
+    def place(stage):
+        return autopar.compile(stage, devices) if devices else stage
+
+    job = Distributed(chain, plan, loss, None, torch.device("cpu"), place)
+    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(float(job.step(x, target=y)))
+        optimizer.step()
+    state = plain.state_dict()
+    weights = max(float((tensor - state[path]).abs().max()) for path, tensor in job.state_dict().items())
+    answer = job(x)
+    if answer is not None:
+        rows = len(x) // replicas
+        with torch.no_grad():
+            own = plain(x[job.replica * rows : (job.replica + 1) * rows])
+        pair = (answer["logits"], own["logits"]) if isinstance(own, dict) else (answer, own)
+        weights = max(weights, float((pair[0] - pair[1]).abs().max()))
+    return max(abs(a - b) for a, b in zip(losses, expected)), weights, sorted(job.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "devices"),
+    [
+        ("mlp", (2, 1, 1, 4, "gpipe"), []),
+        ("cnn", (2, 1, 1, 4, "1f1b"), []),
+        ("gpt", (2, 1, 2, 4, "1f1b"), []),
+        ("gpt", (2, 2, 1, 4, "interleaved"), []),
+        ("cnn", (2, 2, 1, 4, "zero-bubble"), []),
+        ("gpt", (4, 1, 1, 8, "1f1b"), []),
+        ("cnn", (2, 1, 1, 2, "1f1b"), ["cpu*2"]),
+    ],
+)
+def test_fifty_steps_are_those_of_one_process(name, shape, devices):
+    found = ranks(shape[0] * shape[2], _trains, name, shape, devices)
+    for losses, weights, _ in found:
+        assert losses < 1e-12 and weights < 1e-11
+    assert {path for *_, paths in found for path in paths} == set(made(name)[0].state_dict())
+
+
+def _batches(rank: int):
+    from autopar.distributed.pipeline import Distributed
+    from autopar.distributed.units import units
+
+    model, x, y = made("mlp")
+    chain = units(model, (x[:4],), {})
+    job = Distributed(
+        chain, _plan(chain, "mlp", 2, 1, 1, 4, "1f1b"), loss, None, torch.device("cpu"), lambda stage: stage
+    )
+    job.step(x[:-1], target=y[:-1])
+
+
+def test_a_batch_of_another_size_is_refused():
+    with pytest.raises(RankError, match=r"\[15, 16\] where a batch of 16 rows was planned; give .*drop_last"):
+        ranks(2, _batches)

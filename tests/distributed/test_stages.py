@@ -1,0 +1,114 @@
+"""Stages of a model, one after the other, are the model: answers, gradients and state, whatever the cuts."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.job_models import ROWS, loss, made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from autopar import CaptureError
+from autopar.distributed.profile import profile
+from autopar.distributed.stages import StageModule
+from autopar.distributed.units import Units, units
+
+CPU = torch.device("cpu")
+CAPTURED: dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor, Units]] = {}
+
+
+def captured(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor, Units]:
+    if name not in CAPTURED:
+        model, x, y = made(name)
+        CAPTURED[name] = model, x, y, units(model, (x,), {})
+    return CAPTURED[name]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(["mlp", "cnn", "gpt"]), st.data())
+def test_stages_are_the_model_wherever_it_is_cut(name, data):
+    model, x, y, chain = captured(name)
+    count = len(chain.nodes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), min_size=1, max_size=4)))
+    ends = [0, *cuts, count]
+    stages = [StageModule(chain, first, stop, CPU) for first, stop in pairwise(ends)]
+    inputs = {node.name: x for node in chain.inputs}
+    plain = copy.deepcopy(model)
+    expected = loss(plain(x), y)
+    expected.backward()
+    model.zero_grad()
+    sent = ()
+    for stage in stages:
+        sent = stage(*sent, **inputs)
+    found = loss(stages[-1].answer(sent), y)
+    found.backward()
+    assert torch.equal(found, expected)
+    assert all(
+        torch.allclose(a.grad, b.grad, rtol=1e-12) for a, b in zip(model.parameters(), plain.parameters())
+    )
+    held = {path for stage in stages for paths in stage.paths.values() for path in paths}
+    assert held == set(model.state_dict())
+    assert all(p is q for s in stages for n, p in s.named_parameters() for q in [model.get_parameter(n)])
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+def test_what_crosses_a_cut_is_made_before_it_and_read_after_it(name):
+    *_, chain = captured(name)
+    for cut in range(1, len(chain.nodes)):
+        for node in chain.crossing(cut):
+            assert chain.unit[node] < cut
+            assert any(user.op == "output" or chain.unit[user] >= cut for user in node.users)
+    assert not chain.crossing(0)
+
+
+def test_masks_and_positions_are_computed_where_they_are_read():
+    *_, chain = captured("gpt")
+    names = {node.name for node in chain.anywhere}
+    assert "triu" in names and not any(node in chain.unit for node in chain.anywhere)
+    assert all(node not in chain.anywhere for cut in range(len(chain.nodes)) for node in chain.crossing(cut))
+
+
+def test_a_profile_leaves_buffers_and_random_numbers_as_they_were():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(8, 4)
+    chain = units(model, (x,), {})
+    state = torch.get_rng_state()
+    times = profile(chain, [x], CPU, True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert len(times) == len(chain.nodes) and all(time.forward_s > 0 for time in times)
+    assert sum(time.saved_bytes for time in times) >= x.nbytes
+
+
+def test_what_cannot_be_captured_or_cut_into_rows_is_refused():
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(
+        CaptureError, match=r"Asks: torch\.export cannot .*DistributedDataParallel\(autopar\.compile"
+    ):
+        units(Asks(), (torch.ones(4, 2),), {})
+    with pytest.raises(CaptureError, match="rows along its first axis"):
+        units(nn.ReLU(), (torch.tensor(1.0),), {})
+    units(nn.Linear(4, 2), (torch.ones(ROWS, 4),), {})
+    two = nn.Bilinear(4, 4, 2)
+    with pytest.raises(CaptureError, match="as many in each"):
+        units(_Apart(two), (torch.ones(4, 4), torch.ones(2, 4)), {})
+
+
+class _Apart(nn.Module):
+    """Two inputs of different rows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.inner(a[:2], b)
