@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import RunError
@@ -26,7 +27,8 @@ _TEXT = ":json"
 
 
 def saved(state: Mapping[str, Any]) -> Tensors:
-    """The tensors of modules (or lists of them), optimizers, what has `state_dict()`, and plain values, by name.
+    """The tensors of modules (or lists of them, or what `autopar.distribute` returns), optimizers, what has
+    `state_dict()`, and plain values, by name.
 
     Raises RunError for what is neither tensor nor JSON, and for a parameter of an optimizer that no module here has.
     """
@@ -38,8 +40,11 @@ def saved(state: Mapping[str, Any]) -> Tensors:
                 for path, entry in module.state_dict().items():
                     _store(f"{key}.{path}", entry, tensors)
         elif isinstance(value, torch.optim.Optimizer):
-            for name, entry in _entries(key, value, names).items():
-                _store(name, entry, tensors)
+            for parameter, options in _options(value):
+                first, *others = _paths(key, parameter, names)
+                _store(first, {"options": options, "state": dict(value.state.get(parameter, {}))}, tensors)
+                # A tied parameter may be known by another of its names where this is read.
+                tensors |= {path + _TEXT: tensors[first + _TEXT] for path in others}
         else:
             _store(key, value.state_dict() if hasattr(value, "load_state_dict") else value, tensors)
     return tensors
@@ -53,6 +58,7 @@ def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
     names = _parameters(state)
     targets: Tensors = {}
     likes: dict[str, torch.Tensor | None] = {}
+    saved_as: dict[str, list[str]] = {}
     for key, value in state.items():
         if modules := _modules(value):
             for module in modules:
@@ -62,11 +68,11 @@ def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
                     else:
                         likes[f"{key}.{path}"] = None
         elif isinstance(value, torch.optim.Optimizer):
-            likes |= {
-                f"{key}.{_path(key, parameter, names)}": parameter
-                for group in value.param_groups
-                for parameter in group["params"]
-            }
+            saved_as[key] = [
+                next((path for path in paths if path + _TEXT in shapes), paths[0])
+                for paths in (_paths(key, parameter, names) for parameter, _ in _options(value))
+            ]
+            likes |= {path: parameter for path, (parameter, _) in zip(saved_as[key], _options(value))}
         else:
             likes[key] = None
     loaded = _loaded(likes, targets, shapes, read)
@@ -79,7 +85,7 @@ def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
                 if others:
                     module.load_state_dict(others, strict=False)
         elif isinstance(value, torch.optim.Optimizer):
-            _fill(value, [loaded[name] for name in _entries(key, value, names)])
+            _fill(value, [loaded[name] for name in saved_as[key]])
         elif hasattr(value, "load_state_dict"):
             value.load_state_dict(loaded[key])
         else:
@@ -107,61 +113,83 @@ def _loaded(
     return {name: _unpacked(data[name], own[name]) for name in data}
 
 
-def _modules(value: Any) -> list[nn.Module]:
+def _modules(value: Any) -> list[Any]:
     """The modules that a value is or lists, without what wraps them for running; none where it is something else."""
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not listed or not all(isinstance(module, nn.Module) for module in listed):
+    if not listed or not all(hasattr(module, "named_parameters") for module in listed):
         return []
     return [_plain(module) for module in listed]
 
 
-def _plain(module: nn.Module) -> nn.Module:
-    while True:
+def _plain(module: Any) -> Any:
+    while isinstance(module, nn.Module):
         if isinstance(module, DistributedDataParallel):
             module = module.module
         elif "_orig_mod" in module._modules:
             module = module.get_submodule("_orig_mod")
         else:
-            return module
+            break
+    return module
 
 
-def _parameters(state: Mapping[str, Any]) -> dict[int, str]:
-    """Names of parameters by their identity."""
-    return {
-        id(parameter): f"{key}.{path}"
-        for key, value in state.items()
-        for module in _modules(value)
-        for path, parameter in module.named_parameters()
-    }
+def _parameters(state: Mapping[str, Any]) -> dict[int, list[str]]:
+    """All names of each parameter, by its identity: its own, then those it is tied under."""
+    names: dict[int, list[str]] = {}
+    for key, value in state.items():
+        for module in _modules(value):
+            own = {
+                id(parameter): (f"{key}.{path}", parameter) for path, parameter in module.named_parameters()
+            }
+            held = {_memory(parameter): name for name, (_, parameter) in own.items()}
+            for name, (path, _) in own.items():
+                names.setdefault(name, []).append(path)
+            for path, entry in module.state_dict().items():
+                found = (
+                    held.get(_memory(entry)) if isinstance(entry, torch.Tensor) and entry.numel() else None
+                )
+                if found is not None and f"{key}.{path}" not in names[found]:
+                    names[found].append(f"{key}.{path}")
+    return names
 
 
-def _entries(key: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """What an optimizer holds of each of its parameters, and the options of its group, by name."""
-    entries: dict[str, Any] = {}
-    for group in optimizer.param_groups:
-        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-        for parameter in group["params"]:
-            held = dict(optimizer.state.get(parameter, {}))
-            entries[f"{key}.{_path(key, parameter, names)}"] = {"options": options, "state": held}
-    return entries
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for parameters that are one; shards lie in the memory of their local tensor."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _path(key: str, parameter: torch.Tensor, names: Mapping[int, str]) -> str:
+def _options(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """Each parameter of an optimizer with the options of its group, but for empty ones."""
+    return [
+        (parameter, {name: value for name, value in group.items() if name not in ("params", "param_names")})
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.numel()
+    ]
+
+
+def _paths(key: str, parameter: torch.Tensor, names: Mapping[int, list[str]]) -> list[str]:
     if id(parameter) not in names:
         raise RunError(
             f"{key!r} has a parameter of shape {tuple(parameter.shape)} that no module of the checkpoint has; save "
             "the module beside its optimizer: save(path, {'model': model, 'optimizer': optimizer, 'step': step})"
         )
-    return names[id(parameter)]
+    return [f"{key}.{name}" for name in names[id(parameter)]]
 
 
 def _fill(optimizer: torch.optim.Optimizer, loaded: list[Any]) -> None:
     """Give an optimizer what was saved of its parameters, in their order; options of a group are those of its first."""
-    found = optimizer.state_dict()
-    for group in found["param_groups"]:
-        if group["params"]:
-            group |= loaded[group["params"][0]]["options"]
-    found["state"] = {number: held["state"] for number, held in enumerate(loaded) if held["state"]}
+    found, rest, number = optimizer.state_dict(), iter(loaded), 0
+    for group, kept in zip(optimizer.param_groups, found["param_groups"]):
+        full = [parameter.numel() > 0 for parameter in group["params"]]
+        held = [next(rest) if own else None for own in full]
+        kept |= next((entry["options"] for entry in held if entry), {})
+        for index, entry in enumerate(held, number):
+            if entry and entry["state"]:
+                found["state"][index] = entry["state"]
+            else:
+                found["state"].pop(index, None)
+        number += len(full)
     optimizer.load_state_dict(found)
 
 
@@ -188,7 +216,7 @@ def _there(name: str, shapes: Shapes, own: torch.Tensor | None = None) -> str:
 
 def _empty(name: str, shapes: Shapes, like: torch.Tensor | None = None) -> torch.Tensor:
     size, dtype = shapes[name]
-    if like is not None and type(like.data) is not torch.Tensor and like.shape == size:
+    if isinstance(like, DTensor) and like.shape == size:
         return torch.zeros_like(like, dtype=dtype, requires_grad=False)
     return torch.empty(size, dtype=dtype)
 
