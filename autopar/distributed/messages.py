@@ -44,8 +44,8 @@ def broadcast(data: Any, group: Group = None) -> Any:
     return _data(buffer)
 
 
-def gather(data: Any, group: Group = None) -> list[Any]:
-    """What each rank of the group gives, in the order of ranks, on every rank."""
+def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
+    """What each rank of the group gives, in the order of ranks: on every rank, or on rank 0 and nothing on others."""
     ranks = size_of(group)
     if ranks == 1:
         return [data]
@@ -56,8 +56,12 @@ def gather(data: Any, group: Group = None) -> list[Any]:
     longest = max(map(int, counts))
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: sent.numel()] = sent
-    buffers = [torch.empty_like(padded) for _ in range(ranks)]
-    dist.all_gather(buffers, padded, group=group)
+    here = everywhere or rank_of(group) == 0
+    buffers = [torch.empty_like(padded) for _ in range(ranks)] if here else []
+    if everywhere:
+        dist.all_gather(buffers, padded, group=group)
+    else:
+        dist.gather(padded, buffers or None, group=group, group_dst=0)
     return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
 
 

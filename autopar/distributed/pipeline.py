@@ -73,9 +73,11 @@ class _Stage(pipelining.PipelineStage):
     def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
         began = time.perf_counter()
         result = call()
-        lane, phase = f"rank {dist.get_rank()}", "forward" if what == "F" else "backward"
+        device, phase = str(self.device), "forward" if what == "F" else "backward"
         name = f"{self.stage_index}{what}{chunk}"
-        self.spans.append(Span(lane, lane, "compute", name, began, time.perf_counter(), phase=phase))
+        self.spans.append(
+            Span(f"{device}/0", device, "compute", name, began, time.perf_counter(), phase=phase)
+        )
         return result
 
 
@@ -211,9 +213,8 @@ class Distributed:
         the gradients of its weights where they are computed apart. On an accelerator these are the seconds of
         launching."""
         began, ended = self._took
-        lane = f"rank {dist.get_rank()}"
         spans = tuple(replace(s, start=s.start - began, end=s.end - began) for s in self._spans)
-        return Timeline(f"{self.plan.model}, {lane}", (lane,), spans, ended - began)
+        return Timeline(self.plan.model, (f"{self._device}/0",), spans, ended - began, began=began)
 
     def explain(self) -> str:
         """The plan: stages, replicas, who sends what to whom, and what else was tried."""

@@ -68,7 +68,9 @@ class Timeline:
     `label` says how the figures must be called (emulated, declared); `late` is by what share emulated work outlasted
     its modelled time at worst, `needs_slow_down` the slow-down that would have been enough (0: it was in time).
     `predicted` is the plan's own timeline beside a measured one. `path` are the numbers of the spans on the critical
-    path, by start, where that is known: empty when measured.
+    path, by start, where that is known: empty when measured. `began` is the second of `time.perf_counter` at which a
+    measured call began; `ranks` the number of processes whose calls these are, of which each names its devices
+    `rank 2 (host1)/cpu`.
     """
 
     title: str
@@ -81,6 +83,8 @@ class Timeline:
     predicted: Timeline | None = None
     needs_slow_down: float = 0.0
     path: tuple[int, ...] = ()
+    began: float = 0.0
+    ranks: int = 1
 
     def on_time(self) -> Timeline:
         """Self, or LateError when its figures mean nothing because emulated work could not keep its clock."""

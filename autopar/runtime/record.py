@@ -183,6 +183,7 @@ class Recording:
             late,
             scaled(self.plan.timeline(), scale),
             enough,
+            began=self.origin,
         )
 
     def _spans(self) -> list[Span]:

@@ -1,8 +1,8 @@
 """A timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-One process for each device and one thread for each lane; a prediction beside a measurement has processes
-of its own, next to those it predicts. Spans of a thread are strictly nested: what only overlaps gets a
-second track.
+One process for each device, or for each rank of several, and one thread for each lane; a prediction beside a
+measurement has processes of its own, next to those it predicts. Spans of a thread are strictly nested: what only
+overlaps gets a second track.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
         other["label"] = timeline.label
     return {
         "displayTimeUnit": "ms",
-        "distributedInfo": {"rank": 0},
+        "distributedInfo": {"rank": 0, "world_size": timeline.ranks},
         "otherData": other,
         "traceEvents": events,
     }
@@ -48,14 +48,15 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> None:
     devices = tuple(dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes))
-    pid = {device: 2 * index + 1 + offset for index, device in enumerate(devices)}
+    rows = tuple(dict.fromkeys(map(_row, devices)))
+    pid = {device: 2 * rows.index(_row(device)) + 1 + offset for device in devices}
     label = f" [{timeline.label}]" if timeline.label else ""
     by_lane: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in timeline.spans:
         by_lane[span.lane].append(span)
-    for device in devices:
-        name = " ".join(filter(None, (device, side))) + label
-        events += _named("process", name, pid[device], 0, pid[device])
+    for row in rows:
+        name, number = " ".join(filter(None, (row, side))) + label, 2 * rows.index(row) + 1 + offset
+        events += _named("process", name, number, 0, number)
     at: dict[int, Event] = {}
     for position, lane in enumerate(timeline.lanes):
         device, queue = lane.rsplit("/", 1)
@@ -63,16 +64,23 @@ def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> No
             tid = position * 16 + track + 1
             kind = "compute" if queue.isdigit() else "copy"
             name = _LANES.get(queue, f"{kind} {queue}") + (f" ({track + 1})" if track else "")
+            name = " ".join(filter(None, (device.partition("/")[2], name)))
             events += _named("thread", name, pid[device], tid, tid)
             for start, end, span in spans:
                 at[id(span)] = _slice(span, pid[device], tid, start, end)
                 events.append(at[id(span)])
     events += _flows(timeline, at, offset)
     for memory in timeline.memory:
-        common = {"ph": "C", "name": "memory", "pid": pid[memory.device]}
+        name = " ".join(filter(None, ("memory", memory.device.partition("/")[2])))
+        common = {"ph": "C", "name": name, "pid": pid[memory.device]}
         events += [
             {**common, "ts": _ns(when) / 1000, "args": {"bytes": count}} for when, count in memory.steps
         ]
+
+
+def _row(device: str) -> str:
+    """The process that a device is shown in: its rank where it is one of several, else itself."""
+    return device.partition("/")[0]
 
 
 def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[Event]:

@@ -38,32 +38,40 @@ def outcome(function, *args) -> tuple[str, str]:
         return type(error).__name__, str(error)
 
 
-def _agreed(rank: int, odd: int, change: str) -> tuple[str, str]:  # noqa: C901 - one branch for each difference
+def _freeze(model: nn.Module) -> nn.Module:
+    model[3].bias.requires_grad_(False)
+    return model
+
+
+class Other(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+MODELS = {
+    "width": lambda: net(width=5), "option": lambda: net(p=0.5), "mode": lambda: net().eval(),
+    "code": lambda: Other(*net()), "frozen": lambda: _freeze(net()),
+}  # fmt: skip
+
+
+def _change(what: str) -> None:
     from autopar.distributed import agreement
 
-    class Other(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x) + 1
+    if what == "torch":
+        torch.__version__ = "2.9.1"
+    elif what == "dtype":
+        torch.set_default_dtype(torch.float64)
+    elif what == "plan":
+        real = agreement.decode
+        agreement.decode = lambda *args: dataclasses.replace(real(*args), step_s=1.0)
 
-    model = net()
+
+def _agreed(rank: int, odd: int, change: str) -> tuple[str, str]:
+    from autopar.distributed import agreement
+
+    model = MODELS.get(change, net)() if rank == odd else net()
     if rank == odd:
-        if change == "width":
-            model = net(width=5)
-        elif change == "option":
-            model = net(p=0.5)
-        elif change == "mode":
-            model.eval()
-        elif change == "code":
-            model = Other(*model)
-        elif change == "frozen":
-            model[3].bias.requires_grad_(False)
-        elif change == "torch":
-            torch.__version__ = "2.9.1"
-        elif change == "dtype":
-            torch.set_default_dtype(torch.float64)
-        elif change == "plan":
-            real = agreement.decode
-            agreement.decode = lambda *args: dataclasses.replace(real(*args), step_s=1.0)
+        _change(change)
 
     def describe():
         if rank == odd and change == "raises":

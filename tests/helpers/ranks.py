@@ -16,7 +16,8 @@ TIMEOUT_S = 60.0
 
 # A server that has loaded torch and has no threads of its own: each rank is a fork of it, there in milliseconds.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "autopar.engine.api"])
+# Optimizers load Dynamo at their first step.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.checkpoint", "autopar.engine.api"])
 
 
 class RankError(AssertionError):

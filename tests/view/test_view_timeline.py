@@ -88,7 +88,7 @@ def test_any_spans_of_a_lane_are_nested(seed):
 def test_devices_are_processes_and_lanes_are_threads():
     timeline = view_plans.measured(view_plans.mlp())
     data = trace(timeline)
-    assert data["distributedInfo"] == {"rank": 0} and data["displayTimeUnit"] == "ms"
+    assert data["distributedInfo"] == {"rank": 0, "world_size": 1} and data["displayTimeUnit"] == "ms"
     assert data["otherData"]["label"] == timeline.label
     names = {e["pid"]: e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"}
     assert len(names) == 6 and all("EMULATED" in name for name in names.values())

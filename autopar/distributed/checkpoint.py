@@ -1,0 +1,202 @@
+"""Checkpoints that are complete or not there, by `torch.distributed.checkpoint`.
+
+All ranks write into a directory beside, every file is flushed to the disk, and then rank 0 renames it: the name is the
+promise. What a crash leaves is a directory that no one reads, which the next checkpoint removes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from ..errors import RunError
+from . import flat_state
+from .messages import Group, broadcast, gather, rank_of, size_of
+
+KEEP = 2
+"""Complete checkpoints that are kept."""
+
+_NAME = re.compile(r"step-(\d+)")
+_STEP = "step"
+
+
+def save(
+    path: str | PathLike[str], state: Mapping[str, Any], *, keep: int = KEEP, group: Group = None
+) -> Path:
+    """Write a checkpoint of step `state["step"]` under the directory `path`, then delete all but the last `keep`.
+
+    Every rank of the group calls it with its own `state`, and `path` is one directory that all of them see. `state`
+    holds by name: modules, or lists of those of several stages (DDP and compiled ones as the plain ones they wrap);
+    optimizers of their parameters; what has `state_dict()` and `load_state_dict()`; tensors, numbers, text, lists and
+    dicts. Ranks hold the same parameters or others, by their module paths; what several ranks have under one name is
+    read from the lowest of them. The state of torch's random generators is saved for each rank.
+
+    Returns the directory of the checkpoint once it is complete on every rank. Raises RunError on every rank, with
+    nothing changed, where one cannot write, and for a step before the last that is there.
+    """
+    root, step = Path(path), state.get(_STEP)
+    if not isinstance(step, int) or step < 0:
+        raise RunError(f"a checkpoint needs its step, found {step!r}; save(path, {{..., 'step': 12}})")
+    if keep < 1:
+        raise RunError(f"keep={keep} would delete what was saved; give 1 or more")
+    draft = _everywhere(lambda: _draft(root, step), group, first=True)
+    tensors = _everywhere(lambda: _saved(state, Path(draft), group), group)
+    writer = dcp.FileSystemWriter(draft, sync_files=True)
+    # Replicas may differ in buffers that each rank updates for itself: rank 0's are those that all go on with.
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.save(tensors, storage_writer=writer, planner=planner, process_group=group)
+    except dcp.api.CheckpointException as error:
+        raise RunError(f"step {step} could not be saved in {root}: {_failures(error)}") from error
+    _everywhere(lambda: _flush(Path(draft)), group)
+    return Path(_everywhere(lambda: _commit(Path(draft), root / f"step-{step:09d}", keep), group, first=True))
+
+
+def load_latest(
+    path: str | PathLike[str], state: MutableMapping[str, Any], *, group: Group = None
+) -> int | None:
+    """Load the last complete checkpoint under `path` into `state` and return its step; None where there is none.
+
+    `state` is as `save` takes it, without the step. Modules, optimizers and what has `load_state_dict()` are loaded in
+    place, other values are replaced in `state`. Each rank reads what it holds, by module path, whichever ranks wrote
+    it: their number may differ. Generators of torch go on where they were, on ranks that were there.
+
+    Raises RunError on every rank where one cannot read what it holds, naming it.
+    """
+    latest = _everywhere(lambda: str(next(reversed(_complete(Path(path))), "")), group, first=True)
+    if not latest:
+        return None
+    return int(_everywhere(lambda: _restored(Path(latest), state, group), group))
+
+
+def _saved(state: Mapping[str, Any], draft: Path, group: Group) -> flat_state.Tensors:
+    if not draft.is_dir():
+        raise RunError(f"{draft} is not seen here; give a path that all hosts share")
+    rank = rank_of(group)
+    return flat_state.saved(state) | {f"random.{rank}.{kind}": value for kind, value in _random().items()}
+
+
+def _restored(latest: Path, state: MutableMapping[str, Any], group: Group) -> int:
+    metadata = dcp.FileSystemReader(latest).read_metadata()
+    shapes = {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+    def read(tensors: flat_state.Tensors) -> None:
+        if tensors:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                # Ranks need not hold the same names, so that each reads for itself.
+                dcp.load(tensors, storage_reader=dcp.FileSystemReader(latest), no_dist=True)
+
+    given = {**state, _STEP: 0}
+    flat_state.restore(given, shapes, read)
+    step = given.pop(_STEP)
+    state.update(given)
+    own = {kind: f"random.{rank_of(group)}.{kind}" for kind in _random()}
+    found = {
+        kind: torch.empty(shapes[name][0], dtype=torch.uint8) for kind, name in own.items() if name in shapes
+    }
+    read({own[kind]: tensor for kind, tensor in found.items()})
+    for kind, tensor in found.items():
+        torch.set_rng_state(tensor) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(tensor)
+    return int(step)
+
+
+def _random() -> dict[str, torch.Tensor]:
+    """The states of the generators of the CPU and of the current accelerator."""
+    states = {"cpu": torch.get_rng_state()}
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is not None and hasattr(module := torch.get_device_module(kind.type), "get_rng_state"):
+        states[kind.type] = module.get_rng_state()
+    return states
+
+
+def _complete(root: Path) -> list[Path]:
+    """The complete checkpoints in a directory, by step."""
+    found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name)] if root.is_dir() else []
+    return sorted(found, key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    found = _NAME.fullmatch(checkpoint.name)
+    return int(found[1]) if found else -1
+
+
+def _draft(root: Path, step: int) -> str:
+    """A new directory to write into; what earlier crashes have left is removed."""
+    root.mkdir(parents=True, exist_ok=True)
+    last = max(map(_step, _complete(root)), default=-1)
+    if step <= last:
+        raise RunError(
+            f"{root} has a checkpoint of step {last}, this is step {step}: another run saves there, or this one has "
+            "not been resumed; call load_latest(path, state) first, or give another path"
+        )
+    for stale in root.glob(".draft-*"):
+        shutil.rmtree(stale)
+    draft = root / f".draft-step-{step:09d}"
+    draft.mkdir()
+    return str(draft)
+
+
+def _commit(draft: Path, final: Path, keep: int) -> str:
+    os.rename(draft, final)
+    _flush(final.parent)
+    for old in _complete(final.parent)[:-keep]:
+        # Under another name first: half of a checkpoint must not bear the name of a whole one.
+        gone = old.with_name(f".draft-{old.name}-old")
+        os.rename(old, gone)
+        shutil.rmtree(gone)
+    return str(final)
+
+
+def _flush(directory: Path) -> None:
+    """Have the names in a directory on the disk."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _failures(error: dcp.api.CheckpointException) -> str:
+    return "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
+
+
+def _everywhere(work: Callable[[], Any], group: Group, first: bool = False) -> Any:
+    """The result of `work`, done by every rank, or by the first alone whose result all get; where it raises on one,
+    all raise RunError with its rank and its words."""
+    result, fault = None, None
+    if not first or rank_of(group) == 0:
+        try:
+            result = work()
+        except Exception as error:
+            fault = error
+    said = (
+        f"{type(fault).__name__}: {fault}"
+        if fault is not None and not isinstance(fault, RunError)
+        else str(fault)
+    )
+    own = [None if fault is None else said, result if first else None]
+    answers = [broadcast(own, group)] if first else gather(own, group)
+    if fault is not None and size_of(group) == 1 and isinstance(fault, RunError):
+        raise fault
+    for rank, (text, _) in enumerate(answers):
+        if text is not None:
+            raise RunError(f"rank {rank}: {text}" if size_of(group) > 1 else text) from fault
+    return answers[0][1] if first else result

@@ -1,0 +1,326 @@
+"""Heartbeats: a rank that dies, stops or hangs ends the job on every rank, in bounded time, by its name.
+
+Each rank writes a beat into the job's store every second and reads that of the next rank, so that the load grows with
+the number of ranks and not its square; between any set of dead ranks and the living there is one that looks. What it
+finds goes into the store, and all read it. A second thread sees to it that the process ends even where the first waits
+for a store that has gone, or the main thread for a collective that no one will complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from ..errors import RunError
+from ..system import process
+from .messages import Group, rank_of, size_of
+
+EXIT_CODE = 70
+"""Of a process that could not be ended by an error in its main thread."""
+
+_LOST = re.compile(
+    r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|[Tt]imed out|TCPStore|remote process exited",
+    re.ASCII,
+)
+"""Texts of errors by which a collective says that another rank has gone."""
+
+_guards = 0
+
+
+class Guard:
+    """The watch over the ranks of a group; `guarded` makes and ends it.
+
+    `fault` is a sentence about the rank that has failed, empty while none has.
+    """
+
+    def __init__(self, group: Group, timeout_s: float, step_timeout_s: float | None, grace_s: float) -> None:
+        global _guards
+        self.rank, self.size = rank_of(group), size_of(group)
+        self.timeout_s, self.step_timeout_s, self.grace_s = timeout_s, step_timeout_s, grace_s
+        self.fault = ""
+        self.last_step: int | None = None
+        self._interval = min(1.0, timeout_s / 5)
+        self._main = threading.get_ident()
+        self._stop, self._left = threading.Event(), threading.Event()
+        # Seconds in which this process was awake: what it has missed while it was stopped says nothing of others.
+        self._awake = self._answered = self._stepped = self._heard = 0.0
+        self._count, self._next = 0, (self.rank + 1) % self.size
+        self._last: dict[str, Any] = {}
+        self._first: dict[str, Any] = {}
+        self._writing = threading.Lock()
+        self._failed: dict[str, Any] = {}
+        # A connection of its own, for another may wait in a call of the store: nothing listens at it.
+        world: Any = group if group is not None else dist.group.WORLD
+        self._store = world.get_group_store().clone()
+        self._at = f"autopar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_guards}"
+        _guards += 1
+        self._threads = [
+            threading.Thread(target=target, name=f"autopar {name}", daemon=True)
+            for name, target in (("heartbeat", self._beats), ("watch", self._watches))
+        ]
+
+    def step(self, number: int | None = None) -> None:
+        """Say that a step begins (`number`, else one more than the last).
+
+        Raises RunError that names the rank that has failed, where one has.
+        """
+        if self.fault:
+            raise RunError(self.fault)
+        if number is None:
+            number = 0 if self.last_step is None else self.last_step + 1
+        self.last_step, self._stepped = number, self._awake
+
+    def start(self) -> None:
+        """Begin to beat and to watch, when rank 0 has."""
+        self._write()
+        self._first = json.loads(self._store.get(f"{self._at}/0"))
+        self._store.set_timeout(timedelta(seconds=self.timeout_s))
+        for thread in self._threads:
+            thread.start()
+
+    def leave(self) -> None:
+        """Stop watching: this rank is done. Rank 0 waits for the others, which may need the store that it holds.
+
+        Raises RunError where another rank fails until then.
+        """
+        try:
+            self._left.set()
+            with contextlib.suppress(RuntimeError):
+                self._write()
+                self._store.add(f"{self._at}/left", 1)
+                while (
+                    self.rank == 0 and not self.fault and self._store.add(f"{self._at}/left", 0) < self.size
+                ):
+                    time.sleep(self._interval / 4)
+            if self.fault:
+                raise RunError(self.fault)
+        finally:
+            self._end()
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the others of an error of this rank; where it comes of another's, raise RunError that names that one."""
+        try:
+            if not self.fault and _LOST.search(str(error)):
+                until = self._awake + self.timeout_s + 3 * self._interval
+                while not self.fault and self._awake < until:
+                    time.sleep(self._interval / 4)
+            self._left.set()
+            if not self.fault:
+                said = f"{type(error).__name__}: {error}".splitlines()[0]
+                with contextlib.suppress(RuntimeError):
+                    self._accuse(self._record(), f"raised {said}")
+            with contextlib.suppress(RuntimeError):
+                self._let_hear()
+            if self._failed.get("rank") != self.rank and str(error) != self.fault:
+                raise RunError(self.fault) from error
+        finally:
+            self._end()
+
+    def _let_hear(self) -> None:
+        """As the rank that may hold the store, give the others time to read the fault in it."""
+        others = self.size - (self._failed.get("by") != self._failed.get("rank"))
+        until = self._awake + 3 * self._interval
+        while self.rank == 0 and self._awake < until and self._store.add(f"{self._at}/heard", 0) < others:
+            time.sleep(self._interval / 4)
+
+    def _end(self) -> None:
+        self._left.set()
+        self._stop.set()
+        for thread in self._threads:
+            # One that waits for a store that has gone ends with the process.
+            thread.join(2 * self._interval)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank, "count": self._count, "step": self.last_step, "left": self._left.is_set(),
+            **process.identity(),
+        }  # fmt: skip
+
+    def _write(self) -> None:
+        # Two threads write: once it has left, no beat says otherwise.
+        with self._writing:
+            self._count += 1
+            self._store.set(f"{self._at}/{self.rank}", json.dumps(self._record()))
+
+    def _beats(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                self._beat()
+            except Exception as error:
+                if not self._stop.is_set() and not self.fault:
+                    self._lose("has died", str(error).splitlines()[0])
+                return
+
+    def _beat(self) -> None:
+        """Write, and read what the next rank wrote."""
+        if not self._left.is_set():
+            self._write()
+        if self._store.check([f"{self._at}/fault"]):
+            self._hear(self._store.get(f"{self._at}/fault"))
+        else:
+            self._listen()
+            self._judge_self()
+        self._answered = self._awake
+
+    def _listen(self) -> None:
+        key = f"{self._at}/{self._next}"
+        if self._next == self.rank or not self._store.check([key]):
+            return
+        record = json.loads(self._store.get(key))
+        if record["left"]:
+            self._next, self._last = (self._next + 1) % self.size, {}
+            return
+        if record != self._last:
+            self._last, self._heard = record, self._awake
+        state = process.state(record)
+        if state == "dead":
+            self._accuse(record, "has died")
+        elif self._awake - self._heard > self.timeout_s:
+            known = "is stopped, by a signal or a debugger" if state == "stopped" else "gives no sign of life"
+            self._accuse(record, f"{known}, for {self.timeout_s:g} s")
+
+    def _judge_self(self) -> None:
+        """Name this rank where its main thread makes no progress; one that waits for others lets them speak first."""
+        if self.step_timeout_s is None or self._left.is_set():
+            return
+        still = self._awake - self._stepped
+        if still <= self.step_timeout_s:
+            return
+        where, waits = _position(sys._current_frames().get(self._main))
+        if not waits or still > self.step_timeout_s + self.timeout_s:
+            verb = "waits for other ranks" if waits else "is stuck"
+            self._accuse(self._record(), f"{verb} at {where}, for {still:.0f} s")
+
+    def _lose(self, what: str, sign: str) -> None:
+        """Name the process that holds the store, which does not answer: torchrun's where it has one, else rank 0."""
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            holder = f"torchrun on {os.environ.get('MASTER_ADDR')}"
+        else:
+            self._failed = {**self._first, "by": self.rank}
+            holder = f"rank 0 ({self._first['host']}, pid {self._first['pid']})"
+        text = f"{holder}, which holds the store of the job, {what} ({sign})"
+        if self.rank:
+            _say(text)
+        self.fault = text
+
+    def _accuse(self, record: dict[str, Any], what: str) -> None:
+        step = "before its first step" if record["step"] is None else f"in step {record['step']}"
+        step = step if record["rank"] == self.rank else f"last heard of {step}"
+        text = f"rank {record['rank']} ({record['host']}, pid {record['pid']}) {what}, {step}"
+        own = json.dumps({**record, "text": text, "by": self.rank})
+        agreed = self._store.compare_set(f"{self._at}/fault", "", own)
+        if agreed == own.encode():
+            _say(text)
+        self._hear(agreed)
+
+    def _hear(self, fault: bytes) -> None:
+        if not self._failed:
+            self._store.add(f"{self._at}/heard", 1)
+        self._failed = json.loads(fault)
+        self.fault = self._failed["text"]
+
+    def _watches(self) -> None:
+        """Count the seconds awake, and end the process where the main thread does not."""
+        before, until = time.monotonic(), None
+        while not self._stop.wait(self._interval / 4):
+            now = time.monotonic()
+            self._awake += min(now - before, self._interval)
+            before = now
+            if not self.fault and self._awake - self._answered > self.timeout_s:
+                self._lose("hangs", f"no answer for {self.timeout_s:g} s")
+            if self.fault and until is None:
+                self._end_failed()
+                until = self._awake + self.grace_s
+            if until is not None and self._awake > until and not self._left.is_set():
+                _exit(self.fault)
+
+    def _end_failed(self) -> None:
+        """End the rank that has failed where that is here: this process, or another of this host that hangs."""
+        if self._failed.get("rank") == self.rank:
+            if not self._left.is_set():
+                _exit(self.fault)
+        # What is stopped does not end when the launcher asks it to, and holds up the others in their collectives.
+        elif self._failed and self._failed["by"] != self._failed["rank"]:
+            with contextlib.suppress(OSError):
+                if process.state(self._failed) in ("running", "stopped"):
+                    os.kill(self._failed["pid"], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def guarded(
+    group: Group = None, *, timeout_s: float = 30.0, step_timeout_s: float | None = None, grace_s: float = 5.0
+) -> Iterator[Guard]:
+    """Watch over the ranks of a group while the block runs; enter it on every rank right after `init_process_group`.
+
+        with guarded(timeout_s=30) as guard:
+            for step in range(steps):
+                guard.step(step)
+                ...
+
+    Seconds: a rank that has not beaten for `timeout_s` is stopped or dead. A thread beats, so that a rank in a long
+    step or compilation does, unless it holds the lock of the interpreter (GIL) all that time. With `step_timeout_s` a
+    rank whose main thread has not come to its next `guard.step()` for so long is taken as hung. Then on every rank
+    RunError names it, from the next `guard.step()` or from the collective that fails; a rank whose main thread has not
+    left the block `grace_s` later ends with the sentence on stderr and exit code 70. So the job ends within
+    `timeout_s + grace_s` and two seconds everywhere. A rank that is stopped is killed by those of its own host.
+
+    A rank that raises in the block tells the others, which end likewise. Nothing listens: ranks meet in the store that
+    the job has.
+    """
+    if min(timeout_s, grace_s) <= 0 or (step_timeout_s is not None and step_timeout_s <= 0):
+        raise RunError(
+            "timeout_s, step_timeout_s and grace_s are seconds above 0; step_timeout_s=None is never"
+        )
+    if not dist.is_initialized():
+        raise RunError("no job to guard: call torch.distributed.init_process_group() first, under torchrun")
+    guard = Guard(group, timeout_s, step_timeout_s, grace_s)
+    guard.start()
+    try:
+        yield guard
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            guard.leave()
+        else:
+            guard.failed(error)
+        raise
+    else:
+        guard.leave()
+
+
+def _position(frame: FrameType | None) -> tuple[str, bool]:
+    """The line of the user's that a thread is at, and if it waits there for other ranks."""
+    if frame is None:
+        return "its end", False
+    file = frame.f_code.co_filename
+    waits = os.sep + os.path.join("torch", "distributed") in file or file.endswith(
+        os.path.join("autograd", "graph.py")
+    )
+    libraries = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(dist.__file__)))
+    own: FrameType | None = frame
+    while own is not None and own.f_code.co_filename.startswith((*libraries, "<")):
+        own = own.f_back
+    own = own or frame
+    return f"{own.f_code.co_filename}:{own.f_lineno} in {own.f_code.co_name}", waits
+
+
+def _say(text: str) -> None:
+    # The main thread may hold the lock of sys.stderr.
+    with contextlib.suppress(OSError):
+        os.write(2, f"autopar: {text}\n".encode())
+
+
+def _exit(text: str) -> NoReturn:
+    _say(f"{text}; this process ends")
+    os._exit(EXIT_CODE)

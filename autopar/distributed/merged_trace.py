@@ -1,0 +1,146 @@
+"""Timelines of all ranks as one, on the clock of rank 0."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from ..errors import RunError
+from ..ir.serialize import decode, encode
+from ..ir.timeline import Memory, Span, Timeline
+from ..text import seconds
+from .messages import Group, device_of, gather, rank_of, size_of
+
+ROUNDS = 16
+"""Exchanges of clocks between rank 0 and each other rank."""
+DRIFT = 1e-4
+"""Seconds by which two clocks may part in a second: twice the 50 ppm that crystals of computers keep."""
+
+
+def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | None:
+    """The calls of all ranks on one clock, on rank 0; None on the others. Every rank of the group must call it.
+
+        with fast.record() as recording:
+            fast(x)
+        together = merged(recording.calls)
+        if together:
+            together.save("trace.json")
+
+    Each rank gives the measured timelines of its own calls. Devices are named `rank 2 (host1)/cpu`, and second 0 is the
+    start of the first call of all. The title says within how many seconds the clocks agree: half the round trip of the
+    quickest exchange, and what two clocks part in the time since the first call. A backward that was recorded with its
+    forward follows it at once.
+
+    Raises RunError on every rank where a timeline is a prediction, and where no rank has any.
+    """
+    own = list(timelines)
+    offset, error = clock_offset(group)
+    now = time.perf_counter()
+    aged = error + DRIFT * max((now - timeline.began for timeline in own), default=0.0)
+    sent = {
+        "host": socket.gethostname(),
+        "offset": offset,
+        "error": aged if size_of(group) > 1 else 0.0,
+        "predicted": any(not timeline.began for timeline in own),
+        "count": len(own),
+    }
+    heads = gather(sent, group)
+    for rank, head in enumerate(heads):
+        if head["predicted"]:
+            raise RunError(
+                f"rank {rank} gave a predicted timeline; record one: with fast.record() as recording: …"
+            )
+    if not any(head["count"] for head in heads):
+        raise RunError(
+            "no rank has recorded a call; call the model inside `with fast.record() as recording:`"
+        )
+    calls = gather([encode(replace(timeline, predicted=None)) for timeline in own], group, everywhere=False)
+    if rank_of(group) != 0:
+        return None
+    read = [[decode(Timeline, call, f"rank {rank}") for call in given] for rank, given in enumerate(calls)]
+    return _joined(read, heads)
+
+
+def clock_offset(group: Group = None, rounds: int = ROUNDS) -> tuple[float, float]:
+    """Seconds to add to this rank's `time.perf_counter` for that of rank 0, and by how many they may be wrong.
+
+    Every rank of the group must call it. Of `rounds` exchanges the one with the shortest round trip counts, whose half
+    bounds the error (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989).
+    """
+    device, rank = device_of(group) if dist.is_initialized() else torch.device("cpu"), rank_of(group)
+    best = (0.0, float("inf") if rank else 0.0)
+    for other in range(1, size_of(group)):
+        for _ in range(rounds):
+            mark = torch.zeros(1, device=device)
+            clocks = torch.zeros(2, dtype=torch.float64, device=device)
+            if rank == 0:
+                dist.recv(mark, group=group, group_src=other)
+                mark.cpu()
+                clocks[0] = time.perf_counter()
+                clocks[1] = time.perf_counter()
+                dist.send(clocks, group=group, group_dst=other)
+            elif rank == other:
+                sent = time.perf_counter()
+                dist.send(mark, group=group, group_dst=0)
+                dist.recv(clocks, group=group, group_src=0)
+                arrived, left = clocks.tolist()
+                back = time.perf_counter()
+                error = ((back - sent) - (left - arrived)) / 2
+                if error < best[1]:
+                    best = (((arrived - sent) + (left - back)) / 2, error)
+    return best
+
+
+def _joined(calls: list[list[Timeline]], heads: list[dict[str, object]]) -> Timeline:
+    """Timelines by rank as one, each shifted by its clock."""
+    names = [f"rank {rank} ({head['host']})" for rank, head in enumerate(heads)]
+    offsets = [float(str(head["offset"])) for head in heads]
+    first = min(call.began + offset for given, offset in zip(calls, offsets) for call in given)
+    lanes: dict[str, None] = {}
+    spans: list[Span] = []
+    memory: dict[str, Memory] = {}
+    end = late = 0.0
+    for name, offset, given in zip(names, offsets, calls):
+        for call in given:
+            shift = call.began + offset - first
+            lanes |= dict.fromkeys(f"{name}/{lane}" for lane in call.lanes)
+            spans += [_shifted(span, name, shift) for span in call.spans]
+            for account in call.memory:
+                device = f"{name}/{account.device}"
+                steps = tuple((at + shift, count) for at, count in account.steps)
+                before = memory[device].steps if device in memory else ()
+                memory[device] = Memory(device, before + steps, account.cap)
+            end, late = max(end, shift + call.makespan), max(late, call.late)
+    every = [call for given in calls for call in given]
+    within = max(float(str(head["error"])) for head in heads)
+    return Timeline(
+        f"{', '.join(dict.fromkeys(call.title for call in every))} on {len(calls)} ranks, "
+        f"whose clocks agree within {seconds(within)}",
+        tuple(lanes),
+        tuple(spans),
+        end,
+        tuple(memory.values()),
+        "; ".join(dict.fromkeys(call.label for call in every if call.label)),
+        late,
+        needs_slow_down=max(call.needs_slow_down for call in every),
+        began=first,
+        ranks=len(calls),
+    )
+
+
+def _shifted(span: Span, name: str, shift: float) -> Span:
+    return replace(
+        span,
+        lane=f"{name}/{span.lane}",
+        device=f"{name}/{span.device}",
+        start=span.start + shift,
+        end=span.end + shift,
+        src=span.src and f"{name}/{span.src}",
+        dst=span.dst and f"{name}/{span.dst}",
+        ready=None if span.ready is None else span.ready + shift,
+    )

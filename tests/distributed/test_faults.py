@@ -1,0 +1,157 @@
+"""Killed, stopped and hung ranks: the job ends on every rank, in bounded time, with the name of the one that failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import faulty
+import pytest
+from helpers.ranks import free_port
+
+CONTEXT = multiprocessing.get_context("forkserver")
+ROOT = Path(__file__).parents[2]
+BOUND_S = 2 + 1 + 2
+"""Seconds after a fault in which a job of these tests ends: the timeout and the grace of its guards, and two more. A
+machine under load gets twice that; torch's own timeout is half an hour."""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="processes are looked up in /proc")
+
+
+@dataclass
+class Ended:
+    """A job that has ended: exit codes (None: it had to be killed), what was printed, by rank, and the seconds that it
+    took after the fault."""
+
+    codes: list[int | None]
+    said: list[str]
+    after: float
+
+
+def _forked(rank: int, count: int, port: int, folder: str, words: tuple) -> None:
+    handle = os.open(f"{folder}/{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(count),
+        GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    try:
+        faulty.run(*words)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+        os._exit(1)
+
+
+def job(folder: Path, count: int, *words) -> Ended:
+    """A job without a launcher, as the ranks on other hosts see it: nothing ends them but what they know themselves."""
+    port = free_port()
+    started = [
+        CONTEXT.Process(target=_forked, args=(rank, count, port, str(folder), words)) for rank in range(count)
+    ]
+    for process in started:
+        process.start()
+    until = time.monotonic() + 60
+    for process in started:
+        process.join(max(0.0, until - time.monotonic()))
+    end, codes = time.monotonic(), [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+        process.join()
+    said = [(folder / str(rank)).read_text() for rank in range(count)]
+    return Ended(codes, said, end - failed_at("".join(said)))
+
+
+def failed_at(said: str) -> float:
+    """The second at which a rank has failed, by what it printed."""
+    found = re.search(r"fails at ([\d.]+)", said)
+    return float(found[1]) if found else 0.0
+
+
+def torchrun(
+    count: int, script: Path, *words, launch: tuple = (), **environment: str
+) -> subprocess.CompletedProcess:
+    """A script under torchrun."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    own["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *launch,
+         str(script), *map(str, words)],
+        env=own, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+
+
+def test_ranks_that_do_not_fail_end_well(tmp_path):
+    ended = job(tmp_path, 3, "slow", 1, 3)
+    assert ended.codes == [0, 0, 0], ended.said
+    assert all("is done" in said and "autopar" not in said for said in ended.said)
+
+
+@pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
+def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
+    ended = job(tmp_path, count, "kill", failing, 3)
+    assert None not in ended.codes and ended.after < 2 * BOUND_S
+    assert ended.codes[failing] == -9
+    for rank in set(range(count)) - {failing}:
+        assert ended.codes[rank] == 1, "the error of a main thread"
+        assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* has died", ended.said[rank]), (
+            ended.said[rank]
+        )
+
+
+@pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 2)])
+def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
+    ended = job(tmp_path, count, "stop", failing, 3)
+    assert None not in ended.codes and ended.after < 2 * BOUND_S
+    assert ended.codes[failing] == -9
+    for rank in set(range(count)) - {failing}:
+        assert re.search(rf"rank {failing} \(.*(is stopped|hangs)", ended.said[rank]), ended.said[rank]
+
+
+def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path):
+    ended = job(tmp_path, 3, "hang", 1, 3)
+    assert None not in ended.codes and ended.after < 2 * BOUND_S
+    assert ended.codes[1] == 70
+    line = next(
+        number
+        for number, text in enumerate(Path(faulty.__file__).read_text().splitlines(), 1)
+        if "sleep(600)" in text
+    )
+    for said in ended.said:
+        assert re.search(rf"rank 1 \(.*\) is stuck at .*faulty\.py:{line} in fails, .* in step 3", said), said
+
+
+def test_a_rank_that_raises_tells_the_others(tmp_path):
+    ended = job(tmp_path, 3, "raise", 2, 4)
+    assert ended.codes == [1, 1, 1] and ended.after < 2 * BOUND_S
+    assert "ValueError: a bad batch" in ended.said[2] and "RunError" not in ended.said[2]
+    for said in ended.said[:2]:
+        assert re.search(r"RunError: rank 2 \(.*\) raised ValueError: a bad batch, in step 4", said), said
+
+
+def test_nothing_listens_but_gloo_on_the_interface_asked_for(tmp_path):
+    ended = job(tmp_path, 2, "listen", 0, 0)
+    assert ended.codes == [0, 0], ended.said
+    second = re.findall(r"listens: (.*)", ended.said[1])[0].split()
+    assert second and all(address.startswith("0100007F:") for address in second)
+
+
+@pytest.mark.parametrize(
+    ("what", "failing", "code"), [("kill", 0, -9), ("kill", 1, -9), ("stop", 1, -9), ("hang", 0, 70)]
+)
+def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
+    done = torchrun(2, Path(faulty.__file__), what, failing, 3)
+    # A stopped process would hold up torchrun for 30 seconds after the others have ended.
+    assert done.returncode == 1 and time.monotonic() - failed_at(done.stdout) < 2 * BOUND_S
+    assert re.search(rf"Root Cause.*rank\s+: {failing} .*exitcode\s+: {code} ", done.stderr, re.DOTALL), (
+        done.stderr
+    )
+    if what != "kill":
+        assert re.search(rf"autopar: rank {failing} \(.*(is stopped|is stuck)", done.stderr)

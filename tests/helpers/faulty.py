@@ -1,0 +1,66 @@
+"""A job that steps, and in which one rank fails as it is told: `faulty.py WHAT RANK STEP`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from autopar.distributed.agreement import agree
+from autopar.distributed.heartbeat import guarded
+
+
+def listening() -> list[str]:
+    """Addresses that this process listens at, as hexadecimal of the kernel's tables: `0100007F:…` is loopback."""
+    handles = Path("/proc/self/fd")
+    own = {os.readlink(handle) for handle in handles.iterdir() if handle.is_symlink()}
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+    ]
+    return sorted(row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own)
+
+
+def fails(what: str) -> None:
+    """Fail as it is told, with the second on the clock of all processes at which it does."""
+    print(f"fails at {time.monotonic()}", flush=True)
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "raise":
+        raise ValueError("a bad batch")
+    if what == "hang":
+        time.sleep(600)
+    if what == "slow":
+        time.sleep(4)
+
+
+def run(what: str, failing: int, at: int) -> None:
+    """Take 30 steps, of which rank `failing` fails in step `at`, if it is told to."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    before = listening()
+    with guarded(timeout_s=2, step_timeout_s=2 if what == "hang" else None, grace_s=1) as guard:
+        for step in range(30):
+            guard.step(step)
+            if rank == failing and step == at:
+                fails(what)
+            dist.all_reduce(torch.ones(1))
+        if what == "listen":
+            agree(lambda: {"step": "30"})
+            assert listening() == before, (before, listening())
+            print("listens:", *before, flush=True)
+    print(f"rank {rank} is done", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
