@@ -32,6 +32,14 @@ def test_the_tutorials_of_ddp_are_one_process(name, arguments):
         assert len(re.findall(r"'net1': '(\S+)', 'net2': '(?!\1)", found.stdout)) == 2
 
 
+def test_the_pipeline_is_one_process():
+    found = torchrun("pipeline", "--steps", "3", "--layers", "2", "--stages", "2", "--replicas", "1")
+    assert found.returncode == 0, found.stderr[-2000:]
+    apart = re.search(r"whole batch: (\S+) of the loss", found.stdout)
+    assert apart and float(apart[1]) < 1e-5
+    assert "2 stages × 1 replicas" in found.stdout
+
+
 def test_one_line_differs_from_the_tutorial():
     for name in ("ddp_toy", "ddp_two_devices"):
         lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
