@@ -17,12 +17,13 @@ from .errors import AutoparError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 when all went well, 2 for bad input (one sentence on stderr)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"demo": demo, "doctor": doctor, "plan": plan, "bench": bench}
+    commands = {"demo": demo, "doctor": doctor, "plan": plan, "bench": bench, "whatif": whatif}
     parser = argparse.ArgumentParser(
         prog="python -m autopar",
         description="Make an ordinary PyTorch model use every device of the machine it is on.",
         epilog="demo: the two-layer MLP across CPU + 2 devices, with its pictures. doctor: what this machine has. "
-        "plan: plan a model or a task graph for a machine. bench: measure, rivals in the same run. Each takes --help.",
+        "plan: plan a model or a task graph for a machine. bench: measure, rivals in the same run. whatif: what a "
+        "model would do on hosts that are not here. Each takes --help.",
     )
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
     parser.add_argument("command", choices=commands)
@@ -74,6 +75,13 @@ def plan(argv: Sequence[str]) -> int:
 def bench(argv: Sequence[str]) -> int:
     """Measure against eager and rivals."""
     from .cli.bench import main as run
+
+    return run(argv)
+
+
+def whatif(argv: Sequence[str]) -> int:
+    """Plan a model for declared hosts."""
+    from .cli.whatif import main as run
 
     return run(argv)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar import PlanError
 from autopar.ir.distribution import SCHEDULES
-from autopar.planner.pipelines.orders import Action, forwards, most_in_flight, orders, refusal
+from autopar.planner.pipelines.orders import Action, forwards, in_flight, orders, refusal
 
 SHAPES = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 7), st.integers(1, 4), st.integers(1, 24))
 
@@ -109,13 +109,37 @@ def test_each_pass_is_there_once_and_behind_those_it_needs(shape):
                 assert place[action._replace(what=before)] < number
 
 
+def walked(order: list[Action], positions: int, chunks: int) -> list[list[int]]:
+    """Micro-batches in flight of each chunk, behind each forward of a process."""
+    now, found = [0] * chunks, []
+    apart = any(action.what == "W" for action in order)
+    for action in order:
+        if action.what == "F":
+            now[action.stage // positions] += 1
+            found.append([*now])
+        elif action.what == ("W" if apart else "B"):
+            now[action.stage // positions] -= 1
+    return found
+
+
+@given(SHAPES, st.lists(st.integers(0, 9), min_size=4, max_size=4))
+@settings(max_examples=200)
+def test_most_in_flight_is_what_a_walk_through_the_order_finds(shape, weights):
+    schedule, positions, chunks, micro_batches = shape
+    assume(not refusal(*shape))
+    for at, order in enumerate(orders(*shape)):
+        seen = walked(order, positions, chunks)
+        told = in_flight(schedule, positions, chunks, micro_batches, at).tolist()
+        most = [max(sum(n * w for n, w in zip(row, weights)) for row in rows) for rows in (seen, told)]
+        assert most[0] == most[1]
+
+
 @given(st.integers(1, 8), st.integers(1, 24))
 def test_1f1b_holds_no_more_micro_batches_than_stages_behind(positions, micro_batches):
     assume(micro_batches >= positions)
-    for stage, order in enumerate(orders("1f1b", positions, 1, micro_batches)):
-        assert most_in_flight(order) == {stage: positions - stage}
-    for stage, order in enumerate(orders("gpipe", positions, 1, micro_batches)):
-        assert most_in_flight(order) == {stage: micro_batches}
+    for at in range(positions):
+        assert in_flight("1f1b", positions, 1, micro_batches, at).tolist() == [[positions - at]]
+        assert in_flight("gpipe", positions, 1, micro_batches, at).tolist() == [[micro_batches]]
 
 
 def test_inference_is_the_forwards_alone():

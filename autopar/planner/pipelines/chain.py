@@ -35,6 +35,9 @@ class Unit:
     `crossing_bytes` of all values that must cross a cut just behind this unit, whoever made them: a skip connection
     counts for every cut that it crosses. `weight_share` is the part of the backward that makes the gradients of
     weights, which a zero-bubble schedule may put off.
+
+    `block` is the repeated layer that it is in, if any. Tensor parallelism shares out the work, weights and saved bytes
+    of `divisible` units, and sums `sum_bytes` per row over the group, in the forward and once more in the backward.
     """
 
     name: str
@@ -46,12 +49,15 @@ class Unit:
     crossing_bytes: float = 0.0
     module: str = ""
     weight_share: float = 0.5
+    block: str = ""
+    divisible: bool = False
+    sum_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Chain:
     """Units of a model in topological order. `kinds` names the kinds of process that they are priced for, as
-    `Process.kind` does.
+    `Process.kind` does. A process needs `scratch_bytes` per row beside what it saves.
 
     A chain of one's own:
 
@@ -65,6 +71,7 @@ class Chain:
     name: str
     kinds: tuple[str, ...]
     units: tuple[Unit, ...]
+    scratch_bytes: float = 0.0
 
     def check(self) -> Chain:
         """Return self, or raise PlanError naming the unit and what is wrong with it."""
@@ -113,9 +120,15 @@ class Chain:
     def upto(self, what: str, kind: int, rows: float) -> Numbers:
         """Seconds of all units before each position: `what` is `forward`, `backward`, or `weight`, the part of the
         backward that is the gradients of weights."""
-        sums = self._costs[what][kind]
-        result: Numbers = sums[:, 0] + sums[:, 1] * rows
-        return result
+        key = what, kind, rows
+        if key not in self._known:
+            sums = self._costs[what][kind]
+            self._known[key] = sums[:, 0] + sums[:, 1] * rows
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int, float], Numbers]:
+        return {}
 
     @cached_property
     def saved(self) -> Numbers:

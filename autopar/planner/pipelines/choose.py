@@ -11,7 +11,7 @@ from ...errors import MemoryCapError, PlanError
 from ...ir.distribution import SCHEDULES, Distribution
 from ...ir.hosts import Hosts
 from ...system.process import uncollected
-from ...text import parse_bytes, size
+from ...text import parse_bytes, seconds, size
 from .chain import Chain
 from .grid import Grid, grids
 from .options import Asked, Option, options
@@ -34,8 +34,10 @@ def distribution(  # noqa: PLR0913 - what users may fix
     micro_batches: int | None = None,
     replicas: int | None = None,
     stages: int | None = None,
+    rows: int | None = None,
     memory: int | str | None = None,
     optimizer_bytes: float = 2.0,
+    below: float | None = None,
 ) -> Distribution:
     """The quickest way found to run a chain on hosts: replicas, stages, cuts, micro-batches and schedule.
 
@@ -43,21 +45,22 @@ def distribution(  # noqa: PLR0913 - what users may fix
     for. Not all of them need be used, and the first of equals are. `batch` is the rows of one step over all replicas,
     which divide it evenly, as micro-batches (of one replica) do. `objective` is `training`, `latency` or `throughput`
     (the period of batches that follow each other); the last two are forward alone. `schedules` may be tried;
-    `micro_batches`, `replicas` and `stages` (all of one replica) fix what is given. `memory` caps each device of a
-    process, in bytes or as "6GiB", in place of its own. `optimizer_bytes` are kept for each byte of trained weights: 2
-    for Adam, 0 for SGD; weights and gradients come on top.
+    `micro_batches`, `replicas`, `stages` (all of one replica) and `rows` (of a micro-batch) fix what is given. `memory`
+    caps each device of a process, in bytes or as "6GiB", in place of its own. `optimizer_bytes` are kept for each byte
+    of trained weights: 2 for Adam, 0 for SGD; weights and gradients come on top. With `below`, only steps of fewer
+    seconds are looked for.
 
-    What a lower bound does not rule out is cut for the least bottleneck, and by units evenly, and simulated.
-    Replicas are the same but for their hosts, so that one is simulated, with the slowest process and link of each
-    position. Gradients are summed over replicas by a ring behind the last backward of their stage, beside what other
-    stages still do. Equal input gives an equal plan. Raises PlanError for numbers that cannot be, MemoryCapError where
-    nothing fits.
+    What a lower bound does not rule out is cut for the least bottleneck, and by units evenly, and simulated. Replicas
+    are the same but for their hosts, so that one is simulated, with the slowest process and link of each position.
+    Gradients are summed over replicas behind the last backward of their stage, beside what other stages still do. Equal
+    input gives an equal plan. Raises PlanError for numbers that cannot be, and where nothing is below `below`;
+    MemoryCapError where nothing fits.
     """
     found = tuple(members) if members is not None else processes(hosts)
     cap = None if memory is None else parse_bytes(memory)
-    asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages)
+    asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages, rows)
     asked.check(len(found), len(chain.check().units))
-    search = _Search(chain, hosts, asked, _ordered(chain, found), cap, optimizer_bytes)
+    search = _Search(chain, hosts, asked, _ordered(chain, found), cap, optimizer_bytes, below)
     return search.run()
 
 
@@ -80,6 +83,7 @@ class _Search:
     members: Sequence[Process]
     cap: int | None
     optimizer_bytes: float
+    below: float | None = None
     best: tuple[float, Priced] | None = None
     nearest: tuple[int, Priced] | None = None
     tried: list[tuple[str, float | None]] = field(default_factory=list)
@@ -100,19 +104,40 @@ class _Search:
         heapq.heapify(queue)
         while queue:
             bound, _, item = heapq.heappop(queue)
-            if self.best and bound >= self.best[0] * (1 - 1e-9):
+            if bound >= (self.best[0] if self.best else self._most) * (1 - 1e-9):
                 break
-            if isinstance(item, Setup):
+            if isinstance(item, Setup) and not item.roomy:
+                self._refuse(item)
+            elif isinstance(item, Setup):
                 for priced in self._cut(item):
                     heapq.heappush(queue, (priced.bound_s(self._period), next(number), priced))
-                continue
-            step = item.step_s(self._period)
-            self.tried.append((str(item.setup.option), step))
-            if not self.best or step < self.best[0]:
-                self.best = step, item
+            else:
+                self._simulate(item)
         if not self.best:
+            if self.nearest is None or queue:
+                raise PlanError(
+                    f"no step of {self.chain.name!r} takes less than {seconds(self._most)}; leave below out"
+                )
             raise self._short()
         return self._result(*self.best)
+
+    def _simulate(self, priced: Priced) -> None:
+        step = priced.step_s(self._period)
+        self.tried.append((str(priced.setup.option), step))
+        if step < (self.best[0] if self.best else self._most):
+            self.best = step, priced
+
+    def _refuse(self, setup: Setup) -> None:
+        """Note that no cuts of a setup fit, and by how much the plain ones do not."""
+        units, stages = len(self.chain.units), setup.option.stages
+        priced = Priced(setup, tuple(s * units // stages for s in range(stages + 1)))
+        if self.nearest is None or priced.over[0] < self.nearest[0]:
+            self.nearest = priced.over[0], priced
+        self.tried.append((str(setup.option), None))
+
+    @property
+    def _most(self) -> float:
+        return float("inf") if self.below is None else self.below
 
     @property
     def _period(self) -> bool:
@@ -176,7 +201,7 @@ class _Search:
         asked = self.asked
         fixed = ", ".join(
             f"{word}={number}"
-            for word in ("replicas", "stages", "micro_batches")
+            for word in ("replicas", "stages", "micro_batches", "rows")
             if (number := getattr(asked, word)) is not None
         )
         return (

@@ -71,10 +71,10 @@ class Cutting:
     def _reach(self, s: int, start: int, limit: float) -> int:
         """The last position up to which a stage may go."""
         spent, held, cap = self.spent[s], self.held[s], self.caps[s]
-        stop = int(np.searchsorted(spent, spent[start] + limit, "right")) - 1
+        stop = int(spent.searchsorted(spent[start] + limit, "right")) - 1
         if cap is None:
             return stop
-        return min(stop, int(np.searchsorted(held, held[start] + cap, "right")) - 1)
+        return min(stop, int(held.searchsorted(held[start] + cap, "right")) - 1)
 
     def _balanced(self, latest: list[int], limit: float) -> list[int]:
         """Cuts under the same limit that leave the stages as equal as may be, so that filling the pipeline is short."""
@@ -83,9 +83,9 @@ class Cutting:
         for s in range(stages - 1, 0, -1):
             spent, held, cap = self.spent[s], self.held[s], self.caps[s]
             stop = earliest[s + 1]
-            start = int(np.searchsorted(spent, spent[stop] - slack, "left"))
+            start = int(spent.searchsorted(spent[stop] - slack, "left"))
             if cap is not None:
-                start = max(start, int(np.searchsorted(held, held[stop] - cap, "left")))
+                start = max(start, int(held.searchsorted(held[stop] - cap, "left")))
             start = max(start, s)
             while start < latest[s] and self.link[s - 1][start] > slack:
                 start += 1

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ...ir.hosts import Hosts
+from ...ir.device import HANDOFF_S
+from ...ir.hosts import Host, Hosts
 from .processes import Process
 
 
@@ -75,9 +76,7 @@ class Grid:
 
     def _way(self, src: Process, dst: Process, flows: int) -> Way:
         if src.host == dst.host:
-            links = self.hosts.host[src.host].machine.route(src.devices[0], dst.devices[0])
-            wire = f"{src.host} {links[0].wire}"
-            return Way(sum(link.latency_s for link in links), min(link.bytes_per_s for link in links), wire)
+            return inside(self.hosts.host[src.host], src.devices[0], dst.devices[0])
         link, host = self.hosts.link(src.host, dst.host), self.hosts.host[src.host]
         if src.whole:
             return Way(link.latency_s, link.bytes_per_s / flows, f"{src.host} out")
@@ -87,9 +86,7 @@ class Grid:
         return Way(link.latency_s, rate, wire)
 
     def reduce_s(self, position: int, nbytes: float) -> float:
-        """Seconds of a ring all-reduce of `nbytes` over the replicas of a position (Patarasuk and Yuan, "Bandwidth
-        optimal all-reduce algorithms for clusters of workstations", JPDC 2009), while the other positions have theirs.
-        """
+        """Seconds to sum `nbytes` over the replicas of a position (`all_reduce_s`), while other positions do so too."""
         return self._ring(tuple(row[position] for row in self.rows), nbytes)
 
     def tie_s(self, positions: Sequence[int], nbytes: float) -> float:
@@ -100,8 +97,7 @@ class Grid:
         count = len(members)
         if count < 2 or not nbytes:
             return 0.0
-        latency, rate = self._pace(members)
-        return 2 * (count - 1) * latency + 2 * (count - 1) / count * nbytes / rate
+        return all_reduce_s(count, nbytes, *self._pace(members))
 
     @cached_property
     def _paces(self) -> dict[tuple[Process, ...], tuple[float, float]]:
@@ -134,6 +130,25 @@ class Grid:
             for process in row:
                 used[process.host] += len(process.devices)
         return used
+
+
+def inside(host: Host, src: str, dst: str) -> Way:
+    """The way between two devices of a host, for messages of `torch.distributed`: no thread is woken for them."""
+    links = host.machine.route(src, dst)
+    latency = sum(max(0.0, link.latency_s - 2 * HANDOFF_S) for link in links)
+    return Way(latency, min(link.bytes_per_s for link in links), f"{host.name} {links[0].wire}")
+
+
+def all_reduce_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float) -> float:
+    """Seconds to sum `nbytes` over `count` processes whose slowest link has this latency and rate.
+
+    Each sends 2 (count - 1) / count of the bytes, as in a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations", JPDC 2009); latencies are those of two trees (Sanders, Speck and Träff,
+    "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009).
+    """
+    if count < 2 or not nbytes:
+        return 0.0
+    return 2 * (count - 1).bit_length() * latency_s + 2 * (count - 1) / count * nbytes / bytes_per_s
 
 
 def grids(hosts: Hosts, members: Sequence[Process], replicas: int, positions: int) -> list[Grid]:

@@ -12,9 +12,9 @@ from .orders import Action, forwards, orders, refusal
 OBJECTIVES = ("training", "latency", "throughput")
 """`training`: the shortest step of forward, backward and sum of gradients. `latency`: the shortest forward of one
 batch. `throughput`: the shortest period of batches that follow each other, forward alone."""
-CHUNKS = (2, 3, 4, 6, 8)
+CHUNKS = (2, 4, 8)
 """Stages to a process that are tried for the interleaved schedules."""
-ALL_UP_TO = 64
+ALL_UP_TO = 16
 """Processes up to which every length of a pipeline is tried; above, the divisors of their number."""
 
 
@@ -59,6 +59,7 @@ class Asked:
     micro_batches: int | None = None
     replicas: int | None = None
     stages: int | None = None
+    rows: int | None = None
 
     @property
     def trained(self) -> bool:
@@ -72,7 +73,7 @@ class Asked:
         for name in self.schedules:
             if name not in SCHEDULES:
                 raise PlanError(f"schedule {name!r} is not known; give some of {', '.join(SCHEDULES)}")
-        for word in ("batch", "micro_batches", "replicas", "stages"):
+        for word in ("batch", "micro_batches", "replicas", "stages", "rows"):
             number = getattr(self, word)
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise PlanError(f"{word}={number!r} is no number of {word}; give a whole number from 1")
@@ -94,7 +95,7 @@ def options(asked: Asked, members: int, units: int) -> Iterator[Option]:
     for positions, replicas in _shapes(asked, members, units):
         each = asked.batch // replicas
         for micro_batches in [asked.micro_batches] if asked.micro_batches else _divisors(each):
-            if each % micro_batches:
+            if each % micro_batches or asked.rows not in (None, each // micro_batches):
                 continue
             for schedule, chunks in _schedules(asked, positions, units):
                 if not asked.trained or not refusal(schedule, positions, chunks, micro_batches):
@@ -115,10 +116,10 @@ def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]
             counts = [asked.replicas] if asked.replicas <= most else []
         else:
             counts = [count for count in _divisors(asked.batch) if count <= most]
-            counts = counts if members <= 16 else counts[-1:]
+            counts = counts if few else counts[-1:]
         for replicas in counts:
             yield positions, replicas
-    if not few and members % 1 == 0 and not asked.replicas and asked.stages in (None, 1):
+    if not few and not asked.replicas and asked.stages in (None, 1):
         yield 1, 1
 
 
@@ -132,7 +133,8 @@ def _schedules(asked: Asked, positions: int, units: int) -> Iterator[tuple[str, 
         return
     for schedule in wanted:
         several = schedule in ("interleaved", "zero-bubble")
-        for chunks in (1, *CHUNKS) if several else (1,):
+        counts = (asked.stages // positions,) if asked.stages else (1, *CHUNKS)
+        for chunks in counts if several else (1,):
             if schedule == "interleaved" and chunks == 1:
                 continue
             if positions * chunks <= units and asked.stages in (None, positions * chunks):

@@ -8,8 +8,12 @@ et al., "Zero bubble pipeline parallelism", ICLR 2024).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import PlanError
 from ...ir.distribution import SCHEDULES
@@ -67,18 +71,35 @@ def forwards(positions: int, micro_batches: int) -> list[list[Action]]:
     return [[Action("F", stage, m) for m in range(micro_batches)] for stage in range(positions)]
 
 
-def most_in_flight(order: list[Action]) -> dict[int, int]:
-    """How many micro-batches of each stage have had their forward and not all of their backward, at most."""
-    now: dict[int, int] = {}
-    most: dict[int, int] = {}
-    apart = {action.stage for action in order if action.what == "W"}
-    for action in order:
-        if action.what == "F":
-            now[action.stage] = now.get(action.stage, 0) + 1
-            most[action.stage] = max(most.get(action.stage, 0), now[action.stage])
-        elif action.what == "W" or (action.what == "B" and action.stage not in apart):
-            now[action.stage] -= 1
-    return most
+@lru_cache(maxsize=4096)
+def in_flight(schedule: str, positions: int, chunks: int, micro_batches: int, at: int) -> NDArray[np.int64]:
+    """How many micro-batches of each chunk of a process have had their forward and not all of their backward, just
+    behind each forward that may find the most: (moments, chunks). It is what a walk through `orders` counts."""
+    if schedule == "gpipe":
+        return np.array([[micro_batches]])
+    if schedule == "1f1b":
+        return np.array([[min(positions - at, micro_batches)]])
+    apart = schedule == "zero-bubble"
+    each, ahead = _rounds(at, positions, chunks, micro_batches, apart)
+    # What is in flight repeats from round to round, once there are backwards.
+    moments = np.arange(1, min(chunks * micro_batches, ahead + at * apart + 2 * chunks * each) + 1)
+    over = np.maximum(moments - 1 - ahead - (at if apart else 0), 0)
+    number = np.arange(chunks)
+    return _begun(moments, number, each) - _begun(over, number[::-1], each)
+
+
+def _begun(passes: NDArray[np.int64], turn: NDArray[np.int64], each: int) -> NDArray[np.int64]:
+    """How many micro-batches of each chunk are among so many passes, where a chunk has the turn-th turn of a round."""
+    rounds, rest = np.divmod(passes, each * len(turn))
+    begun: NDArray[np.int64] = rounds[:, None] * each + np.clip(rest[:, None] - turn * each, 0, each)
+    return begun
+
+
+def _rounds(at: int, positions: int, chunks: int, micro_batches: int, apart: bool) -> tuple[int, int]:
+    """Micro-batches of a round, and forwards before the first backward, of the interleaved schedules."""
+    each = micro_batches // max(1, micro_batches // positions)
+    ahead = (chunks - 1) * each + (1 if apart else 2) * (positions - 1 - at)
+    return each, min(chunks * micro_batches, ahead)
 
 
 def _one_f_one_b(stage: int, ahead: int, micro_batches: int) -> Iterator[Action]:
@@ -96,10 +117,8 @@ def _interleaved(at: int, positions: int, chunks: int, micro_batches: int, apart
     """Forwards go through the chunks in rounds of about as many micro-batches as there are processes, backwards through
     them in reverse. With the backward in two parts, those of weights follow `at` backwards later, the rest at the end.
     """
-    each = micro_batches // max(1, micro_batches // positions)
+    each, ahead = _rounds(at, positions, chunks, micro_batches, apart)
     total = chunks * micro_batches
-    hops = positions - 1 - at
-    ahead = min(total, (chunks - 1) * each + (1 if apart else 2) * hops)
     forward = _turns(at, positions, [*range(chunks)], each)
     backward = _turns(at, positions, [*reversed(range(chunks))], each)
     weights = _turns(at, positions, [*reversed(range(chunks))], each)

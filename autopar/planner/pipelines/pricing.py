@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...ir.distribution import Stage
 from .chain import Chain, Numbers
 from .cuts import Cutting
 from .grid import Grid
 from .options import Option
-from .orders import Action, most_in_flight
+from .orders import Action, in_flight
 from .simulation import Passes, simulate
 
 
@@ -40,18 +40,26 @@ class Setup:
         spent = self.chain.upto("forward", kind, rows)
         return spent + self.chain.upto("backward", kind, rows) if self.option.trained else spent
 
+    @property
+    def roomy(self) -> bool:
+        """False where all memory of a replica is too small for the weights and one micro-batch, however it is cut."""
+        chain, caps = self.chain, self.grid.caps
+        least = self.state * chain.weight_bytes(0, len(chain.units))
+        if self.option.trained:
+            least += self.option.rows * float(chain.saved[-1])
+        return None in caps or least <= sum(cap or 0 for cap in caps)
+
     @cached_property
     def orders(self) -> list[list[Action]]:
         """The actions of each position."""
         return self.option.orders()
 
-    @cached_property
-    def in_flight(self) -> list[int]:
-        """Micro-batches of each stage whose saved bytes are held at one moment, at most."""
-        if not self.option.trained:
-            return [0] * self.option.stages
-        found = {stage: most for order in self.orders for stage, most in most_in_flight(order).items()}
-        return [found[stage] for stage in range(self.option.stages)]
+    def live(self, position: int) -> NDArray[np.int64]:
+        """Micro-batches of each chunk of a position whose saved bytes are held, at moments that may be the worst."""
+        option = self.option
+        if not option.trained:
+            return np.zeros((1, option.chunks), np.int64)
+        return in_flight(option.schedule, option.positions, option.chunks, option.micro_batches, position)
 
     @cached_property
     def cutting(self) -> Cutting:
@@ -59,7 +67,9 @@ class Setup:
         option, chain, count = self.option, self.chain, self.option.positions
         spent = {kind: self._spent(kind) for kind in set(self.kinds)}
         crossing = chain.crossing * option.rows
-        held = self.state * chain.first_weights + option.rows * np.outer(self.in_flight, chain.saved)
+        live = [self.live(at).max(axis=0) for at in range(count)]
+        most = [live[s % count][s // count] for s in range(option.stages)]
+        held = self.state * chain.first_weights + option.rows * np.outer(most, chain.saved)
         links: list[Numbers] = []
         for s in range(option.stages - 1):
             src, dst = s % count, (s + 1) % count
@@ -130,27 +140,18 @@ class Priced:
     @cached_property
     def memory(self) -> tuple[int, ...]:
         """Peak bytes of each position: state, what the schedule has in flight, and one message in and out."""
-        return tuple(self._held(order) for order in self.setup.orders)
+        return tuple(self._held(position) for position in range(self.setup.option.positions))
 
-    def _held(self, order: Sequence[Action]) -> int:
-        chain, rows, option = self.setup.chain, self.setup.option.rows, self.setup.option
-        own = sorted({action.stage for action in order})
-        state = 0.0
-        moving = 0
-        for number in own:
-            stage = self.stages[number]
+    def _held(self, position: int) -> int:
+        chain, option = self.setup.chain, self.setup.option
+        own = self.stages[position :: option.positions]
+        state, moving = option.rows * chain.scratch_bytes, 0
+        for stage in own:
             weights = chain.weight_bytes(stage.first, stage.stop)
             state += self.setup.state * weights + chain.buffer_bytes(stage.first, stage.stop)
-            moving = max(moving, stage.bytes_out + round(float(chain.crossing[stage.first]) * rows))
-        now = most = 0
-        apart = option.schedule == "zero-bubble" and option.positions > 1
-        for what, number, _ in order if option.trained else ():
-            if what == "F":
-                now += self.stages[number].saved_bytes
-                most = max(most, now)
-            elif what == ("W" if apart else "B"):
-                now -= self.stages[number].saved_bytes
-        return round(state) + moving + most
+            moving = max(moving, stage.bytes_out + round(float(chain.crossing[stage.first]) * option.rows))
+        saved = self.setup.live(position) @ np.array([stage.saved_bytes for stage in own])
+        return round(state) + moving + int(saved.max())
 
     @cached_property
     def over(self) -> tuple[int, int]:

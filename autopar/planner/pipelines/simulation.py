@@ -1,4 +1,4 @@
-"""The simulated step of a pipeline: passes as clusters; processes as devices, a lane for passes and one for sums."""
+"""The simulated step of a pipeline: passes as clusters, processes as devices with a lane for sums of gradients each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,128 @@
+"""`python -m autopar whatif`: what a model would do on hosts that are not here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import AutoparError
+from ..ir.distribution import SCHEDULES
+from ..ir.hosts import Hosts
+from ..ir.serialize import encode
+from ..text import table
+from .factory import made
+
+if TYPE_CHECKING:
+    from ..distributed.forecast import Forecast
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a row for each of the hosts that the arguments name, and write what is asked for; 0 when there is one.
+
+    It needs torch: AutoparError where it is not installed, and for what cannot be read or does not fit.
+    """
+    parser = _parser()
+    chosen = parser.parse_args(argv)
+    if len(chosen.batch) not in (1, len(chosen.hosts)):
+        parser.error("give one --batch, or one for each --hosts")
+    if not find_spec("torch"):
+        raise AutoparError("torch is not installed, and whatif captures a model with it; install torch")
+    if chosen.json and not chosen.json.parent.is_dir():
+        raise AutoparError(f"the folder of {chosen.json} is not there; make it, or give another name")
+    from ..distributed import forecast as of
+
+    declared = [Hosts.declare(text) for text in chosen.hosts]
+    model = _captured(chosen)
+    print(
+        f"{chosen.factory}: {model.parameters:,} parameters in {model.dtype}, "
+        f"{model.row_flops:.3g} FLOP a row{'' if chosen.infer else ', forward and backward'}\n"
+        "declared hosts, not run: rates are shares of datasheets\n"
+    )
+    found: list[Forecast] = []
+    batches = chosen.batch * len(declared) if len(chosen.batch) == 1 else chosen.batch
+    for hosts, batch in zip(declared, batches):
+        found.append(
+            of.forecast(
+                model, hosts, batch, optimizer=chosen.optimizer, tensor=chosen.tensor,
+                recompute={"auto": None, "always": True, "never": False}[chosen.recompute],
+                objective=chosen.infer or "training", schedules=chosen.schedule or SCHEDULES,
+                rows=chosen.micro_batch, replicas=chosen.replicas, stages=chosen.stages,
+            )
+        )  # fmt: skip
+        if chosen.verbose:
+            print(f"{found[-1].plan}\n")
+    print(table([of.HEADING, *(each.row() for each in found)], right=range(5, 13)))
+    if chosen.json:
+        rows = [{"hosts": text, "forecast": encode(each)} for text, each in zip(chosen.hosts, found)]
+        chosen.json.write_text(json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # torch is not loaded for --help
+    import torch
+
+    from ..distributed import forecast as of
+
+    with torch.device("meta"):
+        model, args = made(chosen.factory)
+    if not isinstance(model, torch.nn.Module):
+        raise AutoparError(f"{chosen.factory} gives a {type(model).__name__}; whatif needs an nn.Module")
+    model = of.on_meta(model, chosen.dtype)
+    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    given = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if chosen.dtype:
+        given = [
+            arg.to(wanted) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+            for arg in given
+        ]
+    return of.captured(model, given, train=not chosen.infer)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m autopar whatif",
+        description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs, made on the meta "
+        "device) for hosts that are not here: stages, replicas, tensor parallelism, micro-batches and schedule.",
+        epilog='Example: whatif mymodel:make --hosts "8 x (cpu + 8 h100) over 8 ib-400" --batch 1024 --dtype bfloat16',
+    )
+    parser.add_argument("factory", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))")
+    parser.add_argument(
+        "--hosts", action="append", required=True, metavar="HOSTS",
+        help='such as "8 x (cpu + 8 h100) over 8 ib-400"; may be given several times',
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=_above_zero, action="append", required=True, metavar="N",
+        help="rows of a step over all replicas; one for all hosts, or one for each",
+    )  # fmt: skip
+    parser.add_argument("--micro-batch", type=_above_zero, metavar="N", help="rows of a micro-batch")
+    parser.add_argument(
+        "--optimizer", default="adam", metavar="NAME", help="none, sgd, momentum or adam (default)"
+    )
+    parser.add_argument("--dtype", metavar="NAME", help="dtype of the model's weights, such as bfloat16")
+    parser.add_argument("--tensor", type=_above_zero, metavar="N", help="accelerators that share each layer")
+    parser.add_argument("--stages", type=_above_zero, metavar="N", help="stages of the pipeline")
+    parser.add_argument("--replicas", type=_above_zero, metavar="N", help="replicas of the whole model")
+    parser.add_argument("--schedule", action="append", choices=SCHEDULES, help="may be given several times")
+    parser.add_argument(
+        "--recompute", choices=("auto", "always", "never"), default="auto",
+        help="compute repeated layers again in the backward, to save memory",
+    )  # fmt: skip
+    parser.add_argument(
+        "--infer", choices=("latency", "throughput"), help="forward alone, for one batch or many"
+    )
+    parser.add_argument(
+        "--stages-shown", dest="verbose", action="store_true", help="print the stages as well"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all plans")
+    return parser
+
+
+def _above_zero(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number

@@ -1,0 +1,243 @@
+"""What a model would do on hosts that are not here: captured without memory, priced by datasheets, and planned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture.ahead import ahead
+from ..capture.repeated import shortened
+from ..costs.row_costs import row_cost
+from ..errors import AutoparError, CaptureError, DeviceError, MemoryCapError, PlanError
+from ..ir.device import Device
+from ..ir.distribution import SCHEDULES, Distribution
+from ..ir.graph import Graph, Task
+from ..ir.hardware.chips import COMPUTE_REACHED
+from ..ir.hosts import Hosts, compute_devices
+from ..planner.pipelines import Chain, Process, RowCost, distribution, processes
+from ..planner.pipelines.chain_changes import recomputed, tensor_parallel
+from ..planner.pipelines.from_graph import chain_of
+from ..planner.pipelines.grid import inside
+from ..text import seconds, size
+
+OPTIMIZERS = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0}
+"""Tensors of state that an optimizer keeps for each parameter."""
+MASTER = ("bfloat16", "float16")
+"""Dtypes of weights beside which an optimizer keeps all it has, and the weights once more, in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A model as what it takes to plan it for any hosts: its graph for a batch of `rows`, with lists of equal layers
+    shortened to three (`repeats`: how many there are), the FLOPs of a row, and the elements of its first input."""
+
+    graph: Graph
+    rows: int
+    repeats: dict[str, int]
+    row_flops: float
+    tokens: int
+    parameters: int
+    dtype: str
+
+
+def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> Captured:
+    """Capture a model and the arguments of one call, which may be on the meta device; the first axis of the first
+    tensor is the batch. Raises CaptureError where the model is not one graph."""
+    batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
+    if batch is None:
+        raise CaptureError("no argument is a tensor with a batch as its first axis; give one, such as (x,)")
+    parameters = {id(p): p for p in model.parameters()}
+    with torch.set_grad_enabled(train), shortened(model) as repeats:
+        try:
+            graph = ahead(model, args, {})[0].graph
+        except (CaptureError, IndexError):
+            if not repeats:
+                raise
+            graph = None
+    if graph is None:
+        repeats = {}
+        with torch.set_grad_enabled(train):
+            graph = ahead(model, args, {})[0].graph
+    rows = int(batch.shape[0])
+    flops = 0.0
+    for task in graph.tasks:
+        path = next((path for path in repeats if task.module.startswith(f"{path}.1.")), "")
+        alone = next((path for path in repeats if task.module == f"{path}.1"), path)
+        flops += task.flops * (repeats[alone] - 2 if alone else 1)
+    dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.") if parameters else "float32"
+    tokens = batch.shape[1] if not batch.is_floating_point() and batch.dim() == 2 else 0
+    count = sum(p.numel() for p in parameters.values())
+    return Captured(graph, rows, repeats, flops / rows, int(tokens), count, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The best way found to run a model on hosts. `step_s` seconds for `batch` rows; `tensor` accelerators share each
+    layer, and `recompute` layers are computed again in the backward. `mfu` is the model's FLOPs over those of the
+    chips' datasheets, `efficiency` over as many accelerators as one of them by itself would need, memory aside.
+    """
+
+    plan: Distribution
+    tensor: int
+    recompute: bool
+    accelerators: int
+    used: int
+    mfu: float
+    efficiency: float
+    tflops: float
+    tokens_per_s: float
+    planning_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of a step."""
+        return self.plan.step_s
+
+    @property
+    def rows_per_s(self) -> float:
+        """Samples per second."""
+        return self.plan.batch / self.plan.step_s
+
+    def row(self) -> tuple[str, ...]:
+        """Cells of a table, as `HEADING` names them."""
+        plan = self.plan
+        chunks = len(plan.stages) // plan.positions
+        pace = f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{self.rows_per_s:,.1f} rows/s"
+        return (
+            f"{self.used:,} of {self.accelerators:,}",
+            f"{self.tensor} × {plan.positions} × {plan.replicas}",
+            f"{plan.schedule}{f' × {chunks}' if chunks > 1 else ''}",
+            f"{plan.micro_batches} × {plan.batch // plan.replicas // plan.micro_batches}",
+            "yes" if self.recompute else "no",
+            seconds(plan.step_s), pace, f"{self.tflops:.0f}", f"{self.mfu:.0%}", f"{self.efficiency:.0%}",
+            f"{plan.bubble:.0%}", size(max(plan.memory)), f"{self.planning_s:.1f} s",
+        )  # fmt: skip
+
+
+HEADING = (
+    "accelerators", "tensor × pipeline × data", "schedule", "micro-batches × rows", "recompute", "step", "pace",
+    "TFLOP/s each", "of peak", "of N × 1", "waits", "memory", "planned in",
+)  # fmt: skip
+
+
+def forecast(  # noqa: PLR0913 - what users may fix
+    model: Captured,
+    hosts: Hosts,
+    batch: int,
+    *,
+    optimizer: str = "adam",
+    tensor: int | None = None,
+    recompute: bool | None = None,
+    objective: str = "training",
+    schedules: Sequence[str] = SCHEDULES,
+    rows: int | None = None,
+    replicas: int | None = None,
+    stages: int | None = None,
+) -> Forecast:
+    """The best way found to run a captured model on declared hosts, each accelerator a process of the pipeline.
+
+    Beside what `distribution` chooses: how many accelerators of a host share each layer (`tensor`), and whether layers
+    are computed again in the backward (`recompute`). `optimizer` is one of `OPTIMIZERS`; beside weights of 16 bits it
+    keeps all in float32. `rows` are those of a micro-batch. Raises PlanError, MemoryCapError or DeviceError.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise PlanError(f"optimizer={optimizer!r} is not known; give one of {', '.join(OPTIMIZERS)}")
+    begin = time.perf_counter()
+    trained = objective == "training"
+    kept = OPTIMIZERS[optimizer]
+    kept = 2.0 * (kept + 1) if model.dtype in MASTER and optimizer != "none" else kept
+    chains: dict[int, tuple[Chain, tuple[Process, ...]]] = {}
+    best: tuple[Distribution, int, bool] | None = None
+    refused: list[AutoparError] = []
+    for group in [tensor] if tensor else _groups(hosts):
+        try:
+            chains[group] = _priced(model, hosts, group)
+        except DeviceError as error:
+            refused.append(error)
+            continue
+        chain, members = chains[group]
+        for again in (recompute,) if recompute is not None else ((False, True) if trained else (False,)):
+            if again and not any(unit.block for unit in chain.units):
+                continue
+            try:
+                plan = distribution(
+                    recomputed(chain) if again else chain, hosts, batch, members=members, objective=objective,
+                    schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=kept,
+                    below=best[0].step_s if best else None,
+                )  # fmt: skip
+            except (PlanError, MemoryCapError) as error:
+                refused.append(error)
+                continue
+            if plan and (best is None or plan.step_s < best[0].step_s):
+                best = plan, group, again
+    if best is None:
+        raise refused[-1]
+    return _told(model, hosts, best, time.perf_counter() - begin)
+
+
+def _groups(hosts: Hosts) -> list[int]:
+    """Powers of two up to the accelerators of the largest host."""
+    most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
+    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+
+
+def _priced(model: Captured, hosts: Hosts, group: int) -> tuple[Chain, tuple[Process, ...]]:
+    """The chain for groups of so many accelerators, and the groups."""
+    members = processes(hosts, "accelerator", group)
+    first = {process.kind: process for process in reversed(members)}
+    devices = [_device(hosts, process) for process in first.values()]
+    price = partial(_price, model.graph, devices, model.rows, frozenset(model.graph.outputs))
+    chain = chain_of(model.graph, [*first], price, model.rows, model.repeats)
+    if group > 1:
+        host = hosts.host[members[0].host]
+        link = inside(host, *members[0].devices[:2])
+        chain = tensor_parallel(chain, group, link)
+    return chain, members
+
+
+def _device(hosts: Hosts, process: Process) -> Device:
+    return hosts.host[process.host].machine.device[process.devices[0]]
+
+
+def _price(
+    graph: Graph, devices: Sequence[Device], rows: int, gradients: frozenset[str], task: Task
+) -> tuple[RowCost, ...]:
+    return tuple(RowCost(*row_cost(graph, task, device, rows, gradients)) for device in devices)
+
+
+def _told(model: Captured, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> Forecast:
+    plan, group, again = best
+    used = plan.replicas * plan.positions * group
+    chain, members = _priced(model, hosts, 1)
+    devices = [_device(hosts, process) for process in members]
+    peak = sum(device.flops_per_s(model.dtype) / COMPUTE_REACHED for device in devices)
+    done = model.row_flops * plan.batch / plan.step_s
+    rows = plan.batch // plan.replicas // plan.micro_batches
+    words = ("forward", "backward") if plan.trained else ("forward",)
+    alone = [
+        plan.batch / rows * sum(float(chain.upto(word, chain.kind(process.kind), rows)[-1]) for word in words)
+        for process in {process.kind: process for process in members}.values()
+    ]
+    counts = [sum(p.kind == kind for p in members) for kind in dict.fromkeys(p.kind for p in members)]
+    pace = sum(count / s for count, s in zip(counts, alone))
+    return Forecast(
+        plan, group, again, len(members), used, done / peak, 1 / (plan.step_s * pace), done / used / 1e12,
+        model.tokens * plan.batch / plan.step_s, planning_s,
+    )  # fmt: skip
+
+
+def on_meta(model: nn.Module, dtype: str | None) -> nn.Module:
+    """The model without memory, its floating parameters and buffers in another dtype where one is given."""
+    moved = model.to("meta")
+    if dtype is None:
+        return moved
+    wanted = getattr(torch, dtype, None)
+    if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+        raise PlanError(f"dtype={dtype!r} is no floating dtype of torch; give bfloat16, float16 or float32")
+    return moved.to(wanted)
