@@ -16,6 +16,7 @@ from ..ir.plan import Candidate, Plan
 from ..planner import Policy, place
 from ..text import percent, seconds
 from ..transform.buckets import bucketed
+from ..transform.feature_split import products, split_features
 from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
 from ..transform.split import allot, batch_of, even, shares, split
@@ -35,6 +36,10 @@ WORTH = 0.03
 
 FINEST = 2_000
 """Tasks of a graph up to which each is placed by itself where runs of them do not fit."""
+
+LEAST_PRODUCT_S = 1e-3
+"""Seconds of products that are worth cutting along features: many times what lanes take to meet, which below a
+millisecond costs more than is predicted."""
 
 BUDGETS = (0.5, 0.2, 0.05, 0.0)
 """Shares of the saved bytes that may stay saved, tried in turn while a cap does not hold."""
@@ -152,6 +157,8 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         if (refusal := race.refusal) is not None:
             asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
             race.refusal = MemoryCapError(asked, refusal.way)
+    if auto and policy == "auto" and (batch_of(graph) or 1) < 2:
+        _race_features(race, graph, price, costed)
     if race.refusal and wanted == "auto" and policy == "auto":
         for priced, parts in _by_room(graph, price, batch_norm, costed, singles):
             for each in ("auto", parts):
@@ -170,6 +177,24 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
             ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
             best = passed_over(best, beaten)
     return replace(best, candidates=tuple(ran))
+
+
+def _race_features(race: _Race, graph: Graph, price: Price, costed: CostedGraph) -> None:
+    """Enter cuts along features, which a batch of one row leaves, of those products that take long enough."""
+    lanes = sum(device.lanes for device in costed.machine.devices)
+    for parts in range(2, min(lanes, 8) + 1):
+        long = [
+            stretch.columns[0]
+            for stretch in products(graph, parts)
+            if sum(_least(costed, name) for name in stretch.tasks) > LEAST_PRODUCT_S
+        ]
+        if long:
+            race.enter(price(split_features(graph, parts, long)), "auto")
+
+
+def _least(costed: CostedGraph, task: str) -> float:
+    """Seconds of a task where it is quickest."""
+    return min((time for time in costed.cost[task].seconds if time is not None), default=0.0)
 
 
 def _by_room(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
 from ..planner.policies import Policy
+from ..transform.feature_split import LABEL
 from .options import Options
 from .stages import rows_of
 
@@ -35,6 +36,9 @@ def again(options: Options, plan: Plan) -> Options:
         task: devices[run.name] for run in plan.costed.clusters if run.name in devices for task in run.tasks
     }
     label = plan.costed.graph.split
+    if label.startswith(LABEL):
+        # Other sizes may have a batch that can be cut.
+        return dataclasses.replace(options, measure=False)
 
     def placed(costed: CostedGraph) -> dict[str, str]:
         return {run.name: homes[run.tasks[0]] for run in costed.clusters if run.tasks[0] in homes}

@@ -37,6 +37,7 @@ from ..system.process import uncollected
 from ..text import seconds, ticking
 from ..transform.buckets import grouped
 from ..transform.draws import local
+from ..transform.feature_split import LABEL, split_features
 from .batch_split import best_plan, passed_over, split_graph
 from .kernel_build import Form
 from .kernel_choice import KernelChoice, compilable
@@ -313,7 +314,11 @@ def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machi
 def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
     """The given plan with new times."""
     label = given.costed.graph.split
-    cut = split_graph(graph, rows_of(label), forced=True, batch_norm=batch_norm) if label else graph
+    if label.startswith(LABEL):
+        begun = {task.origin for task in given.costed.graph.tasks if task.part}
+        cut = split_features(graph, len(rows_of(label)), begun)
+    else:
+        cut = split_graph(graph, rows_of(label), forced=True, batch_norm=batch_norm) if label else graph
     if [task.name for task in cut.tasks] != [task.name for task in given.costed.graph.tasks]:
         raise PlanError(
             f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "

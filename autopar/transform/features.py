@@ -23,13 +23,15 @@ _DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
 class Stretch:
     """Tasks by name: linears cut by columns, those cut by rows, and what is between.
 
-    `axes` pairs each value that there is in parts, weights and biases included, with its axis. `embeddings` are
-    lookups in a table that is cut by rows. Where `refusal` is not empty, nothing can be cut here, and it says why.
+    `passes` has the cut of each of `inner`. `axes` pairs each value that there is in parts, weights and biases
+    included, with its axis. `embeddings` are lookups in a table that is cut by rows. Where `refusal` is not empty,
+    nothing can be cut here, and it says why.
     """
 
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    passes: tuple[Cut, ...] = ()
     embeddings: tuple[str, ...] = ()
     axes: tuple[tuple[str, int], ...] = ()
     refusal: str = ""
@@ -118,7 +120,11 @@ class _Growth:
         weights = [pair for name in self.columns for pair in _by_columns(self.graph.task[name])]
         weights += [(self.graph.task[name].inputs[1], 1) for name in self.rows]
         return Stretch(
-            tuple(self.columns), tuple(self.rows), tuple(self.inner), axes=(*self.axis.items(), *weights)
+            tuple(self.columns),
+            tuple(self.rows),
+            tuple(self.inner),
+            tuple(self.inner.values()),
+            axes=(*self.axis.items(), *weights),
         )
 
     def column(self, task: Task) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from numbers import Real
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
@@ -103,14 +103,31 @@ def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
             f"{batch_of(graph)}"
         )
     found = _best(graph, rows, len(sizes))
-    return _Split(graph, found, sizes).run() if len(sizes) > 1 and found.cuts else graph
+    return cut_up(graph, found, sizes) if len(sizes) > 1 and found.cuts else graph
+
+
+class Cuts(Protocol):
+    """The tasks to cut, along what: as in `Flow`, which is one."""
+
+    rows: int
+    axis: dict[str, int]
+    outer: dict[str, int]
+    cuts: dict[str, Cut]
+
+
+def cut_up(
+    graph: Graph, found: Cuts, sizes: tuple[int, ...], *, label: str = "", noun: str = "rows"
+) -> Graph:
+    """The graph with its tasks cut as `found`, into parts of `sizes` of `found.rows` equal pieces, called `noun`."""
+    made = _Split(graph, found, sizes, noun).run()
+    return dataclasses.replace(made, split=f"{label}{made.split}")
 
 
 class _Split:
     """A split graph in the making, in capture order."""
 
-    def __init__(self, graph: Graph, found: Flow, sizes: tuple[int, ...]) -> None:
-        self.graph, self.flow, self.sizes = graph, found, sizes
+    def __init__(self, graph: Graph, found: Cuts, sizes: tuple[int, ...], noun: str) -> None:
+        self.graph, self.flow, self.sizes, self.noun = graph, found, sizes, noun
         self.stops = tuple(accumulate(sizes))
         self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
         self.tasks: list[Task] = []
@@ -183,7 +200,7 @@ class _Split:
                     - _share(task.flops, stop - size, self.flow.rows),
                     cuts=(),
                     origin=task.origin or task.name,
-                    part=f"rows {stop - size}–{stop - 1}",
+                    part=f"{self.noun} {stop - size}–{stop - 1}",
                 )
             )
         for name, axis, parts in zip(task.outputs, cut.outputs, made):

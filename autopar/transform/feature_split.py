@@ -1,0 +1,76 @@
+"""Cut the large products of a forward graph along features, so that devices can share one layer of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from ..ir.graph import SUMMED, Cut, Graph, Ref, Task, Value
+from .features import Stretch, stretches
+from .split import cut_up
+
+LABEL = "features in "
+"""How `Graph.split` begins where features were cut, not the batch."""
+
+
+@dataclass
+class _Found:
+    """The tasks that are cut, along features; see `split.Cuts`."""
+
+    rows: int
+    axis: dict[str, int] = field(default_factory=dict)
+    outer: dict[str, int] = field(default_factory=dict)
+    cuts: dict[str, Cut] = field(default_factory=dict)
+
+
+def products(graph: Graph, parts: int) -> list[Stretch]:
+    """The stretches of a graph that can be cut into so many parts; none in a graph that is trained."""
+    if any(task.phase != "forward" for task in graph.tasks):
+        return []
+    found = stretches(graph, parts, ())
+    return [stretch for stretch in found if not stretch.refusal and not stretch.embeddings]
+
+
+def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
+    """The graph with those stretches in parts that begin with a `wanted` task; the graph itself where there is none.
+
+    Columns take blocks of rows of their weights, rows blocks of columns, both as views; the summands of rows are added
+    up, then their bias. Parts are named as `split` names them.
+    """
+    chosen = [stretch for stretch in products(graph, parts) if stretch.columns[0] in wanted]
+    if not chosen or parts < 2:
+        return graph
+    graph = _biases_apart(graph, {name for stretch in chosen for name in stretch.rows})
+    found = _Found(parts)
+    for stretch in chosen:
+        for name in stretch.columns:
+            task = graph.task[name]
+            last = len(graph.value[task.outputs[0]].shape) - 1
+            found.cuts[name] = Cut((None, *(0 for _ in task.inputs[1:])), (last,))
+        found.cuts.update(zip(stretch.inner, stretch.passes))
+        for name in stretch.rows:
+            last = len(graph.value[graph.task[name].inputs[0]].shape) - 1
+            found.cuts[name] = Cut((last, 1), (SUMMED,))
+        found.axis.update((name, axis) for name, axis in stretch.axes if name in graph.producer)
+    return cut_up(graph, found, (1,) * parts, label=LABEL, noun="features")
+
+
+def _biases_apart(graph: Graph, rows: Collection[str]) -> Graph:
+    """The graph with the biases of these linears added by tasks of their own."""
+    tasks: list[Task] = []
+    values: list[Value] = list(graph.values)
+    for task in graph.tasks:
+        if task.name not in rows or len(task.inputs) < 3:
+            tasks.append(task)
+            continue
+        (made,) = task.outputs
+        product = f"{made}#product"
+        values.append(replace(graph.value[made], name=product, storage=product))
+        tasks.append(replace(task, args=task.args[:2], kwargs=(), outputs=(product,), cuts=()))
+        tasks.append(
+            replace(
+                task, name=f"{task.name}#bias", target="aten.add.Tensor", args=(Ref(product), Ref(task.inputs[2])),
+                kwargs=(), flops=0, cuts=(),
+            )
+        )  # fmt: skip
+    return replace(graph, values=tuple(values), tasks=tuple(tasks))
