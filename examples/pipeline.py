@@ -78,12 +78,16 @@ def together(model: nn.Module, steps: int, **options: object) -> tuple[autopar.D
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--stages", type=int, help="stages of one replica (default: as planned)")
     parser.add_argument("--replicas", type=int, help="replicas of the model (default: as planned)")
-    parser.add_argument("--schedule", default="auto", help="gpipe, 1f1b, interleaved, zero-bubble (default: as planned)")
+    parser.add_argument(
+        "--schedule", default="auto", help="gpipe, 1f1b, interleaved, zero-bubble (default: as planned)"
+    )
     chosen = parser.parse_args()
     dist.init_process_group()
     torch.manual_seed(0)
