@@ -16,8 +16,7 @@ from ..transform.rename import renamed
 from ..transform.views import folded, own
 from .captured import Captured
 from .convert import Conversion, Find, live
-from .effects import collective
-from .refusals import Untraceable
+from .refusals import Untraceable, waiting
 from .region import Region
 from .sizes import Sizes, is_open
 from .source_locations import located, origins
@@ -185,14 +184,9 @@ def assembled(
     """A graph that Dynamo captured with these arguments, traced: with its backward where grad mode is on and an
     output requires grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can
     hold, and whatever torch raises."""
-    waits = collective(module)
+    waits = waiting(module)
     if waits is not None:
-        _, where, code = located(waits)
-        raise Untraceable(
-            f"{waits.target}{f' at {where}: `{code}`' if where else ''} waits for other processes, all of which must "
-            "call their collectives in one order, and a plan of each has its own; place the parts around it, "
-            "autopar.compile(part, devices)"
-        )
+        raise waits
     region = Region(module, examples, root, parameters)
     if region.empty:
         raise Untraceable("nothing is computed")

@@ -10,6 +10,7 @@ from torch import fx
 
 from ..errors import CaptureError
 from .dynamo_private import TorchDynamoException, depends_on_values, first_line
+from .effects import collective
 from .source_locations import foreign, located, short
 
 
@@ -132,6 +133,19 @@ def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureErro
                 "the model"
             )
     return CaptureError(f"{name}: {error}")
+
+
+def waiting(module: fx.GraphModule) -> Untraceable | None:
+    """The error for a graph with a call that waits for other processes, with its line; None where there is none."""
+    node = collective(module)
+    if node is None:
+        return None
+    _, where, code = located(node)
+    return Untraceable(
+        f"{node.target}{f' at {where}: `{code}`' if where else ''} waits for other processes, all of which must call "
+        "their collectives in one order, and a plan of each has its own; place the parts around it, "
+        "autopar.compile(part, devices)"
+    )
 
 
 def _innermost(error: TorchDynamoException) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from ..capture.dynamo_private import broken
+from ..capture.refusals import waiting
 from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.plan import Plan
@@ -26,7 +27,15 @@ class Backend(Session):
     """Takes each graph that Dynamo captures and serves its calls."""
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        """Compile a graph that Dynamo has captured: the callable of its calls."""
+        """Compile a graph that Dynamo has captured: the callable of its calls. Raises Untraceable where it waits for
+        other processes, for Dynamo to run what it is of as the user wrote it."""
+        waits = waiting(module) if self.entry is not None else None
+        if waits is not None:
+            # Not as captured: the derivative of an autograd.Function that does so is wrong in a graph of torch 2.11.
+            if str(waits) not in self.breaks:
+                log.warning("runs as written, not placed: %s", waits)
+            self.breaks[str(waits)] = None
+            raise waits
         served = Served(self, module, examples)
         why, place = broken(module)
         # Dynamo captures in one thread at a time, under a lock: to wait for another one here could be for ever.

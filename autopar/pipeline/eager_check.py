@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,9 @@ mean of what comes from one) is nothing but rounding."""
 SHAKEN = 64
 """Multiple of the change by perturbed last bits of the weights up to which a difference from eager is rounding
 alone."""
+
+_EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
+"""Operators that make memory and write nothing to it."""
 
 REMEDY = 'Pass check="never" to run anyway, or report the model with this message'
 
@@ -127,8 +131,11 @@ class Eager(Snapshot):
             _tell(self.captured, list(outputs), self.strides)
             self._require_gradients(found, makers)
             floor, floors = FLOOR * _largest(self.gradients.values()), FLOOR * _largest(self.updates.values())
+        blank = self._uninitialised()
         pairs: list[tuple[str, Any, Any, float]] = [
-            (f"output {index}", a, b, 0.0) for index, (a, b) in enumerate(zip(outputs, self.outputs))
+            (f"output {index}", a, b, 0.0)
+            for index, (a, b) in enumerate(zip(outputs, self.outputs))
+            if index not in blank
         ]
         pairs += [(graph.value[name].path, live[name], b, floors) for name, b in self.updates.items()]
         pairs += [
@@ -157,6 +164,14 @@ class Eager(Snapshot):
             raise DifferenceError(
                 f"{what} is not eager's: {difference(a, b, _allowed(b, loose))}. {where}{REMEDY}"
             )
+
+    def _uninitialised(self) -> set[int]:
+        """The outputs that are memory nobody has written to, for code behind a graph break to fill."""
+        graph = self.captured.graph
+        made = (task for task in graph.tasks if _EMPTY.match(task.target))
+        storages = {graph.value[name].storage for task in made for name in task.outputs}
+        tensors = (index for index, leaf in enumerate(self.outputs) if isinstance(leaf, torch.Tensor))
+        return {index for index, name in zip(tensors, graph.outputs) if graph.value[name].storage in storages}
 
     def _require_gradients(self, found: Mapping[str, Any], makers: Mapping[str, str]) -> None:
         """DifferenceError where eager has a gradient that the run has not, or the other way round."""

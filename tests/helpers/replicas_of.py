@@ -15,7 +15,7 @@ SETS = {
     "cpu": {"devices": ["cpu"]},
     "lanes": {"devices": ["cpu*2"], "policy": "round_robin"},
     "mixed": {"devices": ["cpu", "emulated:0"], "policy": "round_robin"},
-    "two": {"devices": ["emulated:0", "emulated:1"], "split": 2},
+    "two": {"devices": ["emulated:0", "emulated:1"], "policy": "round_robin", "split": 2},
 }
 """What each rank plans for; all but the first use every device whatever it costs."""
 

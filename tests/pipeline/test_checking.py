@@ -192,3 +192,21 @@ def test_a_checked_call_changes_its_input_once():
     for _ in range(3):
         twin(y)
     assert torch.equal(x, y) and torch.equal(model.seen, twin.seen)
+
+
+def test_memory_that_nobody_has_written_to_is_not_compared():
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        made = [torch.empty_like(x) for _ in range(8)]
+        torch._dynamo.graph_break()
+        for number, item in enumerate(made):
+            item.copy_(x + number)
+        return torch.stack(made)
+
+    fast = autopar.compile(filled, ["cpu"], check="always")
+    with torch.no_grad():
+        for number in range(5):
+            x = torch.full((64,), float(number))
+            assert (fast(x)[3] == number + 3).all()
+            # What is freed here is what the next call gets.
+            del x
+    fast.close()
