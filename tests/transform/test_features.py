@@ -1,0 +1,107 @@
+"""Products cut along features give what the whole gives, and are cut only where one row leaves nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from capturing import capture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensor_models import GPT, Attention, Gated, mlp
+from test_split import interpret
+from torch import nn
+
+import autopar
+from autopar.errors import PlanError
+from autopar.ir.device import Device
+from autopar.ir.graph import SUM
+from autopar.ir.machine import Machine
+from autopar.transform.feature_split import LABEL, products, split_features
+from autopar.transform.features import narrowed, stretches
+from autopar.transform.split import split
+
+
+def lanes(flops: float = 1e6) -> Machine:
+    """One CPU of two lanes, at a rate of its own."""
+    return Machine((Device("cpu", "cpu", lanes=2, flops=(("float32", flops),), bytes_per_s=1e12),))
+
+
+def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2):
+    """The graph of a call, the same cut along features, and the largest difference of their outputs."""
+    with torch.no_grad():
+        captured = capture(model.eval(), args, {})
+        graph = captured.graph
+        cut = split_features(graph, parts, [stretch.columns[0] for stretch in products(graph, parts)]).check()
+        inputs = captured.flatten(args, {})
+        whole, parted = (interpret(each, captured, inputs) for each in (graph, cut))
+    off = max(float((whole[name] - parted[name]).abs().max()) for name in graph.outputs)
+    return graph, cut, off
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.booleans())
+def test_attention_is_cut_by_heads(parts: int, each: int, sizes: bool, more: bool) -> None:
+    heads = parts * each
+    model = Attention(4 * heads, heads, sizes)
+    graph, cut, off = halves(model, torch.randn(1 + more, 5, 4 * heads), parts=parts)
+    assert off < 1e-5 and cut.split.startswith(LABEL)
+    named = [task.origin for task in cut.tasks if task.part]
+    assert all(named.count(name) == parts for name in named)
+    assert sum(task.flops for task in cut.tasks) == sum(task.flops for task in graph.tasks)
+
+
+@pytest.mark.parametrize("model", [mlp(), Gated()], ids=["mlp", "gated"])
+def test_a_pair_adds_up_once_and_its_bias_is_added_once(model: nn.Module) -> None:
+    _, cut, off = halves(model, torch.randn(1, 8))
+    assert off < 1e-5 and [task.target for task in cut.tasks].count(SUM) == 1
+
+
+def test_tied_heads_and_tables_are_left_to_ranks() -> None:
+    graph, cut, off = halves(GPT(), torch.arange(8).view(1, 8))
+    assert off < 1e-5
+    found = stretches(graph, 2, ())
+    (vocabulary,) = [stretch for stretch in found if stretch.embeddings and stretch.columns]
+    assert set(vocabulary.tasks).isdisjoint(task.origin for task in cut.tasks if task.part)
+    part = narrowed(graph, vocabulary, 2)
+    assert part.value["words.weight"].bytes * 2 == graph.value["words.weight"].bytes
+
+
+def test_no_stretch_shares_a_task_with_another() -> None:
+    with torch.no_grad():
+        graph = capture(GPT().eval(), (torch.arange(8).view(1, 8),), {}).graph
+    named = [name for stretch in stretches(graph, 2, ()) if not stretch.refusal for name in stretch.tasks]
+    assert len(named) == len(set(named)) and len(named) > 10
+
+
+@torch.no_grad()
+def test_one_row_is_cut_along_features_where_that_is_predicted_to_be_shorter() -> None:
+    model, row, rows = mlp(64).eval(), torch.randn(1, 8), torch.randn(8, 8)
+    plan = autopar.plan(model, lanes(), example_inputs=(row,), measure=False)
+    assert plan.costed.graph.split.startswith(LABEL) and plan.makespan < 0.7 * plan.best_single[1]
+    quick = autopar.plan(model, lanes(1e15), example_inputs=(row,), measure=False)
+    batch = autopar.plan(model, lanes(), example_inputs=(rows,), measure=False)
+    assert not quick.costed.graph.split and not batch.costed.graph.split.startswith(LABEL)
+    whole = autopar.plan(model, lanes(), example_inputs=(row,), measure=False, split=None)
+    assert not whole.costed.graph.split
+
+
+@torch.no_grad()
+def test_what_is_cut_runs_and_may_be_given_again() -> None:
+    model, row = mlp(64).eval(), torch.randn(1, 8)
+    fast = autopar.compile(model, lanes(), measure=False, check="always")
+    torch.testing.assert_close(fast(row), model(row))
+    plan = fast.plan
+    assert plan.costed.graph.split.startswith(LABEL)
+    # Weights that change are seen.
+    model[0].weight.mul_(2.0)
+    torch.testing.assert_close(fast(row), model(row))
+    torch.testing.assert_close(fast(torch.ones(3, 8)), model(torch.ones(3, 8)))
+    again = autopar.compile(model, lanes(), measure=False, plan=plan)
+    torch.testing.assert_close(again(row), model(row))
+    assert again.plan.costed.graph.split == plan.costed.graph.split
+
+
+def test_what_is_cut_is_not_cut_again() -> None:
+    _, cut, _ = halves(mlp(), torch.randn(2, 8))
+    with pytest.raises(PlanError, match="split already"):
+        split(cut, (1, 1))
