@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import faulty
 import pytest
-from helpers.ranks import free_port
+from helpers.ranks import free_port, ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,44 @@ def ended(process: subprocess.Popen) -> tuple[str, str]:
         return process.communicate(timeout=100)
     finally:
         process.kill()
+
+
+def _warned(rank: int, restarts: str) -> list[str]:
+    from autopar.distributed.heartbeat import guarded, log
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_MAX_RESTARTS=restarts)
+    with guarded(timeout_s=5):
+        pass
+    return said
+
+
+def test_a_store_that_outlives_restarts_is_warned_of():
+    assert ranks(1, _warned, "0") == [[]]
+    ((said,),) = ranks(1, _warned, "3")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in said
+
+
+def _refuses(rank: int) -> list[str]:
+    from autopar import RunError
+    from autopar.distributed.heartbeat import guarded
+
+    said = []
+    for options in ({"timeout_s": 0}, {"grace_s": -1}, {"step_timeout_s": 0}):
+        try:
+            with guarded(**options):
+                pass
+        except RunError as error:
+            said.append(str(error))
+    return said
+
+
+def test_seconds_that_are_none_are_refused():
+    ((*said,),) = ranks(1, _refuses)
+    assert len(said) == 3 and all("seconds above 0" in text for text in said)
 
 
 def test_ranks_that_do_not_fail_end_well(tmp_path):
