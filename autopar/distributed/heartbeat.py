@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -26,6 +27,8 @@ import torch.distributed as dist
 from ..errors import RunError
 from ..system import process
 from .messages import Group, rank_of, size_of
+
+log = logging.getLogger("autopar")
 
 EXIT_CODE = 70
 """Of a process that could not be ended by an error in its main thread."""
@@ -205,7 +208,7 @@ class Guard:
 
     def _lose(self, what: str, sign: str) -> None:
         """Name the process that holds the store, which does not answer: torchrun's where it has one, else rank 0."""
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if _shared_store():
             holder = f"torchrun on {os.environ.get('MASTER_ADDR')}"
         else:
             self._failed = {**self._first, "by": self.rank}
@@ -286,6 +289,11 @@ def guarded(
     if not dist.is_initialized():
         raise RunError("no job to guard: call torch.distributed.init_process_group() first, under torchrun")
     guard = Guard(group, timeout_s, step_timeout_s, grace_s)
+    if guard.rank == 0 and _shared_store() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        log.warning(
+            "torchrun keeps one store for all its restarts, in which new processes may find the addresses of dead "
+            "ones and fail (pytorch issue 135712); start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun …"
+        )
     guard.start()
     try:
         yield guard
@@ -297,6 +305,11 @@ def guarded(
         raise
     else:
         guard.leave()
+
+
+def _shared_store() -> bool:
+    """True where torchrun holds the store, and not rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _position(frame: FrameType | None) -> tuple[str, bool]:

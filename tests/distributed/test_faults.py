@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -14,13 +15,13 @@ from pathlib import Path
 
 import faulty
 import pytest
-from helpers.ranks import free_port
+from helpers.ranks import free_port, ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 ROOT = Path(__file__).parents[2]
-BOUND_S = 2 + 1 + 2
-"""Seconds after a fault in which a job of these tests ends: the timeout and the grace of its guards, and two more. A
-machine under load gets twice that; torch's own timeout is half an hour."""
+BOUND_S = 2 + 1 + 2 + 20
+"""Seconds after a fault in which a job of these tests ends: the timeout and the grace of its guards, two more, and what
+a machine under load may take. Without guards torchrun waits 30 seconds for a stopped process, and gloo half an hour."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="processes are looked up in /proc")
 
@@ -75,71 +76,115 @@ def failed_at(said: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def torchrun(
-    count: int, script: Path, *words, launch: tuple = (), **environment: str
-) -> subprocess.CompletedProcess:
+def torchrun(count: int, script: Path, *words, launch: tuple = (), **environment: str) -> subprocess.Popen:
     """A script under torchrun."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
     own["PYTHONPATH"] = str(ROOT)
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *launch,
          str(script), *map(str, words)],
-        env=own, capture_output=True, text=True, check=False, timeout=100,
+        env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
+def ended(process: subprocess.Popen) -> tuple[str, str]:
+    """What a process has written by its end."""
+    try:
+        return process.communicate(timeout=100)
+    finally:
+        process.kill()
+
+
+def _warned(rank: int, restarts: str) -> list[str]:
+    from autopar.distributed.heartbeat import guarded, log
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_MAX_RESTARTS=restarts)
+    with guarded(timeout_s=5):
+        pass
+    return said
+
+
+def test_a_store_that_outlives_restarts_is_warned_of():
+    assert ranks(1, _warned, "0") == [[]]
+    ((said,),) = ranks(1, _warned, "3")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in said
+
+
+def _refuses(rank: int) -> list[str]:
+    from autopar import RunError
+    from autopar.distributed.heartbeat import guarded
+
+    said = []
+    for options in ({"timeout_s": 0}, {"grace_s": -1}, {"step_timeout_s": 0}):
+        try:
+            with guarded(**options):
+                pass
+        except RunError as error:
+            said.append(str(error))
+    return said
+
+
+def test_seconds_that_are_none_are_refused():
+    ((*said,),) = ranks(1, _refuses)
+    assert len(said) == 3 and all("seconds above 0" in text for text in said)
+
+
 def test_ranks_that_do_not_fail_end_well(tmp_path):
-    ended = job(tmp_path, 3, "slow", 1, 3)
-    assert ended.codes == [0, 0, 0], ended.said
-    assert all("is done" in said and "autopar" not in said for said in ended.said)
+    found = job(tmp_path, 3, "slow", 1, 3)
+    assert found.codes == [0, 0, 0], found.said
+    assert all("is done" in said and "autopar" not in said for said in found.said)
 
 
 @pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
 def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
-    ended = job(tmp_path, count, "kill", failing, 3)
-    assert None not in ended.codes and ended.after < 2 * BOUND_S
-    assert ended.codes[failing] == -9
+    found = job(tmp_path, count, "kill", failing, 3)
+    assert None not in found.codes and found.after < BOUND_S
+    assert found.codes[failing] == -9
     for rank in set(range(count)) - {failing}:
-        assert ended.codes[rank] == 1, "the error of a main thread"
-        assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* has died", ended.said[rank]), (
-            ended.said[rank]
+        assert found.codes[rank] == 1, "the error of a main thread"
+        assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* has died", found.said[rank]), (
+            found.said[rank]
         )
 
 
 @pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 2)])
 def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
-    ended = job(tmp_path, count, "stop", failing, 3)
-    assert None not in ended.codes and ended.after < 2 * BOUND_S
-    assert ended.codes[failing] == -9
+    found = job(tmp_path, count, "stop", failing, 3)
+    assert None not in found.codes and found.after < BOUND_S
+    assert found.codes[failing] == -9
     for rank in set(range(count)) - {failing}:
-        assert re.search(rf"rank {failing} \(.*(is stopped|hangs)", ended.said[rank]), ended.said[rank]
+        assert re.search(rf"rank {failing} \(.*(is stopped|hangs)", found.said[rank]), found.said[rank]
 
 
 def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path):
-    ended = job(tmp_path, 3, "hang", 1, 3)
-    assert None not in ended.codes and ended.after < 2 * BOUND_S
-    assert ended.codes[1] == 70
+    found = job(tmp_path, 3, "hang", 1, 3)
+    assert None not in found.codes and found.after < BOUND_S
+    assert found.codes[1] == 70
     line = next(
         number
         for number, text in enumerate(Path(faulty.__file__).read_text().splitlines(), 1)
         if "sleep(600)" in text
     )
-    for said in ended.said:
+    for said in found.said:
         assert re.search(rf"rank 1 \(.*\) is stuck at .*faulty\.py:{line} in fails, .* in step 3", said), said
 
 
 def test_a_rank_that_raises_tells_the_others(tmp_path):
-    ended = job(tmp_path, 3, "raise", 2, 4)
-    assert ended.codes == [1, 1, 1] and ended.after < 2 * BOUND_S
-    assert "ValueError: a bad batch" in ended.said[2] and "RunError" not in ended.said[2]
-    for said in ended.said[:2]:
+    found = job(tmp_path, 3, "raise", 2, 4)
+    assert found.codes == [1, 1, 1] and found.after < BOUND_S
+    assert "ValueError: a bad batch" in found.said[2] and "RunError" not in found.said[2]
+    for said in found.said[:2]:
         assert re.search(r"RunError: rank 2 \(.*\) raised ValueError: a bad batch, in step 4", said), said
 
 
 def test_nothing_listens_but_gloo_on_the_interface_asked_for(tmp_path):
-    ended = job(tmp_path, 2, "listen", 0, 0)
-    assert ended.codes == [0, 0], ended.said
-    second = re.findall(r"listens: (.*)", ended.said[1])[0].split()
+    found = job(tmp_path, 2, "listen", 0, 0)
+    assert found.codes == [0, 0], found.said
+    second = re.findall(r"listens: (.*)", found.said[1])[0].split()
     assert second and all(address.startswith("0100007F:") for address in second)
 
 
@@ -147,11 +192,28 @@ def test_nothing_listens_but_gloo_on_the_interface_asked_for(tmp_path):
     ("what", "failing", "code"), [("kill", 0, -9), ("kill", 1, -9), ("stop", 1, -9), ("hang", 0, 70)]
 )
 def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
-    done = torchrun(2, Path(faulty.__file__), what, failing, 3)
+    process = torchrun(2, Path(faulty.__file__), what, failing, 3)
+    out, err = ended(process)
     # A stopped process would hold up torchrun for 30 seconds after the others have ended.
-    assert done.returncode == 1 and time.monotonic() - failed_at(done.stdout) < 2 * BOUND_S
-    assert re.search(rf"Root Cause.*rank\s+: {failing} .*exitcode\s+: {code} ", done.stderr, re.DOTALL), (
-        done.stderr
-    )
+    assert process.returncode == 1 and time.monotonic() - failed_at(out) < BOUND_S
+    assert re.search(rf"Root Cause.*rank\s+: {failing} .*exitcode\s+: {code} ", err, re.DOTALL), err
     if what != "kill":
-        assert re.search(rf"autopar: rank {failing} \(.*(is stopped|is stuck)", done.stderr)
+        assert re.search(rf"autopar: rank {failing} \(.*(is stopped|is stuck)", err)
+
+
+def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path):
+    runs = [
+        torchrun(
+            2, ROOT / "examples" / "resume.py", "--path", tmp_path / name, "--steps", 16, "--every", 5, *more,
+            launch=("--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        )
+        for name, more in (("through", ()), ("killed", ("--kill", 12)))
+    ]  # fmt: skip
+    said = [ended(run) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    through, killed = (re.findall(r"(?:step|begins at step) (\d+)(?:: loss (\S+))?", out) for out, _ in said)
+    assert [int(step) for step, _ in through] == [0, *range(16)]
+    # Killed in step 12, it goes on from the checkpoint after step 9.
+    assert [int(step) for step, _ in killed] == [0, *range(13), 10, *range(10, 16)]
+    losses = dict(through[1:])
+    assert all(loss == losses[step] for step, loss in killed if loss)

@@ -1,0 +1,73 @@
+"""Training that survives its processes: killed, stopped or hung, it goes on from the last checkpoint.
+
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/resume.py --path run1 [--steps 40]
+
+Every process trains on its rows of each batch (DistributedDataParallel around a compiled model). `guarded` ends all of
+them when one fails, with its name; torchrun starts them again, and `load_latest` takes them to the last complete
+checkpoint. To see it, kill one of the processes, or let rank 1 do so in a step: `--kill 23`. The losses are those of a
+run that nothing happened to. The variable has torchrun make a new store for each restart: in the one that it
+keeps otherwise, new processes may find the addresses of dead ones (pytorch issue 135712).
+"""
+
+import argparse
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autopar
+from autopar.distributed import guarded, load_latest, save
+
+
+def batch(step: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a rank: drawn by the number of the step, so that a resumed run sees the same."""
+    draw = torch.Generator().manual_seed(step)
+    x = torch.randn(16 * ranks, 10, generator=draw)[rank::ranks]
+    return x, x.square().sum(1, keepdim=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--path", required=True, help="directory of the checkpoints, one that all hosts share"
+    )
+    options.add_argument("--steps", default=40, type=int)
+    options.add_argument("--every", default=10, type=int, help="steps between checkpoints")
+    options.add_argument("--kill", default=-1, type=int, help="the step in which rank 1 kills itself, once")
+    chosen = options.parse_args()
+
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with guarded(timeout_s=30) as guard:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+        fast = DistributedDataParallel(autopar.compile(model, ["cpu"], check="never"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        state = {"model": model, "optimizer": optimizer}
+        begin = load_latest(chosen.path, state) or 0
+        if rank == 0:
+            print(f"begins at step {begin}", flush=True)
+        for step in range(begin, chosen.steps):
+            guard.step(step)
+            x, y = batch(step, rank, ranks)
+            loss = nn.functional.mse_loss(fast(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if rank == 0:
+                print(f"step {step}: loss {loss.item():.9g}", flush=True)
+            if step == chosen.kill and rank == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (step + 1) % chosen.every == 0:
+                save(chosen.path, {**state, "step": step + 1})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
