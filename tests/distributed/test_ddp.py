@@ -4,7 +4,7 @@ with the whole batch."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -157,6 +157,11 @@ def test_no_sync_adds_up_and_reduces_once():
         same(found[-1], gradients(alone))
 
 
+def _both(rank: int, work: Callable[[int, bool], Any]) -> Any:
+    """What a rank finds with a compiled model, and with the plain one."""
+    return work(rank, True), work(rank, False)
+
+
 def _uneven(rank: int, placed: bool) -> Any:
     """One rank has a batch more than the other, and fewer rows in it."""
     network = model("mlp")
@@ -171,9 +176,7 @@ def _uneven(rank: int, placed: bool) -> Any:
 
 
 def test_join_with_uneven_batches_is_plain_ddps():
-    for (losses, state), (expected, wanted) in zip(
-        ranks(2, _uneven, True), ranks(2, _uneven, False), strict=True
-    ):
+    for (losses, state), (expected, wanted) in ranks(2, _both, _uneven):
         assert losses == pytest.approx(expected, abs=1e-9)
         same(state, wanted)
 
@@ -208,7 +211,7 @@ def _branches(rank: int, placed: bool) -> Any:
 
 
 def test_ranks_may_take_other_branches():
-    for found, expected in zip(ranks(2, _branches, True), ranks(2, _branches, False), strict=True):
+    for found, expected in ranks(2, _both, _branches):
         for number, (ours, wanted) in enumerate(zip(found, expected, strict=True)):
             same(ours, wanted)
             assert ours["experts.2.weight"] is None
@@ -228,8 +231,6 @@ def _normed(rank: int, placed: bool) -> Any:
 
 
 def test_batch_norm_is_plain_ddps():
-    for (losses, state), (expected, wanted) in zip(
-        ranks(2, _normed, True), ranks(2, _normed, False), strict=True
-    ):
+    for (losses, state), (expected, wanted) in ranks(2, _both, _normed):
         assert losses == pytest.approx(expected, abs=1e-9)
         same(state, wanted)
