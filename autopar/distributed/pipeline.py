@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 from ..errors import PlanError, RunError
 from ..ir.distribution import Distribution
 from ..ir.timeline import Span, Timeline
+from ..planner.pipelines.forecast import predicted
 from .reduction import Shared, sum_gradients
+from .report import explained
 from .stages import StageModule
 from .units import Units
 
@@ -217,8 +219,13 @@ class Distributed:
         return Timeline(self.plan.model, (f"{self._device}/0",), spans, ended - began, began=began)
 
     def explain(self) -> str:
-        """The plan: stages, replicas, who sends what to whom, and what else was tried."""
-        return str(self.plan)
+        """The plan: stages, replicas, who waits for whom, the links, and what else was tried."""
+        return explained(self.plan)
+
+    @property
+    def predicted(self) -> Timeline:
+        """The predicted step of the first replica, to be saved as a picture or for Perfetto."""
+        return predicted(self.plan)
 
     @property
     def _has_last(self) -> bool:

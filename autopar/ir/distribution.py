@@ -47,7 +47,8 @@ class Distribution:
     that there may be several stages to a process. `micro_batches` are those of one replica. `step_s` is the predicted
     seconds of a step, `ideal_s` those of the busiest process alone, without any wait; `memory` has the peak bytes of
     each position. `trained`: forward, backward and the sum of gradients; else forward alone. `tried` are the other
-    plans: (what, predicted seconds of a step, None where it does not fit).
+    plans: (what, predicted seconds of a step, None where it does not fit). `ties` are the parameters that several
+    stages have: (stages, bytes).
     """
 
     model: str
@@ -63,6 +64,7 @@ class Distribution:
     memory: tuple[int, ...]
     trained: bool = True
     tried: tuple[tuple[str, float | None], ...] = ()
+    ties: tuple[tuple[tuple[int, ...], int], ...] = ()
 
     @property
     def replicas(self) -> int:

@@ -127,12 +127,20 @@ class Priced:
             )
             nbytes = chain.weight_bytes(stage.first, stage.stop) if option.trained else 0
             sums.append(grid.reduce_s(position, nbytes))
-        ties = []
-        for nbytes, users in chain.shared.values() if option.trained else ():
-            on = tuple(dict.fromkeys(self._stage_of(user) for user in users))
-            if len(on) > 1:
-                ties.append((on, grid.tie_s([stage % option.positions for stage in on], nbytes)))
+        ties = [
+            (on, grid.tie_s([stage % option.positions for stage in on], nbytes))
+            for on, nbytes in (self.ties if option.trained else ())
+        ]
         return Passes(seconds, [stage.bytes_out for stage in self.stages], sums, ties)
+
+    @cached_property
+    def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """(stages, bytes) of each parameter that several stages have."""
+        found = [
+            (tuple(dict.fromkeys(self._stage_of(user) for user in users)), nbytes)
+            for nbytes, users in self.setup.chain.shared.values()
+        ]
+        return tuple((on, nbytes) for on, nbytes in found if len(on) > 1)
 
     def _stage_of(self, unit: int) -> int:
         return next(number for number, stop in enumerate(self.cuts[1:]) if unit < stop)
