@@ -90,7 +90,8 @@ def megatron(most=10):
         "Megatron-LM, A100 80 GB, 8 to a host, 8 ports of HDR InfiniBand: TFLOP/s of each GPU, as the paper counts"
     )
     print(
-        "| parameters | GPUs | tensor × pipeline × data | published | predicted | ratio | own layout | its step | planned in |"
+        "| parameters | GPUs | tensor × pipeline × data | published | predicted | ratio "
+        "| own layout | its step | planned in |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for billions, heads, hidden, layers, tensor, pipeline, gpus, batch, published in MEGATRON[:most]:

@@ -13,6 +13,9 @@ from ...errors import PlanError
 
 Numbers: TypeAlias = NDArray[np.float64]
 
+FEW, MANY = 32, 256
+"""Stages that are tried of any chain, and at most of one without repeated layers."""
+
 
 class RowCost(NamedTuple):
     """Seconds of a unit on one kind of process: `fixed_s + per_row_s × rows`; one row is one sample of the batch."""
@@ -91,6 +94,12 @@ class Chain:
             if not 0 <= unit.weight_share <= 1:
                 raise PlanError(f"weight_share of unit {unit.name!r} is {unit.weight_share}; give 0 to 1")
         return self
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that are worth to be tried: as many as there are repeated layers, where there are many."""
+        blocks = {unit.block for unit in self.units if unit.block}
+        return min(len(self.units), max(len(blocks), FEW) if blocks else MANY)
 
     def kind(self, name: str) -> int:
         """The number of a kind of process. Raises PlanError for one that the units are not priced for."""

@@ -94,7 +94,7 @@ class _Search:
         queue: list[tuple[float, int, Setup | Priced]] = []
         setups = (
             Setup(self.chain, grid, option, self._state)
-            for option in options(self.asked, len(self.members), len(self.chain.units))
+            for option in options(self.asked, len(self.members), self.chain.most_stages)
             for grid in self._grids(option)
         )
         for setup in setups:
@@ -129,9 +129,8 @@ class _Search:
 
     def _refuse(self, setup: Setup) -> None:
         """Note that no cuts of a setup fit, and by how much the plain ones do not."""
-        units, stages = len(self.chain.units), setup.option.stages
-        priced = Priced(setup, tuple(s * units // stages for s in range(stages + 1)))
-        if self.nearest is None or priced.over[0] < self.nearest[0]:
+        priced = None if self.best else Priced(setup, self._plain(setup))
+        if priced and (self.nearest is None or priced.over[0] < self.nearest[0]):
             self.nearest = priced.over[0], priced
         self.tried.append((str(setup.option), None))
 
@@ -167,22 +166,28 @@ class _Search:
         return max(total if option.schedule != "zero-bubble" else 0.0, m * total / p)
 
     def _cut(self, setup: Setup) -> Iterator[Priced]:
-        """The way with the cuts to be simulated, those that fit."""
-        units, stages = len(self.chain.units), setup.option.stages
-        plain = tuple(s * units // stages for s in range(stages + 1))
-        even = setup.cutting.even()
-        found = dict.fromkeys([plain] if even is None else [tuple(even), plain])
+        """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow."""
+        cutting, times = setup.cutting, setup.option.micro_batches
+        even = cutting.even()
+        found = dict.fromkeys([self._plain(setup)] if even is None else [tuple(even), self._plain(setup)])
         fitting = False
         for cuts in found:
+            if self.best and (even is None or times * cutting.bottleneck(cuts) >= self.best[0]):
+                continue
             priced = Priced(setup, cuts)
-            over, _ = priced.over
+            over = priced.over[0]
             if over <= 0:
                 fitting = True
                 yield priced
             elif self.nearest is None or over < self.nearest[0]:
                 self.nearest = over, priced
-        if not fitting:
+        if even is None and not fitting:
             self.tried.append((str(setup.option), None))
+
+    def _plain(self, setup: Setup) -> tuple[int, ...]:
+        """Cuts by number of units."""
+        units, stages = len(self.chain.units), setup.option.stages
+        return tuple(s * units // stages for s in range(stages + 1))
 
     def _result(self, step: float, priced: Priced) -> Distribution:
         option, grid = priced.setup.option, priced.setup.grid

@@ -90,8 +90,10 @@ class Asked:
         return self
 
 
-def options(asked: Asked, members: int, units: int) -> Iterator[Option]:
-    """All ways to be tried, simple ones first. A batch is divided evenly, by replicas and by micro-batches."""
+def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
+    """All ways to be tried, simple ones first, with no more stages than `most` unless they are asked for. A batch is
+    divided evenly, by replicas and by micro-batches."""
+    units = max(most, asked.stages or 0)
     for positions, replicas in _shapes(asked, members, units):
         each = asked.batch // replicas
         for micro_batches in [asked.micro_batches] if asked.micro_batches else _divisors(each):

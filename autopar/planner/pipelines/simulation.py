@@ -81,8 +81,13 @@ def _sums(passes: Passes, last: Mapping[int, str]) -> list[tuple[tuple[int, ...]
 
 
 def _machine(positions: int, ways: Mapping[tuple[int, int], Way]) -> Machine:
+    """The processes as devices. All reach each other, though only neighbours have anything to send."""
     devices = tuple(Device(str(at), "emulated", lanes=2) for at in range(positions))
+    other = Way(max((way.latency_s for way in ways.values()), default=0.0), 1.0, "")
+    pairs = [(src, dst) for src in range(positions) for dst in range(positions) if src != dst]
     links = tuple(
-        Link(str(src), str(dst), way.latency_s, way.bytes_per_s, way.wire) for (src, dst), way in ways.items()
+        Link(str(src), str(dst), way.latency_s, way.bytes_per_s, way.wire or None)
+        for src, dst in pairs
+        for way in (ways.get((src, dst), other),)
     )
     return Machine(devices, links, queued=False)
