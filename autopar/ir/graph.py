@@ -195,7 +195,7 @@ class Graph:
 
     `inputs` and `state` name the values that are there before the call; `outputs` the values the caller gets;
     `updates` pairs (made value, input or state value it is written back to after the cluster). `split` says how
-    the batch was cut, for example `2 parts: 50 + 50`; empty when it was not.
+    the batch was cut, for example `2 parts: 50 + 50`, or features; empty when nothing was.
 
     State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`
     state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies

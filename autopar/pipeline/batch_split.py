@@ -57,7 +57,8 @@ def best_plan(
     """The shortest feasible plan over all candidate cuts of the batch, the uncut graph among them.
 
     `price` costs a graph on the machine. `split` None leaves the batch whole, an int forces that many even parts, a
-    mapping gives the share of rows of each device, "auto" tries all that may pay. `batch_norm` is as in
+    mapping gives the share of rows of each device, "features" cuts products along features into as many parts as
+    are shorter, "auto" tries all that may pay. `batch_norm` is as in
     `sums.summed`. `recompute` is the share of the bytes saved for a backward that stay saved (`recompute`), "auto"
     the largest of `BUDGETS` with which caps hold. Raises PlanError or MemoryCapError when nothing is feasible; the
     error of the uncut graph is the one that is raised.
@@ -137,7 +138,8 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         race.plans.clear()
     singles = dict(whole.singles) if whole else {}
     # A policy of the user's own names tasks of the graph as it is.
-    auto, wanted = split == "auto", None if callable(policy) and split == "auto" else split
+    auto = split == "auto"
+    wanted = None if split == "features" or (callable(policy) and auto) else split
     for sizes in candidates(graph, costed.machine, wanted, singles):
         try:
             cut = split_graph(graph, sizes, forced=not auto, batch_norm=batch_norm)
@@ -158,7 +160,15 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
             asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
             race.refusal = MemoryCapError(asked, refusal.way)
     if auto and policy == "auto" and (batch_of(graph) or 1) < 2:
-        _race_features(race, graph, price, costed)
+        # Lanes of one device share its memory, which products of one row wait for.
+        _race_features(race, graph, price, costed, policy, len(costed.machine.devices), LEAST_PRODUCT_S)
+    if split == "features":
+        _race_features(race, graph, price, costed, policy, _lanes(costed.machine))
+        if not race.plans and not race.refusal:
+            raise PlanError(
+                f'split="features": no product of {graph.name!r} can be cut along features on this machine; it takes a '
+                "forward without gradients, and several lanes or devices"
+            )
     if race.refusal and wanted == "auto" and policy == "auto":
         for priced, parts in _by_room(graph, price, batch_norm, costed, singles):
             for each in ("auto", parts):
@@ -179,17 +189,28 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
     return replace(best, candidates=tuple(ran))
 
 
-def _race_features(race: _Race, graph: Graph, price: Price, costed: CostedGraph) -> None:
-    """Enter cuts along features, which a batch of one row leaves, of those products that take long enough."""
-    lanes = sum(device.lanes for device in costed.machine.devices)
-    for parts in range(2, min(lanes, 8) + 1):
+def _race_features(
+    race: _Race,
+    graph: Graph,
+    price: Price,
+    costed: CostedGraph,
+    policy: Policy,
+    parts: int,
+    least_s: float = 0.0,
+) -> None:
+    """Enter cuts along features into up to so many parts, of those products that take longer than `least_s`."""
+    for count in range(2, min(parts, 8) + 1):
         long = [
             stretch.columns[0]
-            for stretch in products(graph, parts)
-            if sum(_least(costed, name) for name in stretch.tasks) > LEAST_PRODUCT_S
+            for stretch in products(graph, count)
+            if sum(_least(costed, name) for name in stretch.tasks) > least_s
         ]
         if long:
-            race.enter(price(split_features(graph, parts, long)), "auto")
+            race.enter(price(split_features(graph, count, long)), policy)
+
+
+def _lanes(machine: Machine) -> int:
+    return sum(device.lanes for device in machine.devices)
 
 
 def _least(costed: CostedGraph, task: str) -> float:
@@ -307,11 +328,11 @@ def split_graph(
 
 def require_split(wanted: Split, machine: Machine) -> None:
     """Raise PlanError or DeviceError for a `split=` that is none on this machine, whatever the graph."""
-    if wanted is None or wanted == "auto":
+    if wanted in (None, "auto", "features"):
         return
     if isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping)):
         raise PlanError(
-            f'split={wanted!r} is not known; give "auto", None, a number of parts or {{device: share}}'
+            f'split={wanted!r} is not known; give "auto", "features", None, a number of parts or {{device: share}}'
         )
     if isinstance(wanted, Mapping):
         for name in wanted:
@@ -339,7 +360,7 @@ def candidates(
         return [shares(batch, tuple(wanted.values()))]
     if batch is None or batch < 2:
         return []
-    lanes = sum(device.lanes for device in machine.devices)
+    lanes = _lanes(machine)
     found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
     speeds = {name: 1 / time for name, time in singles.items() if time}
     accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}

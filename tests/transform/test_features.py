@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import PlanError
-from autopar.ir.device import Device
+from autopar.ir.device import Device, Link
 from autopar.ir.graph import SUM
 from autopar.ir.machine import Machine
 from autopar.transform.feature_split import LABEL, products, split_features
@@ -24,6 +24,14 @@ from autopar.transform.split import split
 def lanes(flops: float = 1e6) -> Machine:
     """One CPU of two lanes, at a rate of its own."""
     return Machine((Device("cpu", "cpu", lanes=2, flops=(("float32", flops),), bytes_per_s=1e12),))
+
+
+def two(flops: float = 1e6) -> Machine:
+    """Two devices with memories of their own, and links between them that cost little."""
+    rates = {"flops": (("float32", flops),), "bytes_per_s": 1e12}
+    devices = (Device("cpu", "cpu", **rates), Device("cuda:0", "cuda", **rates))
+    links = (Link("cpu", "cuda:0", 1e-5, 1e10, None), Link("cuda:0", "cpu", 1e-5, 1e10, None))
+    return Machine(devices, links, absent=True)
 
 
 def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2):
@@ -76,19 +84,22 @@ def test_no_stretch_shares_a_task_with_another() -> None:
 @torch.no_grad()
 def test_one_row_is_cut_along_features_where_that_is_predicted_to_be_shorter() -> None:
     model, row, rows = mlp(64).eval(), torch.randn(1, 8), torch.randn(8, 8)
-    plan = autopar.plan(model, lanes(), example_inputs=(row,), measure=False)
+    plan = autopar.plan(model, two(), example_inputs=(row,), measure=False)
     assert plan.costed.graph.split.startswith(LABEL) and plan.makespan < 0.7 * plan.best_single[1]
-    quick = autopar.plan(model, lanes(1e15), example_inputs=(row,), measure=False)
-    batch = autopar.plan(model, lanes(), example_inputs=(rows,), measure=False)
+    quick = autopar.plan(model, two(1e15), example_inputs=(row,), measure=False)
+    batch = autopar.plan(model, two(), example_inputs=(rows,), measure=False)
     assert not quick.costed.graph.split and not batch.costed.graph.split.startswith(LABEL)
-    whole = autopar.plan(model, lanes(), example_inputs=(row,), measure=False, split=None)
-    assert not whole.costed.graph.split
+    for machine, wanted in ((two(), None), (lanes(), "auto")):
+        whole = autopar.plan(model, machine, example_inputs=(row,), measure=False, split=wanted)
+        assert not whole.costed.graph.split
+    with pytest.raises(PlanError, match="several lanes"):
+        autopar.plan(nn.GELU(), lanes(), example_inputs=(row,), split="features", measure=False)
 
 
 @torch.no_grad()
 def test_what_is_cut_runs_and_may_be_given_again() -> None:
     model, row = mlp(64).eval(), torch.randn(1, 8)
-    fast = autopar.compile(model, lanes(), measure=False, check="always")
+    fast = autopar.compile(model, lanes(), measure=False, split="features", check="always")
     torch.testing.assert_close(fast(row), model(row))
     plan = fast.plan
     assert plan.costed.graph.split.startswith(LABEL)
