@@ -173,6 +173,13 @@ def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path):
         assert re.search(rf"rank 1 \(.*\) is stuck at .*faulty\.py:{line} in fails, .* in step 3", said), said
 
 
+def test_a_process_whose_main_thread_hears_nothing_ends_too(tmp_path):
+    found = job(tmp_path, 3, "busy", 1, 3)
+    assert found.codes == [70, -9, 70] and found.after < BOUND_S
+    for said in (found.said[0], found.said[2]):
+        assert re.search(r"autopar: rank 1 \(.*\) has died, .*; this process ends", said), said
+
+
 def test_a_rank_that_raises_tells_the_others(tmp_path):
     found = job(tmp_path, 3, "raise", 2, 4)
     assert found.codes == [1, 1, 1] and found.after < BOUND_S

@@ -30,7 +30,7 @@ def listening() -> list[str]:
 def fails(what: str) -> None:
     """Fail as it is told, with the second on the clock of all processes at which it does."""
     print(f"fails at {time.monotonic()}", flush=True)
-    if what == "kill":
+    if what in ("kill", "busy"):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -53,6 +53,8 @@ def run(what: str, failing: int, at: int) -> None:
             guard.step(step)
             if rank == failing and step == at:
                 fails(what)
+            elif step == at and what == "busy":
+                time.sleep(600)
             dist.all_reduce(torch.ones(1))
         if what == "listen":
             agree(lambda: {"step": "30"})
