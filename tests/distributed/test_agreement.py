@@ -166,6 +166,20 @@ def test_ties_are_told():
     assert described(net()) == described(net())
 
 
+def test_code_is_told_by_what_it_does_and_not_by_where_it_is():
+    def described_forward(text: str) -> dict[str, str]:
+        found: dict = {}
+        exec(text, found)
+        return described(type("Net", (nn.Module,), {"__module__": "net", "forward": found["forward"]})())
+
+    plain = described_forward("def forward(self, x): return x + 1 if x in {'a', 'b', 'c'} else None")
+    assert (
+        described_forward("\n\ndef forward(self, x): return x + 1 if x in {'a', 'b', 'c'} else None") == plain
+    )
+    assert described_forward("def forward(self, x): return x + 2 if x in {'a', 'b', 'c'} else None") != plain
+    assert described_forward("def forward(self, x): return x + 1 if x in {'a', 'b', 'd'} else None") != plain
+
+
 def test_ranks_in_words():
     assert named([3]) == "rank 3"
     assert named([2, 0, 1]) == "ranks 0 to 2"
