@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..text import seconds
+from ..system.text import seconds
 from ..view.drawing import fonts
 from ..view.drawing.frame import MARGIN
 from ..view.drawing.palette import INK, QUIET, shades

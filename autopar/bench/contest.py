@@ -19,7 +19,7 @@ import torch
 
 from ..costs.blocks import Turn, timed
 from ..errors import AutoparError
-from ..text import bar, seconds
+from ..system.text import bar, seconds
 from .case import Case, Entrant, unsteady, wrong
 from .rivals import Rival
 from .row import Outcome, Row

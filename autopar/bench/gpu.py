@@ -13,7 +13,7 @@ from ..costs.detect import accelerators
 from ..engine.api import compile
 from ..errors import DeviceError
 from ..pipeline import compare as equal
-from ..text import table
+from ..system.text import table
 from . import overhead, overlap, training
 from .timing import interleaved, report
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import AutoparError
-from ..text import table
+from ..system.text import table
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

@@ -20,8 +20,8 @@ from ..costs.blocks import Block, Turn, disturbed, median, timed
 from ..costs.detect import detect
 from ..engine.api import compile
 from ..ir.machine import Machine
-from ..text import seconds as shown
-from ..text import table
+from ..system.text import seconds as shown
+from ..system.text import table
 from .zoo import Call, models
 
 WAYS = ("probes", "learned", "measured")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..costs.blocks import Block, counted, disturbed, median
-from ..text import seconds, table
+from ..system.text import seconds, table
 from .rivals import EAGER
 
 

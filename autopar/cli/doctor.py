@@ -13,7 +13,7 @@ from ..ir.hardware.buses import BUSES
 from ..ir.hardware.chips import CHIPS
 from ..planner import native
 from ..system import cache, versions
-from ..text import size, table
+from ..system.text import size, table
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from ..text import percent, seconds
+from ..system.text import percent, seconds
 from .factory import made
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")

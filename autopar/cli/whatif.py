@@ -13,7 +13,7 @@ from ..errors import AutoparError
 from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
-from ..text import table
+from ..system.text import table
 from .factory import made
 
 if TYPE_CHECKING:

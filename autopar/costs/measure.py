@@ -16,7 +16,7 @@ from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
 from ..ops import resolve as bind
 from ..system import cache
-from ..text import bar
+from ..system.text import bar
 from ..transform.divide import LOSS
 from . import calibrate as probe
 from . import scales

@@ -24,7 +24,7 @@ from ..planner.pipelines import Chain, Process, RowCost, distribution, processes
 from ..planner.pipelines.chain_changes import recomputed, tensor_parallel
 from ..planner.pipelines.from_graph import chain_of
 from ..planner.pipelines.grid import inside
-from ..text import seconds, size
+from ..system.text import seconds, size
 
 OPTIMIZERS = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0}
 """Tensors of state that an optimizer keeps for each parameter."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..errors import RunError
 from ..ir.serialize import decode, encode
 from ..ir.timeline import Memory, Span, Timeline
-from ..text import seconds
+from ..system.text import seconds
 from .messages import Group, device_of, gather, rank_of, size_of
 
 ROUNDS = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.distribution import Distribution
 from ..planner.pipelines.forecast import predicted, waits
-from ..text import seconds, size, table
+from ..system.text import seconds, size, table
 
 
 def explained(plan: Distribution) -> str:

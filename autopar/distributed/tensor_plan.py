@@ -22,7 +22,7 @@ from ..ir.hosts import compute_devices
 from ..ir.machine import Machine
 from ..pipeline.batch_split import WORTH
 from ..pipeline.stages import present
-from ..text import percent, seconds, table
+from ..system.text import percent, seconds, table
 from ..transform.features import EMBEDDING, Stretch, narrowed, stretches
 from .ring import all_gather_s, all_reduce_s
 

@@ -21,7 +21,7 @@ from ..errors import AutoparError, PlanError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
-from ..text import percent, seconds, table
+from ..system.text import percent, seconds, table
 from .backend import Backend
 from .served import Served
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import PlanError
 from ..system import jsonfile
-from ..text import seconds, size, table
+from ..system.text import seconds, size, table
 from .hosts import Hosts
 from .serialize import decode, encode
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import networkx
 
 from ..errors import PlanError
-from ..text import table
+from ..system.text import table
 
 
 @dataclass(frozen=True, slots=True)

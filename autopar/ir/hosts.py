@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import DeviceError
-from ..text import size, table
+from ..system.text import size, table
 from .device import Link
 from .hardware.networks import Network, find_network
 from .machine import Machine

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..errors import DeviceError
 from ..system import jsonfile
-from ..text import parse_bytes, size, table
+from ..system.text import parse_bytes, size, table
 from . import pictures
 from .device import MOST_LANES, Device, Link
 from .hardware.chips import declared, stood_in

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import PlanError
 from ..system import jsonfile
-from ..text import percent, seconds, size, table
+from ..system.text import percent, seconds, size, table
 from . import pictures
 from .costed import CostedGraph
 from .critical_path import Critical, critical

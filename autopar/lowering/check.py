@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ..errors import ProgramError
 from ..ir.graph import Graph
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Wait
-from ..text import size
+from ..system.text import size
 from .draw_turns import turns
 from .memory_bound import Peak, footprint
 from .requirements import At, Demand, demands, matches

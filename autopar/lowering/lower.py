@@ -18,7 +18,7 @@ from ..errors import MemoryCapError
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
 from ..ir.steps import Transfer
-from ..text import size
+from ..system.text import size
 from .cap_ledger import Ledger
 from .draw_turns import Turns
 from .linearize import sequence

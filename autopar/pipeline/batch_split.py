@@ -14,7 +14,7 @@ from ..ir.graph import SUM, Graph
 from ..ir.machine import Machine
 from ..ir.plan import Candidate, Plan
 from ..planner import Policy, place
-from ..text import percent, seconds
+from ..system.text import percent, seconds
 from ..transform.buckets import bucketed
 from ..transform.feature_split import products, split_features
 from ..transform.row_sums import single_valued, summed

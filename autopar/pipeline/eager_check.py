@@ -19,7 +19,7 @@ from ..errors import DifferenceError
 from ..ir.graph import LOCAL, Graph
 from ..ir.plan import Plan
 from ..runtime.interpreter import interpret
-from ..text import seconds
+from ..system.text import seconds
 from .compare import LIMIT, difference, error, limit, no_worse, widen
 from .snapshot import Snapshot, apart, generators, restore
 

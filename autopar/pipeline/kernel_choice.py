@@ -22,7 +22,7 @@ from ..runtime.kernels.worker import Worker, reason
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import Arrangement, Changed, TunedExecutor
 from ..runtime.watch import Watch
-from ..text import ticking
+from ..system.text import ticking
 from . import kernel_verdict
 from .kernel_build import Form, Sample, arranged, perturbed, trying
 from .kernel_verdict import Verdict

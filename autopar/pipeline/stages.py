@@ -34,7 +34,7 @@ from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
-from ..text import seconds, ticking
+from ..system.text import seconds, ticking
 from ..transform.buckets import grouped
 from ..transform.draws import local
 from ..transform.feature_split import LABEL, split_features

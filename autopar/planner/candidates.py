@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import MemoryCapError, PlanError
 from ..ir.plan import Candidate
-from ..text import size
+from ..system.text import size
 from .model.instance import Instance
 from .model.memory import memory
 from .model.simulator import Play, Schedule

@@ -11,7 +11,7 @@ from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
 from ..ir.plan_check import sound
-from ..text import seconds
+from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
 from .duplication.duplicates import once

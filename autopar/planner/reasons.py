@@ -11,7 +11,7 @@ from functools import cached_property
 from ..ir.costed import CostedGraph
 from ..ir.plan import Choice, Reason
 from ..ir.steps import Placed
-from ..text import seconds, size
+from ..system.text import seconds, size
 from .model.instance import Hop, Instance
 from .model.lazy_sequence import Lazily
 from .model.slots import Slots, together

@@ -10,7 +10,7 @@ from ..ir.costed import Cluster, CostedGraph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..system.process import uncollected
-from ..text import meant, parse_bytes
+from ..system.text import meant, parse_bytes
 from . import OBJECTIVES
 from .formats import Source, read
 

@@ -6,7 +6,7 @@ import json
 
 from ..ir.plan import Plan
 from ..ir.steps import Placed, Transfer
-from ..text import percent, seconds, size
+from ..system.text import percent, seconds, size
 from .drawing.palette import INK, QUIET, fill_of, shades
 from .report.statistics import busy_shares
 

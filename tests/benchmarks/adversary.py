@@ -17,7 +17,7 @@ from typing import Any
 from autopar.errors import PlanError
 from autopar.planner import POLICIES, place
 from autopar.planner.formats import read
-from autopar.text import table
+from autopar.system.text import table
 
 from . import rivals
 from .judging import Asked, Data, Goal, by_policy, planned, verdict

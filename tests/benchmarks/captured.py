@@ -11,7 +11,7 @@ from autopar.ir.costed import CostedGraph
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place
-from autopar.text import table
+from autopar.system.text import table
 
 from .judging import Asked
 

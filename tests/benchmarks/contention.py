@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.text import table
+from autopar.system.text import table
 
 from . import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, planned, unwired, verdict, worst

@@ -15,7 +15,7 @@ from autopar.errors import BoundWarning, MemoryCapError, PlanError
 from autopar.planner import OBJECTIVES
 from autopar.planner.formats import described
 from autopar.planner.scheduling import schedule
-from autopar.text import table
+from autopar.system.text import table
 
 from .judging import Asked, Data, Goal, verdict, without_solver
 from .replay import replay

@@ -13,7 +13,7 @@ from autopar.errors import PlanError
 from autopar.ir.plan import Plan
 from autopar.planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
 from autopar.planner.scheduling import schedule
-from autopar.text import table
+from autopar.system.text import table
 
 from .judging import Asked
 from .strict_model import OBJECTIVES, named, strict_latency, strict_load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.planner.formats import read
-from autopar.text import table
+from autopar.system.text import table
 
 from . import instances
 from .judging import Asked, Data, Goal, by_policy, planned, verdict, worst

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.text import table
+from autopar.system.text import table
 
 from . import instances
 from .judging import Asked, Data, Goal, by_direction, by_policy, median, percentile, planned, verdict, worst

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from autopar.text import table
+from autopar.system.text import table
 
 from . import rivals
 from .families import FAMILIES, STREAMS, made

@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import PlanError
 from autopar.planner.scheduling import schedule
-from autopar.text import table
+from autopar.system.text import table
 
 from . import instances
 from .judging import Asked, Data, Goal, by_direction, judged, verdict

@@ -12,7 +12,7 @@ from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.orders import kept
 from autopar.planner.search.anneal import STEPS
-from autopar.text import table
+from autopar.system.text import table
 
 from . import instances
 from .judging import Asked, Data, Goal, Judged, by_policy, median, planned, verdict, without_solver, worst

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autopar.errors import PlanError
 from autopar.planner.formats import plain
-from autopar.text import table
+from autopar.system.text import table
 
 from .judging import Asked, Data, Goal, median, planned, verdict, worst
 

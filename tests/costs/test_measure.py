@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 
-from autopar import text as progress
 from autopar.costs import measure as measuring
 from autopar.costs.detect import detect
 from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
@@ -18,6 +17,7 @@ from autopar.costs.roofline import cost, signature
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place
+from autopar.system import text as progress
 
 QUICK = {"budget_s": 0.05}
 

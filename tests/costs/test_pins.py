@@ -8,7 +8,7 @@ from autopar.costs.pins import resolve, resolve_sums
 from autopar.errors import DeviceError, PlanError
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
-from autopar.text import parse_bytes
+from autopar.system.text import parse_bytes
 
 MACHINE = Machine.declare("cpu", "t4", "t4")
 

@@ -15,7 +15,7 @@ from autopar.costs.detect import detect
 from autopar.engine.served import Served
 from autopar.pipeline import batch_split as planning
 from autopar.pipeline.stages import Prepared, race
-from autopar.text import seconds
+from autopar.system.text import seconds
 from autopar.view import explain
 
 DEVICES = ["cpu", "emulated:0", "emulated:1"]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autopar import text as progress
+from autopar.system import text as progress
 
 
 class Terminal(io.StringIO):

@@ -14,7 +14,7 @@ import autopar
 
 PACKAGE = Path(autopar.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE = ("errors", "text", "system", "ir", "transform", "planner", "lowering", "view")
+PURE = ("errors", "system", "ir", "transform", "planner", "lowering", "view")
 """Rooms that never load torch."""
 
 

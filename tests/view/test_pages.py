@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import view_plans
 
-from autopar.text import size
+from autopar.system.text import size
 from autopar.view import draw
 from autopar.view.pages import placed_page
 from autopar.view.placed.layout import lay_out

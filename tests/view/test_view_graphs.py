@@ -7,7 +7,7 @@ import pytest
 from taskfiles import link, randomly
 
 from autopar import schedule
-from autopar.text import seconds
+from autopar.system.text import seconds
 from autopar.view.placed.labels import box_labels, free_labels
 from autopar.view.placed.layout import lay_out
 from autopar.view.timeline import timeline_svg

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
 from autopar.ir.steps import Placed, Transfer
-from autopar.text import size
+from autopar.system.text import size
 from autopar.view import draw
 from autopar.view.drawing import fonts
 from autopar.view.drawing.free_space import Rect, Room

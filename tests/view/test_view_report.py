@@ -10,7 +10,7 @@ import view_plans
 from test_view_placed import texts
 
 from autopar.ir.plan import Candidate
-from autopar.text import free, seconds, size
+from autopar.system.text import free, seconds, size
 from autopar.view import draw, explain
 from autopar.view.pages import placed_page
 from autopar.view.placed import placed_svg

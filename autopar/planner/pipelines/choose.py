@@ -11,7 +11,7 @@ from ...errors import MemoryCapError, PlanError
 from ...ir.distribution import SCHEDULES, Distribution
 from ...ir.hosts import Hosts
 from ...system.process import uncollected
-from ...text import parse_bytes, seconds, size
+from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
 from .grid import Grid, grids
 from .options import Asked, Option, options

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ...ir.plan import Reason
-from ...text import seconds
+from ...system.text import seconds
 from ..model.lazy_sequence import Lazily
 from .loads import Loads, Standing
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...text import counted, percent, seconds, size
+from ...system.text import counted, percent, seconds, size
 from ..drawing import fonts
 from ..drawing.svg import Svg, clean
 from ..placed import placed_picture, placed_svg

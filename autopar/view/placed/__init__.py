@@ -8,7 +8,7 @@ from typing import Any
 from ...ir.graph import SUM
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...text import counted, percent, seconds, size
+from ...system.text import counted, percent, seconds, size
 from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, WIDTH, Figure, Sample, heading, phases, ticks
 from ..drawing.palette import INK, LANE, QUIET, fill_of, strips

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 from ...ir.display_names import operator
-from ...text import percent, seconds, size
+from ...system.text import percent, seconds, size
 from ..drawing import fonts
 from ..drawing.free_space import Label, Rect
 from ..drawing.palette import INK, QUIET, WAIT, strips

@@ -10,7 +10,7 @@ from ...ir.critical_path import Critical
 from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...text import counted, free, percent, seconds, size, table
+from ...system.text import counted, free, percent, seconds, size, table
 from .reasons import (
     against,
     alternative,

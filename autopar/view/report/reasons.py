@@ -10,7 +10,7 @@ from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.steps import Placed, Transfer
 from ...planner.what_if import changes
-from ...text import meant, percent, seconds, table
+from ...system.text import meant, percent, seconds, table
 
 _MOST_CHANGES = 6
 

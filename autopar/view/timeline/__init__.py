@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...ir.device_kind import kind_of
 from ...ir.timeline import Memory, Timeline
-from ...text import free, percent, seconds, size
+from ...system.text import free, percent, seconds, size
 from ..drawing import fonts
 from ..drawing.frame import MARGIN, SAMPLE, Figure, Sample, heading
 from ..drawing.free_space import Label, Point

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...ir.timeline import Span
-from ...text import seconds, size
+from ...system.text import seconds, size
 from ..drawing import fonts
 from ..drawing.frame import MARGIN, ticks
 from ..drawing.free_space import Label, Rect, Room

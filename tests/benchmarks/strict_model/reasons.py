@@ -12,7 +12,7 @@ from autopar.planner.model.lazy_sequence import Lazily
 from autopar.planner.throughput import balance
 from autopar.planner.throughput.loads import Standing
 from autopar.planner.throughput.reasons import Shares, listed
-from autopar.text import seconds
+from autopar.system.text import seconds
 
 from .bound import bound
 from .calls import Calls

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TextIO, TypeVar
 
-from .errors import DeviceError, PlanError
+from ..errors import DeviceError, PlanError
 
 log = logging.getLogger("autopar")
 
