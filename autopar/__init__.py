@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .distributed.distribute import distribute
-    from .distributed.pipeline import Distributed
+    from .distributed.pipeline.job import Distributed
     from .engine.api import compile, plan, train_step
     from .engine.compiled import Compiled
     from .engine.data_parallel import DataParallel
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "distributed.distribute": ("distribute",),
-    "distributed.pipeline": ("Distributed",),
+    "distributed.pipeline.job": ("Distributed",),
     "engine.api": ("compile", "plan", "train_step"),
     "engine.compiled": ("Compiled",),
     "errors": (

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autopar.distributed.tensor_parallel import tensor_parallel
+from autopar.distributed import tensor_parallel
 from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
 

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agreement import agreed
-    from .checkpoint import load_latest, save
-    from .heartbeat import guarded
-    from .merged_trace import merged
+    from .faults.checkpoint import load_latest, save
+    from .faults.heartbeat import guarded
+    from .faults.merged_trace import merged
+    from .tensor.split import tensor_parallel
 
 _HOME = {
     "agreed": "agreement",
-    "guarded": "heartbeat",
-    "load_latest": "checkpoint",
-    "merged": "merged_trace",
-    "save": "checkpoint",
+    "guarded": "faults.heartbeat",
+    "load_latest": "faults.checkpoint",
+    "merged": "faults.merged_trace",
+    "save": "faults.checkpoint",
+    "tensor_parallel": "tensor.split",
 }
 
-__all__ = ["agreed", "guarded", "load_latest", "merged", "save"]
+__all__ = ["agreed", "guarded", "load_latest", "merged", "save", "tensor_parallel"]
 
 
 def __getattr__(name: str) -> Any:

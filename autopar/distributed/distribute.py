@@ -23,9 +23,9 @@ from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from .agreement import agree, agreed, described
 from .messages import gather
 from .network import found
-from .pipeline import Distributed
-from .profile import Times, profile
-from .units import Units, units
+from .pipeline.job import Distributed
+from .pipeline.profile import Times, profile
+from .pipeline.units import Units, units
 
 log = logging.getLogger("autopar")
 

@@ -15,8 +15,8 @@ from helpers.ranks import ranks
 from torch import nn
 
 from autopar import RunError
-from autopar.distributed import checkpoint
-from autopar.distributed.checkpoint import load_latest, save
+from autopar.distributed.faults import checkpoint
+from autopar.distributed.faults.checkpoint import load_latest, save
 
 CONTEXT = multiprocessing.get_context("forkserver")
 

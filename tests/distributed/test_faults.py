@@ -96,7 +96,7 @@ def ended(process: subprocess.Popen) -> tuple[str, str]:
 
 
 def _warned(rank: int, restarts: str) -> list[str]:
-    from autopar.distributed.heartbeat import guarded, log
+    from autopar.distributed.faults.heartbeat import guarded, log
 
     said: list[str] = []
     handler = logging.Handler()
@@ -116,7 +116,7 @@ def test_a_store_that_outlives_restarts_is_warned_of():
 
 def _refuses(rank: int) -> list[str]:
     from autopar import RunError
-    from autopar.distributed.heartbeat import guarded
+    from autopar.distributed.faults.heartbeat import guarded
 
     said = []
     for options in ({"timeout_s": 0}, {"grace_s": -1}, {"step_timeout_s": 0}):

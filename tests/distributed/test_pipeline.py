@@ -32,8 +32,8 @@ def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_ba
 def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices: list[str]):
     """The largest differences of losses and of weights to one process, and of the answer, after `STEPS` steps."""
     import autopar
-    from autopar.distributed.pipeline import Distributed
-    from autopar.distributed.units import units
+    from autopar.distributed.pipeline.job import Distributed
+    from autopar.distributed.pipeline.units import units
 
     positions, chunks, replicas, micro_batches, schedule = shape
     model, x, y = made(name)
@@ -84,8 +84,8 @@ def test_fifty_steps_are_those_of_one_process(name, shape, devices):
 
 
 def _batches(rank: int):
-    from autopar.distributed.pipeline import Distributed
-    from autopar.distributed.units import units
+    from autopar.distributed.pipeline.job import Distributed
+    from autopar.distributed.pipeline.units import units
 
     model, x, y = made("mlp")
     chain = units(model, (x[:4],), {})

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from autopar import CaptureError
-from autopar.distributed.profile import profile
-from autopar.distributed.stages import StageModule
-from autopar.distributed.units import Units, units
+from autopar.distributed.pipeline.profile import profile
+from autopar.distributed.pipeline.stages import StageModule
+from autopar.distributed.pipeline.units import Units, units
 
 CPU = torch.device("cpu")
 CAPTURED: dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor, Units]] = {}

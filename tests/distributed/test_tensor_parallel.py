@@ -23,9 +23,9 @@ from tensor_models import (
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.distributed.ring import all_reduce_s, slowest_link
-from autopar.distributed.tensor_parallel import clip_grad_norm_, tensor_parallel
-from autopar.distributed.tensor_plan import TensorPlan, tensor_plan
+from autopar.distributed.tensor.plan import TensorPlan, tensor_plan
+from autopar.distributed.tensor.ring import all_reduce_s, slowest_link
+from autopar.distributed.tensor.split import clip_grad_norm_, tensor_parallel
 from autopar.errors import DeviceError, PlanError, RunError
 
 CLOSE = 2e-5

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.distributed.agreement import agree
-from autopar.distributed.heartbeat import guarded
+from autopar.distributed.faults.heartbeat import guarded
 
 
 def listening() -> list[str]:

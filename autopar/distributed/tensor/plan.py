@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Captured
-from ..capture.ahead import ahead
-from ..costs.ratios import Ratios, measured
-from ..costs.roofline import Estimator
-from ..costs.work import family, work
-from ..errors import PlanError
-from ..ir.device import Link
-from ..ir.graph import Graph
-from ..ir.hosts import compute_devices
-from ..ir.machine import Machine
-from ..pipeline.batch_split import WORTH
-from ..pipeline.stages import present
-from ..system.text import percent, seconds, table
-from ..transform.features import EMBEDDING, Stretch, narrowed, stretches
+from ...capture import Captured
+from ...capture.ahead import ahead
+from ...costs.ratios import Ratios, measured
+from ...costs.roofline import Estimator
+from ...costs.work import family, work
+from ...errors import PlanError
+from ...ir.device import Link
+from ...ir.graph import Graph
+from ...ir.hosts import compute_devices
+from ...ir.machine import Machine
+from ...pipeline.batch_split import WORTH
+from ...pipeline.stages import present
+from ...system.text import percent, seconds, table
+from ...transform.features import EMBEDDING, Stretch, narrowed, stretches
 from .ring import all_gather_s, all_reduce_s
 
 _TRAINED = 3

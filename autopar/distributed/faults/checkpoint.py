@@ -20,9 +20,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from ..errors import RunError
+from ...errors import RunError
+from ..messages import Group, broadcast, gather, rank_of, size_of
 from . import flat_state
-from .messages import Group, broadcast, gather, rank_of, size_of
 
 KEEP = 2
 """Complete checkpoints that are kept."""

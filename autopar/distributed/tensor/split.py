@@ -14,17 +14,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..costs.detect import detect
-from ..errors import AutoparError, PlanError
-from ..ir.device import Link
-from ..ir.hosts import Hosts
-from ..ir.machine import Machine
-from ..ir.serialize import decode, encode
+from ...costs.detect import detect
+from ...errors import AutoparError, PlanError
+from ...ir.device import Link
+from ...ir.hosts import Hosts
+from ...ir.machine import Machine
+from ...ir.serialize import decode, encode
 from .answers import Answers
+from .plan import TensorGroup, TensorPlan, tensor_plan
+from .random_numbers import agree_on_random
 from .ring import measured_dispatch, measured_link, slowest_link
 from .shards import Shards
-from .tensor_plan import TensorGroup, TensorPlan, tensor_plan
-from .tensor_random import agree_on_random
 
 log = logging.getLogger("autopar")
 

@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from ..errors import RunError
-from ..system import process
-from .messages import Group, rank_of, size_of
+from ...errors import RunError
+from ...system import process
+from ..messages import Group, rank_of, size_of
 
 log = logging.getLogger("autopar")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir.distribution import Distribution
-from ..planner.pipelines.forecast import predicted, waits
-from ..system.text import seconds, size, table
+from ...ir.distribution import Distribution
+from ...planner.pipelines.forecast import predicted, waits
+from ...system.text import seconds, size, table
 
 
 def explained(plan: Distribution) -> str:

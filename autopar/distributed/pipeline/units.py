@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError
+from ...errors import CaptureError
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .tensor_plan import TensorGroup
-from .tensor_random import draw_apart
+from .plan import TensorGroup
+from .random_numbers import draw_apart
 
 _HOOKS = (
     "_forward_pre_hooks",

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import RunError
+from ...errors import RunError
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Shapes: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]

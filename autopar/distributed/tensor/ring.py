@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ..errors import DeviceError
-from ..ir.device import Link
-from ..ir.hosts import Host, Hosts, compute_devices
+from ...errors import DeviceError
+from ...ir.device import Link
+from ...ir.hosts import Host, Hosts, compute_devices
 
 Network: TypeAlias = "Hosts | Link | str | None"
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..pipeline.compare import difference, error, limit
-from .tensor_plan import in_mode
-from .tensor_random import undrawn
+from ...pipeline.compare import difference, error, limit
+from .plan import in_mode
+from .random_numbers import undrawn
 
 _ROUNDINGS = 10.0
 """Limits of one operator that sums in another order may add up to, over the layers of a model."""

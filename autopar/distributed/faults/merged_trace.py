@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from ..errors import RunError
-from ..ir.serialize import decode, encode
-from ..ir.timeline import Memory, Span, Timeline
-from ..system.text import seconds
-from .messages import Group, device_of, gather, rank_of, size_of
+from ...errors import RunError
+from ...ir.serialize import decode, encode
+from ...ir.timeline import Memory, Span, Timeline
+from ...system.text import seconds
+from ..messages import Group, device_of, gather, rank_of, size_of
 
 ROUNDS = 16
 """Exchanges of clocks between rank 0 and each other rank."""

@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.utils import _pytree as pytree
 
-from ..errors import PlanError, RunError
-from ..ir.distribution import Distribution
-from ..ir.timeline import Span, Timeline
-from ..planner.pipelines.forecast import predicted
+from ...errors import PlanError, RunError
+from ...ir.distribution import Distribution
+from ...ir.timeline import Span, Timeline
+from ...planner.pipelines.forecast import predicted
 from .reduction import Shared, sum_gradients
 from .report import explained
 from .stages import StageModule
