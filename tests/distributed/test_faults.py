@@ -90,7 +90,7 @@ def torchrun(count: int, script: Path, *words, launch: tuple = (), **environment
 def ended(process: subprocess.Popen) -> tuple[str, str]:
     """What a process has written by its end."""
     try:
-        return process.communicate(timeout=100)
+        return process.communicate(timeout=240)
     finally:
         process.kill()
 
