@@ -79,6 +79,13 @@ class KernelChoice:
         name = self.form.plan.costed.graph.name
         return f"{name}: {self.verdict}" if self.verdict is not None else ""
 
+    def refute(self, name: str, ratio: float) -> None:
+        """Let eager win, in other processes too: an arrangement took `ratio` of its time in the caller's own calls."""
+        assert self.verdict is not None
+        self.verdict.winner = "eager"
+        self.verdict.refused[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
+        kernel_verdict.store(self.key, self.verdict)
+
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         """The fastest arrangement on these inputs, None for the eager program. Raises Changed where weights change
         meanwhile."""

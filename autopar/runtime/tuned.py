@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ import torch
 
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
+from . import trial
 from .executor import Executor
+from .trial import Trial
 from .watch import Watch
 
 log = logging.getLogger("autopar")
@@ -48,10 +51,15 @@ class Arrangement:
 
 
 class Choose(Protocol):
-    """Compiles and times arrangements."""
+    """Compiles and times arrangements. `wanted` is "auto" where eager may win."""
+
+    wanted: str
 
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None:
         """The fastest on these inputs, None where that is the eager program. Raises Changed."""
+
+    def refute(self, name: str, ratio: float) -> None:
+        """Note that an arrangement took so many times what eager does in the caller's own calls: eager wins."""
 
     @property
     def note(self) -> str:
@@ -62,6 +70,8 @@ class TunedExecutor:
     """Runs `plain`, the eager program, until `choose` has found a faster arrangement of the same plan, and again as
     soon as weights change that its kernels have folded.
 
+    What is chosen serves in turns with eager at first (`trial`), and no longer where it is slower in these calls.
+
     `choose` works in a thread of its own after `AFTER` calls, and once more that many calls after a change. A call
     waits for no compiler; while arrangements are timed, it waits for at most one block of calls (`turn`).
     """
@@ -71,6 +81,7 @@ class TunedExecutor:
         self.turn = threading.RLock()
         self.chosen: Arrangement | None = None
         self._stale: Arrangement | None = None
+        self._trial: Trial | None = None
         self._calls = 0
         self._seen: Sequence[Any] | None = None
         """The inputs of the last call, as long as there were too few of them to compile for."""
@@ -88,12 +99,38 @@ class TunedExecutor:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """One call. Raises RunError when a task fails."""
+        if self._trial is not None:
+            return self._in_turn(self._trial, inputs)
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
             return chosen.executor(inputs)
         with self.turn:
             made = self.plain(inputs)
         self._after(inputs, chosen)
+        return made
+
+    def _in_turn(self, trial: Trial, inputs: Sequence[Any]) -> list[Any]:
+        """A call by kernels or by eager, whose turn it is; the quicker of the two stays after enough of them."""
+        began, chosen, kernels = time.perf_counter(), self.chosen, trial.kernels_next
+        if chosen is None or not chosen.fresh:
+            self._trial = None
+            return self(inputs)
+        if kernels:
+            made = chosen.executor(inputs)
+        else:
+            with self.turn:
+                made = self.plain(inputs)
+        trial.note(kernels, time.perf_counter() - began)
+        if trial.over and self._trial is trial:
+            self._trial = None
+            if trial.ratio > 1:
+                self.chosen = None
+                self._choose.refute(chosen.name, trial.ratio)
+                log.info(
+                    "%s: %.2f of eager's time in the caller's own calls, eager serves",
+                    chosen.name,
+                    trial.ratio,
+                )
         return made
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
@@ -165,7 +202,9 @@ class TunedExecutor:
         self._calls, self._done = 0, True
         try:
             with torch.no_grad():
-                self.chosen = self._choose(examples, self)
+                chosen = self._choose(examples, self)
+            self._trial = Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
+            self.chosen = chosen
             self._stale = None
         except Changed:
             self._done = False
@@ -175,7 +214,7 @@ class TunedExecutor:
 
     def _forked(self) -> None:
         # Threads of the libraries are not in the child.
-        self.chosen, self._builder, self._done = None, None, True
+        self.chosen, self._trial, self._builder, self._done = None, None, None, True
         self.turn = threading.RLock()
 
 

@@ -96,5 +96,7 @@ def _batches(rank: int):
 
 
 def test_a_batch_of_another_size_is_refused():
-    with pytest.raises(RankError, match=r"\[15(, 16)?\] where a batch of 16 rows was planned; give .*drop_last"):
+    with pytest.raises(
+        RankError, match=r"\[15(, 16)?\] where a batch of 16 rows was planned; give .*drop_last"
+    ):
         ranks(2, _batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from compilers import Folding, alone, chosen, compiled, mlp, using
 from torch import nn
 
 import autopar
+from autopar.runtime import trial
 from autopar.runtime.kernels import Work
 
 HISTORIES = 200
@@ -166,6 +168,44 @@ def test_waiting_after_one_call_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
     fast(x)
     fast.wait()
     assert chosen(fast) == "folding"
+
+
+class Slow(Folding):
+    """Kernels that a race took for quick and that are not."""
+
+    def load(self, work: Work) -> Callable[..., Any]:
+        call = super().load(work)
+
+        def slow(*tensors: torch.Tensor) -> Any:
+            time.sleep(0.005)
+            return call(*tensors)
+
+        return slow
+
+
+def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Slow(), fastest="folding")
+    monkeypatch.setattr(trial, "CALLS", 4)
+    model, x = mlp(), torch.randn(5, 8)
+    fast = compiled(model, x)
+    assert chosen(fast) == "folding"
+    for _ in range(12):
+        torch.testing.assert_close(fast(x), model(x))
+    assert chosen(fast) == "eager" and "in the caller's own calls" in fast.explain()
+    # Another process does not build them.
+    again = compiled(mlp(), x)
+    assert chosen(again) == "eager"
+
+
+def test_weights_that_change_during_the_trial_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Folding(), fastest="folding")
+    monkeypatch.setattr(trial, "CALLS", 10)
+    model, x = mlp(), torch.randn(5, 8)
+    fast = compiled(model, x)
+    for turn in range(6):
+        torch.testing.assert_close(fast(x), model(x))
+        if turn % 2:
+            model[0].weight.mul_(1.5)
 
 
 def test_many_threads_while_kernels_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

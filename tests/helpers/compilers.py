@@ -15,6 +15,7 @@ import autopar
 from autopar.costs.blocks import Block
 from autopar.engine.compiled import Compiled
 from autopar.pipeline import kernel_choice, options
+from autopar.runtime import trial
 from autopar.runtime.kernels import STACKS, Stack, Work
 
 
@@ -83,6 +84,7 @@ def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def using(monkeypatch: pytest.MonkeyPatch, *stacks: Stack, fastest: str = "") -> None:
     """Let these be the compilers that are known, and time none of them."""
+    monkeypatch.setattr(trial, "CALLS", 0)
     monkeypatch.setattr(kernel_choice, "STACKS", stacks)
     monkeypatch.setattr(options, "STACKS", stacks)
 
