@@ -31,6 +31,8 @@ NICE = 5
 """How far it stands back behind the caller's process."""
 LONGEST_S = 240.0
 """Seconds that a library may take for one piece."""
+ENDING_S = 5.0
+"""Seconds in which it ends once its pipe is closed."""
 LOOK_S = 0.5
 """Seconds between looks at whether it has ended."""
 _ROOT = Path(__file__).resolve().parents[3]
@@ -73,21 +75,21 @@ class Worker:
         if process is None or process.poll() is not None:
             process = self._process = self._started()
         assert process.stdin is not None
+        until = time.monotonic() + LONGEST_S
         try:
             process.stdin.write(json.dumps(folder).encode() + b"\n")
-            answer = _line(process, time.monotonic() + LONGEST_S)
+            answer = _line(process, until)
         except OSError:
             answer = b""
         if answer:
             text, spent = json.loads(answer)
             return str(text), float(spent)
-        late = process.poll() is None
+        why = f"it takes longer than {LONGEST_S:.0f} s"
+        if time.monotonic() <= until:
+            # Its pipe is closed a moment before it has ended.
+            with suppress(subprocess.TimeoutExpired):
+                why = f"its process ended with code {process.wait(ENDING_S)}"
         _end(process)
-        why = (
-            f"it takes longer than {LONGEST_S:.0f} s"
-            if late
-            else f"its process ended with code {process.returncode}"
-        )
         return why, LONGEST_S
 
     def _started(self) -> subprocess.Popen[bytes]:
