@@ -130,6 +130,13 @@ def test_unequal_hosts_get_stages_by_their_speed():
     assert sizes == {"host0": 12, "host1": 4}
 
 
+def test_the_quickest_hosts_are_used_where_not_all_are():
+    costs = (RowCost(0, 3e-3), RowCost(0, 1e-3))
+    on = Hosts.declare("1 x cpu-16 + 1 x cpu-64 over ethernet-100")
+    chain = Chain("uneven", ("host0", "host1"), (Unit("u", costs, costs),))
+    assert distribution(chain, on, 1).ranks == (("host1",),)
+
+
 def test_what_does_not_fit_on_one_host_is_cut_and_what_fits_on_none_is_refused():
     chain = even_chain(8, weights=1_000_000)
     state = 4 * 8 * 1_000_000
