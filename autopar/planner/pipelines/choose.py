@@ -13,11 +13,14 @@ from ...ir.hosts import Hosts
 from ...system.process import uncollected
 from ...text import parse_bytes, seconds, size
 from .chain import Chain
+from .cuts import Cutting
 from .grid import Grid, grids
 from .options import Asked, Option, options
 from .pricing import Priced, Setup
 from .processes import Process, processes
 
+TRIES = 5
+"""Cuts that are tried for one setup until they fit: without caps, with them, and with less each time."""
 SHOWN = 40
 """Other plans that a distribution lists, at most."""
 
@@ -167,22 +170,45 @@ class _Search:
 
     def _cut(self, setup: Setup) -> Iterator[Priced]:
         """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow."""
-        cutting, times = setup.cutting, setup.option.micro_batches
-        even = cutting.even()
-        found = dict.fromkeys([self._plain(setup)] if even is None else [tuple(even), self._plain(setup)])
-        fitting = False
-        for cuts in found:
-            if self.best and (even is None or times * cutting.bottleneck(cuts) >= self.best[0]):
-                continue
+        found = [cuts for cuts in (self._even(setup), self._plain(setup)) if cuts]
+        for cuts in dict.fromkeys(found):
             priced = Priced(setup, cuts)
-            over = priced.over[0]
-            if over <= 0:
-                fitting = True
+            if not self._slow(setup.cutting, cuts, setup) and self._fits(priced):
                 yield priced
-            elif self.nearest is None or over < self.nearest[0]:
-                self.nearest = over, priced
-        if even is None and not fitting:
-            self.tried.append((str(setup.option), None))
+
+    def _even(self, setup: Setup) -> tuple[int, ...] | None:
+        """Cuts of the least bottleneck that fit; None where none are found, or they are too slow."""
+        cutting, count = setup.cutting.uncapped, setup.option.positions
+        for _ in range(TRIES):
+            cuts = cutting.even()
+            if cuts is None:
+                self.tried.append((str(setup.option), None))
+            if cuts is None or self._slow(cutting, cuts, setup):
+                return None
+            priced = Priced(setup, tuple(cuts))
+            if self._fits(priced):
+                return tuple(cuts)
+            # What only whole stages show: tied weights, messages, chunks that are not full at one moment.
+            over = [max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(priced.memory, setup.grid.caps)]
+            first = cutting.caps == setup.cutting.uncapped.caps
+            cutting = (
+                setup.cutting
+                if first
+                else cutting.less([over[s % count] / setup.option.chunks for s in range(setup.option.stages)])
+            )
+        return None
+
+    def _slow(self, cutting: Cutting, cuts: Sequence[int], setup: Setup) -> bool:
+        """True if the slowest stage alone takes as long as the best step."""
+        if not self.best:
+            return False
+        return setup.option.micro_batches * cutting.bottleneck(cuts) >= self.best[0]
+
+    def _fits(self, priced: Priced) -> bool:
+        over = priced.over[0]
+        if over > 0 and (self.nearest is None or over < self.nearest[0]):
+            self.nearest = over, priced
+        return over <= 0
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
         """Cuts by number of units."""

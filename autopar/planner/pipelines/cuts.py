@@ -9,9 +9,10 @@ stage of few units may then be the way out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .chain import Numbers
 
@@ -23,12 +24,24 @@ PRECISION = 1e-6
 class Cutting:
     """A chain to be cut. Of stage s: `spent[s]`, seconds of all units before each position; `link[s]`, seconds on the
     link behind it for a cut at each position; `held[s]`, bytes as `spent`, of which `caps[s]` may be (None: any).
+    `ties` are (bytes, uses before each position) of what is in `held` for each use, and there once in a stage.
     """
 
     spent: Sequence[Numbers]
     link: Sequence[Numbers]
     held: Sequence[Numbers]
     caps: Sequence[float | None]
+    ties: Sequence[tuple[float, NDArray[np.int64]]] = ()
+
+    @property
+    def uncapped(self) -> Cutting:
+        """The same without caps."""
+        return replace(self, caps=[None] * len(self.caps))
+
+    def less(self, nbytes: Sequence[float]) -> Cutting:
+        """The same with so many bytes less for each stage."""
+        caps = [None if cap is None else cap - own for cap, own in zip(self.caps, nbytes)]
+        return replace(self, caps=caps)
 
     def even(self) -> list[int] | None:
         """Cuts, from 0 to the number of units, of the least bottleneck within `PRECISION`; None where no stages fit."""
@@ -55,8 +68,11 @@ class Cutting:
 
     def fits(self, cuts: Sequence[int]) -> bool:
         """True if no stage holds more than it may."""
-        rows = zip(self.held, self.caps, cuts, cuts[1:])
-        return all(cap is None or held[b] - held[a] <= cap for held, cap, a, b in rows)
+        return all(
+            cap is None
+            or held[b] - held[a] - sum(n * max(0, uses[b] - uses[a] - 1) for n, uses in self.ties) <= cap
+            for held, cap, a, b in zip(self.held, self.caps, cuts, cuts[1:])
+        )
 
     def _under(self, limit: float) -> list[int] | None:
         """Cuts under a limit, or None."""
@@ -72,7 +88,11 @@ class Cutting:
             start = np.concatenate(([-1], np.maximum.accumulate(np.where(ends, places, -1))[:-1]))
             ends = (start >= 0) & (spent - spent[start] <= slack)
             if cap is not None:
-                ends &= held - held[start] <= cap
+                again = sum(
+                    (nbytes * np.maximum(uses - uses[start] - 1, 0) for nbytes, uses in self.ties),
+                    np.zeros(1),
+                )
+                ends &= held - held[start] - again <= cap
             if s + 1 < stages:
                 ends &= self.link[s] <= slack
             if not ends.any():
