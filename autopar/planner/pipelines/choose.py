@@ -13,14 +13,13 @@ from ...ir.hosts import Hosts
 from ...system.process import uncollected
 from ...text import parse_bytes, seconds, size
 from .chain import Chain
-from .cuts import Cutting
 from .grid import Grid, grids
 from .options import Asked, Option, options
 from .pricing import Priced, Setup
 from .processes import Process, processes
 
-TRIES = 5
-"""Cuts that are tried for one setup until they fit: without caps, with them, and with less each time."""
+TRIES = 4
+"""Cuts under caps that are tried for one setup until they fit, with less memory each time."""
 SHOWN = 40
 """Other plans that a distribution lists, at most."""
 
@@ -170,39 +169,42 @@ class _Search:
 
     def _cut(self, setup: Setup) -> Iterator[Priced]:
         """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow."""
-        found = [cuts for cuts in (self._even(setup), self._plain(setup)) if cuts]
-        for cuts in dict.fromkeys(found):
+        found = dict.fromkeys([*self._even(setup), self._plain(setup)])
+        fitting = False
+        for cuts in found:
             priced = Priced(setup, cuts)
-            if not self._slow(setup.cutting, cuts, setup) and self._fits(priced):
+            if not self._slow(setup, cuts) and self._fits(priced):
+                fitting = True
                 yield priced
+        if not found or (not fitting and not any(self._slow(setup, cuts) for cuts in found)):
+            self.tried.append((str(setup.option), None))
 
-    def _even(self, setup: Setup) -> tuple[int, ...] | None:
-        """Cuts of the least bottleneck that fit; None where none are found, or they are too slow."""
-        cutting, count = setup.cutting.uncapped, setup.option.positions
-        for _ in range(TRIES):
+    def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
+        """Cuts of the least bottleneck: without caps, with them, and until they fit with less each time."""
+        free, count = setup.cutting.uncapped, setup.option.positions
+        chunks = setup.option.chunks
+        cuts = free.even()
+        if cuts is None or self._slow(setup, cuts):
+            return
+        yield tuple(cuts)
+        cutting = setup.cutting
+        for _ in range(TRIES if any(cap is not None for cap in cutting.caps) else 0):
             cuts = cutting.even()
-            if cuts is None:
-                self.tried.append((str(setup.option), None))
-            if cuts is None or self._slow(cutting, cuts, setup):
-                return None
+            if cuts is None or self._slow(setup, cuts):
+                return
+            yield tuple(cuts)
             priced = Priced(setup, tuple(cuts))
-            if self._fits(priced):
-                return tuple(cuts)
-            # What only whole stages show: tied weights, messages, chunks that are not full at one moment.
+            if priced.over[0] <= 0:
+                return
+            # What only whole stages show: messages, and chunks that are not full at one moment.
             over = [max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(priced.memory, setup.grid.caps)]
-            first = cutting.caps == setup.cutting.uncapped.caps
-            cutting = (
-                setup.cutting
-                if first
-                else cutting.less([over[s % count] / setup.option.chunks for s in range(setup.option.stages)])
-            )
-        return None
+            cutting = cutting.less([over[s % count] / chunks for s in range(setup.option.stages)])
 
-    def _slow(self, cutting: Cutting, cuts: Sequence[int], setup: Setup) -> bool:
-        """True if the slowest stage alone takes as long as the best step."""
+    def _slow(self, setup: Setup, cuts: Sequence[int]) -> bool:
+        """True if the slowest stage or link alone takes as long as the best step."""
         if not self.best:
             return False
-        return setup.option.micro_batches * cutting.bottleneck(cuts) >= self.best[0]
+        return setup.option.micro_batches * setup.cutting.bottleneck(cuts) >= self.best[0]
 
     def _fits(self, priced: Priced) -> bool:
         over = priced.over[0]
