@@ -80,6 +80,13 @@ def test_a_layer_sums_its_activations_twice_and_shares_out_its_products(chain):
         assert not any(unit.divisible for unit in own if "norm" in unit.module)
 
 
+def test_what_no_backward_reads_is_not_saved(chain):
+    forward, _ = _priced(captured(*on_no_device(tied), train=False), HOSTS, 1)
+    assert forward.saved[-1] == 0 and chain.units[-1].saved_bytes == 0
+    saved = sum(unit.saved_bytes for unit in chain.units if unit.block == "layers.3")
+    assert LENGTH * HIDDEN * 4 * 8 < saved < LENGTH * HIDDEN * 4 * 24
+
+
 def test_tied_weights_are_known_by_one_key(chain):
     (nbytes, users), *others = chain.shared.values()
     assert nbytes == VOCABULARY * HIDDEN * 4 and not others

@@ -108,6 +108,22 @@ def test_more_memory_never_hurts(units, count, least, more):
     assert found[1] <= found[0] * (1 + 1e-9)
 
 
+@given(UNITS, st.integers(2, 3), st.integers(5, 40))
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_refused_that_fits_with_other_cuts(units, count, cap):
+    assume(len(units) >= count)
+    # Memory of messages is only looked at once there are cuts.
+    chain, on = chain_of([replace(unit, crossing_bytes=0.0) for unit in units]), hosts(count)
+    fixed = {"micro_batches": 4, "replicas": 1, "stages": count, "schedules": ["1f1b"]}
+    setup = Setup(chain, grids(on, processes(on), 1, count)[0], Option(1, count, 1, 4, "1f1b", 1, True), 4.0)
+    inner = itertools.combinations(range(1, len(units)), count - 1)
+    least = min(max(Priced(setup, (0, *cuts, len(units))).memory) for cuts in inner)
+    try:
+        assert max(distribution(chain, on, 4, memory=cap * 20_000, **fixed).memory) <= cap * 20_000
+    except MemoryCapError:
+        assert least > cap * 20_000
+
+
 @given(UNITS, st.integers(2, 4))
 @settings(max_examples=30, deadline=None)
 def test_the_period_of_inference_is_its_slowest_stage_or_link(units, count):
@@ -128,6 +144,13 @@ def test_unequal_hosts_get_stages_by_their_speed():
     plan = distribution(Chain("uneven", kinds, units), on, 16, stages=2, replicas=1, micro_batches=16)
     sizes = {plan.ranks[0][at]: s.stop - s.first for at, s in enumerate(plan.stages)}
     assert sizes == {"host0": 12, "host1": 4}
+
+
+def test_the_quickest_hosts_are_used_where_not_all_are():
+    costs = (RowCost(0, 3e-3), RowCost(0, 1e-3))
+    on = Hosts.declare("1 x cpu-16 + 1 x cpu-64 over ethernet-100")
+    chain = Chain("uneven", ("host0", "host1"), (Unit("u", costs, costs),))
+    assert distribution(chain, on, 1).ranks == (("host1",),)
 
 
 def test_what_does_not_fit_on_one_host_is_cut_and_what_fits_on_none_is_refused():

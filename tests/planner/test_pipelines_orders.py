@@ -38,10 +38,7 @@ def executed(schedule: str, positions: int, micro_batches: int) -> list[list[Act
     found = []
     for position in range(positions):
         stage = _Recorder(position, positions)
-        run = made.__new__(made)
-        run._stage, run._num_stages, run._n_microbatches = stage, positions, micro_batches
-        run._stage_forward_initialized = run._stage_initialized = run._has_backward = True
-        run._loss_fn, run._internal_losses, run.scale_grads = None, [], False
+        run = made(stage, micro_batches)
         run._initialize_stage = run._maybe_compute_loss = run._maybe_get_loss = lambda *_, **__: None
         run._update_losses = lambda *_: None
         run._step_microbatches([()] * micro_batches, [{}] * micro_batches)

@@ -150,20 +150,23 @@ class Chain:
         return np.array([0.0, *(unit.crossing_bytes for unit in self.units[:-1]), 0.0])
 
     @cached_property
-    def _weights(self) -> NDArray[np.int64]:
+    def weights(self) -> NDArray[np.int64]:
+        """Bytes of the parameters of all units before each position, for each unit that reads them."""
         return np.concatenate(([0], np.cumsum([sum(_bytes(unit)) for unit in self.units])))
 
     @cached_property
-    def first_weights(self) -> NDArray[np.int64]:
-        """Bytes of the parameters of all units before each position, each where it is first read."""
-        totals = self._weights.copy()
+    def uses(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Bytes of each parameter that several units read, and how many of those are before each position."""
+        found = []
         for nbytes, users in self.shared.values():
-            for user in users[1:]:
-                totals[user + 1 :] -= nbytes
-        return totals
+            counts = np.zeros(len(self.units) + 1, np.int64)
+            np.add.at(counts, [user + 1 for user in users], 1)
+            found.append((nbytes, np.cumsum(counts)))
+        return found
 
     @cached_property
-    def _buffers(self) -> NDArray[np.int64]:
+    def buffers(self) -> NDArray[np.int64]:
+        """Bytes of the state of all units before each position that is not trained."""
         return np.concatenate(([0], np.cumsum([unit.buffer_bytes for unit in self.units])))
 
     @cached_property
@@ -179,15 +182,14 @@ class Chain:
 
     def weight_bytes(self, first: int, stop: int) -> int:
         """Bytes of the trained parameters of units `first` to `stop - 1`, each tensor once."""
-        total = int(self._weights[stop] - self._weights[first])
-        for nbytes, users in self.shared.values():
-            inside = sum(first <= user < stop for user in users)
-            total -= nbytes * max(0, inside - 1)
+        total = int(self.weights[stop] - self.weights[first])
+        for nbytes, uses in self.uses:
+            total -= nbytes * max(0, int(uses[stop] - uses[first]) - 1)
         return total
 
     def buffer_bytes(self, first: int, stop: int) -> int:
         """Bytes of the state of units `first` to `stop - 1` that is not trained."""
-        return int(self._buffers[stop] - self._buffers[first])
+        return int(self.buffers[stop] - self.buffers[first])
 
 
 def _bytes(unit: Unit) -> list[int]:

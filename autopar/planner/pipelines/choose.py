@@ -18,6 +18,8 @@ from .options import Asked, Option, options
 from .pricing import Priced, Setup
 from .processes import Process, processes
 
+TRIES = 4
+"""Cuts under caps that are tried for one setup until they fit, with less memory each time."""
 SHOWN = 40
 """Other plans that a distribution lists, at most."""
 
@@ -167,22 +169,48 @@ class _Search:
 
     def _cut(self, setup: Setup) -> Iterator[Priced]:
         """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow."""
-        cutting, times = setup.cutting, setup.option.micro_batches
-        even = cutting.even()
-        found = dict.fromkeys([self._plain(setup)] if even is None else [tuple(even), self._plain(setup)])
+        found = dict.fromkeys([*self._even(setup), self._plain(setup)])
         fitting = False
         for cuts in found:
-            if self.best and (even is None or times * cutting.bottleneck(cuts) >= self.best[0]):
-                continue
             priced = Priced(setup, cuts)
-            over = priced.over[0]
-            if over <= 0:
+            if not self._slow(setup, cuts) and self._fits(priced):
                 fitting = True
                 yield priced
-            elif self.nearest is None or over < self.nearest[0]:
-                self.nearest = over, priced
-        if even is None and not fitting:
+        if not found or (not fitting and not any(self._slow(setup, cuts) for cuts in found)):
             self.tried.append((str(setup.option), None))
+
+    def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
+        """Cuts of the least bottleneck: without caps, with them, and until they fit with less each time."""
+        free, count = setup.cutting.uncapped, setup.option.positions
+        chunks = setup.option.chunks
+        cuts = free.even()
+        if cuts is None or self._slow(setup, cuts):
+            return
+        yield tuple(cuts)
+        cutting = setup.cutting
+        for _ in range(TRIES if any(cap is not None for cap in cutting.caps) else 0):
+            cuts = cutting.even()
+            if cuts is None or self._slow(setup, cuts):
+                return
+            yield tuple(cuts)
+            priced = Priced(setup, tuple(cuts))
+            if priced.over[0] <= 0:
+                return
+            # What only whole stages show: messages, and chunks that are not full at one moment.
+            over = [max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(priced.memory, setup.grid.caps)]
+            cutting = cutting.less([over[s % count] / chunks for s in range(setup.option.stages)])
+
+    def _slow(self, setup: Setup, cuts: Sequence[int]) -> bool:
+        """True if the slowest stage or link alone takes as long as the best step."""
+        if not self.best:
+            return False
+        return setup.option.micro_batches * setup.cutting.bottleneck(cuts) >= self.best[0]
+
+    def _fits(self, priced: Priced) -> bool:
+        over = priced.over[0]
+        if over > 0 and (self.nearest is None or over < self.nearest[0]):
+            self.nearest = over, priced
+        return over <= 0
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
         """Cuts by number of units."""

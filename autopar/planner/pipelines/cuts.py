@@ -1,44 +1,60 @@
-"""The places to cut a chain: the least seconds of the slowest stage or link, exact, and evenly where there is a choice.
+"""The places to cut a chain: the least seconds of the slowest stage or link, and evenly where there is a choice.
 
-A limit on all stages and links can be kept where a greedy pass that takes as many units as it may reaches the end: to
-be further on is never worse for the stages behind. So the least limit is found by bisection (Iqbal, "Approximate
-algorithms for partitioning problems", IJPP 1991; Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D
-partitioning", JPDC 2004), of which dynamic programming (PipeDream, SOSP 2019) finds the same in more time.
+The least limit that can be kept is found by bisection (Iqbal, "Approximate algorithms for partitioning problems", IJPP
+1991; Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004). A limit is tried by a
+greedy pass, which takes as many units as it may, and where that fails by dynamic programming over all positions: a
+stage of few units may then be the way out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .chain import Numbers
+
+PRECISION = 1e-6
+"""Of the least bottleneck."""
 
 
 @dataclass(frozen=True)
 class Cutting:
     """A chain to be cut. Of stage s: `spent[s]`, seconds of all units before each position; `link[s]`, seconds on the
     link behind it for a cut at each position; `held[s]`, bytes as `spent`, of which `caps[s]` may be (None: any).
+    `ties` are (bytes, uses before each position) of what is in `held` for each use, and there once in a stage.
     """
 
     spent: Sequence[Numbers]
     link: Sequence[Numbers]
     held: Sequence[Numbers]
     caps: Sequence[float | None]
+    ties: Sequence[tuple[float, NDArray[np.int64]]] = ()
+
+    @property
+    def uncapped(self) -> Cutting:
+        """The same without caps."""
+        return replace(self, caps=[None] * len(self.caps))
+
+    def less(self, nbytes: Sequence[float]) -> Cutting:
+        """The same with so many bytes less for each stage."""
+        caps = [None if cap is None else cap - own for cap, own in zip(self.caps, nbytes)]
+        return replace(self, caps=caps)
 
     def even(self) -> list[int] | None:
-        """Cuts, from 0 to the number of units, of the least bottleneck; None where no stages fit."""
+        """Cuts, from 0 to the number of units, of the least bottleneck within `PRECISION`; None where no stages fit."""
         units = len(self.spent[0]) - 1
-        low = 0.0
+        low = min(float(times[-1]) for times in self.spent) / len(self.spent)
         high = max(float(times[-1]) for times in (*self.spent, *map(np.maximum.accumulate, self.link)))
-        best = self._furthest(high)
+        best = self._under(high)
         if units < len(self.spent) or best is None:
             return None
         high = self.bottleneck(best)
-        while high - low > 1e-9 * high:
+        while high - low > PRECISION * high:
             limit = (low + high) / 2
-            cuts = self._furthest(limit)
+            cuts = self._under(limit)
             if cuts is None:
                 low = limit
             else:
@@ -52,11 +68,45 @@ class Cutting:
 
     def fits(self, cuts: Sequence[int]) -> bool:
         """True if no stage holds more than it may."""
-        rows = zip(self.held, self.caps, cuts, cuts[1:])
-        return all(cap is None or held[b] - held[a] <= cap for held, cap, a, b in rows)
+        return all(
+            cap is None
+            or held[b] - held[a] - sum(n * max(0, uses[b] - uses[a] - 1) for n, uses in self.ties) <= cap
+            for held, cap, a, b in zip(self.held, self.caps, cuts, cuts[1:])
+        )
+
+    def _under(self, limit: float) -> list[int] | None:
+        """Cuts under a limit, or None."""
+        return self._furthest(limit) or self._any(limit)
+
+    def _any(self, limit: float) -> list[int] | None:
+        """Cuts under a limit, by all positions at which each stage can end. What ends there is shortest from the last
+        position at which the stage before can end."""
+        stages, units, slack = len(self.spent), len(self.spent[0]) - 1, limit * (1 + 1e-12)
+        places = np.arange(units + 1)
+        ends, before = places == 0, []
+        for s, (spent, held, cap) in enumerate(zip(self.spent, self.held, self.caps)):
+            start = np.concatenate(([-1], np.maximum.accumulate(np.where(ends, places, -1))[:-1]))
+            ends = (start >= 0) & (spent - spent[start] <= slack)
+            if cap is not None:
+                again = sum(
+                    (nbytes * np.maximum(uses - uses[start] - 1, 0) for nbytes, uses in self.ties),
+                    np.zeros(1),
+                )
+                ends &= held - held[start] - again <= cap
+            if s + 1 < stages:
+                ends &= self.link[s] <= slack
+            if not ends.any():
+                return None
+            before.append(start)
+        if not ends[units]:
+            return None
+        cuts = [units]
+        for start in reversed(before):
+            cuts.append(int(start[cuts[-1]]))
+        return cuts[::-1]
 
     def _furthest(self, limit: float) -> list[int] | None:
-        """The latest cuts under a limit, or None."""
+        """The cuts of a greedy pass under a limit, or None."""
         stages, units = len(self.spent), len(self.spent[0]) - 1
         cuts, slack = [0], limit * (1 + 1e-12)
         for s in range(stages - 1):

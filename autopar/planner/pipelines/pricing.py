@@ -69,7 +69,8 @@ class Setup:
         crossing = chain.crossing * option.rows
         live = [self.live(at).max(axis=0) for at in range(count)]
         most = [live[s % count][s // count] for s in range(option.stages)]
-        held = self.state * chain.first_weights + option.rows * np.outer(most, chain.saved)
+        held = self.state * chain.weights + chain.buffers + option.rows * np.outer(most, chain.saved)
+        ties = [(self.state * nbytes, uses) for nbytes, uses in chain.uses]
         links: list[Numbers] = []
         for s in range(option.stages - 1):
             src, dst = s % count, (s + 1) % count
@@ -77,7 +78,9 @@ class Setup:
             each = [way.latency_s + crossing / way.bytes_per_s for way in pair] if src != dst else []
             links.append(np.maximum.reduce(each) if each else np.zeros(len(crossing)))
         caps = [self._cap(s % count) for s in range(option.stages)]
-        return Cutting([spent[self.kinds[s % count]] for s in range(option.stages)], links, list(held), caps)
+        return Cutting(
+            [spent[self.kinds[s % count]] for s in range(option.stages)], links, list(held), caps, ties
+        )
 
     def _cap(self, position: int) -> float | None:
         cap = self.grid.caps[position]

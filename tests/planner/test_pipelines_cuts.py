@@ -1,0 +1,51 @@
+"""Cuts of a chain: the least bottleneck there is, found by trying all."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.planner.pipelines.cuts import PRECISION, Cutting
+
+SECONDS = st.floats(0, 10).map(lambda s: round(s, 2))
+
+
+@st.composite
+def cuttings(draw) -> Cutting:
+    """Up to nine units in up to four stages, each with its own speed, links and perhaps a cap."""
+    units, stages = draw(st.integers(2, 9)), draw(st.integers(1, 4))
+    work = draw(st.lists(SECONDS, min_size=units, max_size=units))
+    speeds = draw(st.lists(st.sampled_from([1.0, 2.0, 3.5]), min_size=stages, max_size=stages))
+    spent = [np.concatenate(([0.0], np.cumsum(work))) * speed for speed in speeds]
+    links = [
+        np.array([0.0, *draw(st.lists(SECONDS, min_size=units - 1, max_size=units - 1)), 0.0])
+        for _ in range(stages - 1)
+    ]
+    held = np.concatenate(([0.0], np.cumsum(draw(st.lists(SECONDS, min_size=units, max_size=units)))))
+    caps = draw(st.lists(st.none() | st.floats(5, 40), min_size=stages, max_size=stages))
+    return Cutting(spent, links, [held] * stages, caps)
+
+
+@given(cuttings())
+@settings(max_examples=300, deadline=None)
+def test_no_cuts_have_a_smaller_bottleneck(cutting):
+    units, stages = len(cutting.spent[0]) - 1, len(cutting.spent)
+    all_cuts = [(0, *inner, units) for inner in combinations(range(1, units), stages - 1)]
+    fitting = [cutting.bottleneck(cuts) for cuts in all_cuts if cutting.fits(cuts)]
+    found = cutting.even()
+    if found is None:
+        assert not fitting
+        return
+    assert cutting.fits(found) and len(found) == stages + 1 and sorted(set(found)) == found
+    assert cutting.bottleneck(found) <= min(fitting) * (1 + 2 * PRECISION) + 1e-12
+
+
+def test_equal_units_are_cut_evenly():
+    spent = np.arange(13.0)
+    free, nothing = np.zeros(13), np.zeros(13)
+    cutting = Cutting([spent] * 5, [free] * 4, [nothing] * 5, [None] * 5)
+    cuts = cutting.even()
+    assert cutting.bottleneck(cuts) == 3 and min(b - a for a, b in pairwise(cuts)) == 2
