@@ -133,8 +133,10 @@ def _contestants(model: Callable[[], Any]) -> tuple[dict[str, Callable[[], Any]]
         return distribute(net, example_inputs=(x,), loss=loss, **options)
 
     count = dist.get_world_size()
-    jobs = {"planned": job(), "planned pipeline": job(stages=count, replicas=1)}
-    plan = jobs["planned pipeline"].plan
+    jobs = {"planned": job()}
+    for schedule in ("1f1b", "zero-bubble"):
+        jobs[f"planned pipeline, {schedule}"] = job(stages=count, replicas=1, schedule=schedule)
+    plan = jobs["planned pipeline, 1f1b"].plan
     ends = [len(plan.units) * i // count for i in range(count + 1)]
     even = tuple(Stage(a, b, 1, 1, 1, 1, 1) for a, b in pairwise(ends))
     names = (tuple(host.name for host in plan.hosts.hosts),)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
 
-from .stages import located
+from .stages import StageModule, located
 from .units import Units
 
 ROUNDS = 5
@@ -32,10 +35,42 @@ class Times:
 def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> list[Times]:
     """Times of all units for inputs of `units.rows` rows, in their order; gradients too if `trained`.
 
-    Each unit runs `ROUNDS` times on what the ones before it made. Buffers and random numbers are as before in the end.
+    Each unit runs `ROUNDS` times on what the ones before it made, which is then in the caches as it is not in a step.
+    So all are lengthened alike to what the model takes as a whole, unless it has no room on the device. Buffers and
+    random numbers are as before in the end.
     """
     with _as_before(units.model, device), torch.set_grad_enabled(trained):
-        return list(_times(units, inputs, device, trained))
+        found = list(_times(units, inputs, device, trained))
+        try:
+            forward_s, backward_s = _whole(units, inputs, device, trained)
+        except torch.OutOfMemoryError:
+            return found
+    longer = max(1.0, forward_s / sum(times.forward_s for times in found))
+    back = max(1.0, backward_s / (sum(times.backward_s for times in found) or math.inf))
+    return [
+        replace(times, forward_s=times.forward_s * longer, backward_s=times.backward_s * back)
+        for times in found
+    ]
+
+
+def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> tuple[float, float]:
+    """Median seconds of a forward of all units, and of its backward."""
+    stage = StageModule(units, 0, len(units.nodes), device)
+    given = {node.name: value for node, value in zip(units.inputs, inputs)}
+    state = {
+        path: _leaf(tensor, device) for path, tensor in (*stage.named_parameters(), *stage.named_buffers())
+    }
+    leaves = [tensor for tensor in state.values() if tensor.requires_grad]
+    forward, backward = [], [0.0]
+    for turn in range(ROUNDS + 1):
+        made: list[torch.Tensor] = []
+        forward.append(_seconds(lambda: made.extend(functional_call(stage, state, (), given)), device))  # noqa: B023
+        ends = [tensor for tensor in made if tensor.requires_grad]
+        if trained and ends:
+            starts = [torch.ones_like(tensor) for tensor in ends]
+            call = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
+            backward[turn:] = [_seconds(call, device)]
+    return statistics.median(forward[1:]), statistics.median(backward[1:] or backward)
 
 
 def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> Iterator[Times]:
