@@ -116,9 +116,11 @@ class Distribution:
                 )
         if ends[-1] != len(self.units):
             raise PlanError(f"the stages end with unit {ends[-1] - 1} of {len(self.units)}")
-        if self.micro_batches < 1 or self.batch < self.micro_batches * self.replicas:
+        parts = self.micro_batches * self.replicas
+        if self.micro_batches < 1 or self.batch < parts or self.batch % parts:
             raise PlanError(
-                f"{self.batch} rows cannot be {self.micro_batches} micro-batches in each of {self.replicas} replicas"
+                f"{self.batch} rows cannot be {self.micro_batches} equal micro-batches in each of {self.replicas} "
+                "replicas"
             )
         return self
 

@@ -51,6 +51,26 @@ def test_steps_are_those_of_one_process_by_one_plan(count, name, options):
     assert all(predicted > 0 for *_, predicted in found)
 
 
+def _accumulated(rank: int, options: dict) -> float:
+    """The largest difference of gradients after two steps without an update to those of one process."""
+    import autopar
+
+    model, x, y = made("gpt")
+    plain = copy.deepcopy(model)
+    for _ in range(2):
+        loss(plain(x), y).backward()
+    job = autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
+    for _ in range(2):
+        job.step(x, target=y)
+    expected = dict(plain.named_parameters(remove_duplicate=False))
+    return max(float((p.grad - expected[path].grad).abs().max()) for path, p in job.named_parameters())
+
+
+@pytest.mark.parametrize("options", [{"stages": 2, "replicas": 1}, {"stages": 1, "replicas": 2}])
+def test_gradients_add_up_until_they_are_zeroed(options):
+    assert all(difference < 1e-12 for difference in ranks(2, _accumulated, options))
+
+
 def _differs(rank: int) -> None:
     import autopar
 

@@ -88,7 +88,8 @@ def test_a_distribution_comes_back_from_its_file(tmp_path):
         ({"stages": (Stage(0, 2, 1, 1, 1, 1, 1), Stage(2, 3, 1, 1, 1, 1, 1))}, "end with unit 2 of 4"),
         ({"ranks": (("host0", "elsewhere"),)}, "no host 'elsewhere'"),
         ({"ranks": (("host0", "host1"), ("host2",))}, "same number of processes"),
-        ({"batch": 7}, "7 rows cannot be 4 micro-batches"),
+        ({"batch": 7}, "7 rows cannot be 4 equal micro-batches"),
+        ({"batch": 20}, "20 rows cannot be 4 equal"),
         ({"stages": tuple(Stage(i, i + 1, 1, 1, 1, 1, 1) for i in range(4))}, "one stage to a process"),
     ],
 )

@@ -150,15 +150,25 @@ class Distributed:
                 "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
             )
         inputs = self._inputs(args, kwargs)
-        own = self._rows(target if isinstance(target, tuple) else (target,))
-        self._targets = self._chunks(own) if self._has_last else []
+        rows = self._rows(target if isinstance(target, tuple) else (target,))
+        self._targets = self._chunks(rows) if self._has_last else []
         losses: list[torch.Tensor] = []
         marks = torch.arange(self.plan.micro_batches)
         self._spans.clear()
         began = time.perf_counter()
+        shared = [p for own in self._shared for p in own.parameters]
+        waiting = [parameter.grad for parameter in shared]
+        for parameter in shared:
+            # What waits is summed already.
+            parameter.grad = None
         if self._training is not None:
             self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
         sum_gradients(self._shared)
+        with torch.no_grad():
+            for parameter, before in zip(shared, waiting):
+                if before is not None and parameter.grad is not None:
+                    before.add_(parameter.grad)
+                    parameter.grad = before
         total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
         total = total.to(torch.float64)
         dist.all_reduce(total, group=self._group)
