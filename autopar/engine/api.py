@@ -86,7 +86,6 @@ def compile(
     (True), never (False), or once they have varied (None).
 
     The result trains as the model does: call it with grad mode on, `loss.backward()`, any torch optimizer.
-
     Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
     """
     _require_callable(model)
