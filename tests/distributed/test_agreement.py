@@ -130,7 +130,7 @@ def test_a_rank_that_differs_is_refused_on_every_rank(change, says):
         ("full", "MemoryCapError", "nothing fits; give more"),
         ("value", "ValueError", "no such schedule"),
         ("own", "PlanError", "MineError: what I say"),
-        ("no plan", "PlanError", "cannot be 0 micro-batches"),
+        ("no plan", "PlanError", "cannot be 0 equal micro-batches"),
     ],
 )
 def test_what_rank_0_cannot_plan_every_rank_raises(change, error, says):
