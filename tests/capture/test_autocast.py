@@ -35,7 +35,11 @@ def test_operators_kept_whole_are_lowered_as_eager_lowers_them(call) -> None:
     x = torch.randn(8, 8, 8)
     fast = autopar.compile(call, ["cpu"], check="always", split=None)
     with torch.autocast("cpu", torch.bfloat16):
-        found, expected = fast(x), call(x)
+        try:
+            expected = call(x)
+        except RuntimeError as error:
+            pytest.skip(f"eager itself cannot on this processor: {error}")
+        found = fast(x)
     first = found[0] if isinstance(found, tuple) else found
     reference = expected[0] if isinstance(expected, tuple) else expected
     assert first.dtype == reference.dtype
