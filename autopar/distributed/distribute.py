@@ -25,7 +25,7 @@ from .messages import gather
 from .network import found
 from .pipeline.job import Distributed
 from .pipeline.profile import Times, profile
-from .pipeline.units import Units, units
+from .pipeline.units import Units, rows_of, units
 
 log = logging.getLogger("autopar")
 
@@ -78,7 +78,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(f"schedule={schedule!r} is not known; give auto or one of {', '.join(SCHEDULES)}")
     kwargs = dict(example_kwargs or {})
     batch = tuple(example_inputs), kwargs
-    agree(lambda: described(model), group)
+    agree(lambda: described(model) | {"the batch": f"{rows_of(batch)} rows"}, group)
     _same(model, group, device)
     known = _hosts(hosts, machine, group, device)
     priced = _chain(model, batch, known, group, device, loss is not None) if plan is None else None
@@ -153,7 +153,7 @@ def _chain(
     trained: bool,
 ) -> tuple[Chain, int]:
     """The units of a model, timed by each process for itself, all at the same time; and the rows of the batch."""
-    rows = next(leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    rows = rows_of(batch)
     sizes = sorted({max(1, rows // FEW), max(1, rows // MANY)})
     captures: list[tuple[Units, list[Any]]] = []
 

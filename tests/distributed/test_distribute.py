@@ -124,6 +124,11 @@ def _refused(rank: int, options: dict) -> None:
     [
         ({"hosts": "3 x cpu over ethernet-1"}, "3 hosts are declared, and the job has 2 processes"),
         ({"schedule": "2f2b"}, "schedule='2f2b' is not known"),
+        (
+            {"example_kwargs": {"mask": torch.ones(3, 3)}},
+            r"needs the rows of the batch .* \[3, 3\]\. .* a buffer",
+        ),
+        ({"example_kwargs": {"scale": torch.tensor(2.0)}}, r"needs the rows of the batch"),
     ],
 )
 def test_what_cannot_be_distributed_is_refused(options, said):

@@ -110,12 +110,25 @@ class Units:
                     yield str(source.target), self.tensor(source)
 
 
+def rows_of(batch: Any) -> int:
+    """The size of the first axis of all tensors in the inputs of a model. Raises CaptureError where they differ."""
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    if not leaves or any(leaf.dim() == 0 or leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
+        raise CaptureError(
+            "every tensor among the inputs needs the rows of the batch along its first axis, so that micro-batches "
+            f"can be cut; got {', '.join(str(list(leaf.shape)) for leaf in leaves) or 'no tensor'}. What is the same "
+            "for all rows, such as a mask, belongs into the model, as a buffer"
+        )
+    return leaves[0].shape[0]
+
+
 def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Units:
     """Capture a model as a chain, for inputs of the size of one micro-batch.
 
     Sizes are fixed to those of the inputs. Raises CaptureError where `torch.export` cannot capture the model as one
     graph, and says what it says.
     """
+    rows = rows_of((tuple(args), dict(kwargs)))
     name = type(model).__name__
     try:
         graph = torch.export.export(model, tuple(args), dict(kwargs), strict=False).module(check_guards=False)
@@ -126,14 +139,6 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
             "with DistributedDataParallel(autopar.compile(model, devices)), which needs no graph"
         ) from error
     assert isinstance(graph, fx.GraphModule)
-    leaves = [
-        leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)
-    ]
-    if not leaves or any(leaf.dim() == 0 or leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
-        raise CaptureError(
-            f"{name}: every input needs rows along its first axis, as many in each, so that they can be cut into "
-            f"micro-batches; got {[list(leaf.shape) for leaf in leaves]}"
-        )
     anywhere = _anywhere(graph)
     chain: list[list[fx.Node]] = []
     at: dict[fx.Node, int] = {}
@@ -153,7 +158,7 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
     return Units(
-        model, graph, tuple(map(tuple, chain)), anywhere, inputs, leaves[0].shape[0], spec, at
+        model, graph, tuple(map(tuple, chain)), anywhere, inputs, rows, spec, at
     )  # fmt: skip
 
 
