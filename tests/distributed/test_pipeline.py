@@ -32,9 +32,11 @@ def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_ba
 def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices: list[str]):
     """The largest differences of losses and of weights to one process, and of the answer, after `STEPS` steps."""
     import autopar
+    from autopar.distributed.pipeline import reduction
     from autopar.distributed.pipeline.job import Distributed
     from autopar.distributed.pipeline.units import units
 
+    reduction.BUCKET_BYTES = reduction.FIRST_BUCKET_BYTES = 4096
     positions, chunks, replicas, micro_batches, schedule = shape
     model, x, y = made(name)
     plain = copy.deepcopy(model)
@@ -73,6 +75,10 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
         ("gpt", (2, 2, 1, 4, "interleaved"), []),
         ("cnn", (2, 2, 1, 4, "zero-bubble"), []),
         ("gpt", (4, 1, 1, 8, "1f1b"), []),
+        ("mlp", (1, 1, 2, 4, "gpipe"), []),
+        ("gpt", (2, 2, 2, 4, "interleaved"), []),
+        ("cnn", (2, 2, 2, 2, "zero-bubble"), []),
+        ("mlp", (1, 1, 2, 2, "1f1b"), ["cpu*2"]),
         ("cnn", (2, 1, 1, 2, "1f1b"), ["cpu*2"]),
     ],
 )
@@ -81,6 +87,32 @@ def test_fifty_steps_are_those_of_one_process(name, shape, devices):
     for losses, weights, _ in found:
         assert losses < 1e-12 and weights < 1e-11
     assert {path for *_, paths in found for path in paths} == set(made(name)[0].state_dict())
+
+
+def _begun(rank: int) -> list[int]:
+    """Messages under way when the backward comes to the first layer, for each micro-batch."""
+    from autopar.distributed.pipeline import reduction
+    from autopar.distributed.pipeline.job import Distributed
+    from autopar.distributed.pipeline.units import units
+
+    reduction.BUCKET_BYTES = reduction.FIRST_BUCKET_BYTES = 2048
+    model, x, y = made("mlp")
+    chain = units(model, (x[:4],), {})
+    plan = _plan(chain, "mlp", 1, 1, 2, 2, "1f1b")
+    job = Distributed(chain, plan, loss, None, torch.device("cpu"), lambda stage: stage)
+    found = []
+
+    def look(_: torch.Tensor) -> None:
+        found.append(sum(bucket.work is not None for queue in job._sums._early for bucket in queue))
+
+    model.layers[0].weight.register_post_accumulate_grad_hook(look)
+    job.step(x, target=y)
+    return found
+
+
+def test_sums_begin_within_the_last_backward_and_not_before():
+    for first, last in ranks(2, _begun):
+        assert first == 0 and last >= 4, "six layers, a message each"
 
 
 def _batches(rank: int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from ...errors import PlanError, RunError
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.forecast import predicted
-from .reduction import Shared, sum_gradients
+from .reduction import Shared, Sums
 from .report import explained
 from .stages import StageModule
 from .units import Units
@@ -59,18 +60,24 @@ class _Entry(nn.Module):
 
 
 class _Stage(pipelining.PipelineStage):
-    """A stage that notes when it computes."""
+    """A stage that notes when it computes, and begins sums of gradients that are final."""
 
     spans: list[Span]
+    sums: Sums
 
     def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
 
-    def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return self._noted("B", chunk, partial(super().backward_one_chunk, chunk, *args, **kwargs))
+    def backward_one_chunk(  # type: ignore[override]
+        self, chunk: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        call = partial(super().backward_one_chunk, chunk, loss, full_backward, last_backward)
+        with self.sums.backward(self.stage_index) if full_backward else nullcontext():
+            return self._noted("B", chunk, call)
 
     def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
+        with self.sums.backward(self.stage_index):
+            return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
 
     def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -115,6 +122,7 @@ class Distributed:
         self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
         for module in self.stages.values():
             module.to(device)
+        self._sums = Sums(self._shared, self.stages, plan.micro_batches)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
         self._names = tuple(node.name for node in units.inputs)
@@ -132,7 +140,7 @@ class Distributed:
             for n, entry in self._entries.items()
         ]
         for stage in built:
-            stage.spans = self._spans
+            stage.spans, stage.sums = self._spans, self._sums
         kind: Any = _SCHEDULES[self.plan.schedule]
         single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
         given = built[0] if single else built
@@ -161,9 +169,10 @@ class Distributed:
         for parameter in shared:
             # What waits is summed already.
             parameter.grad = None
+        self._sums.begin()
         if self._training is not None:
             self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
-        sum_gradients(self._shared)
+        self._sums.finish()
         with torch.no_grad():
             for parameter, before in zip(shared, waiting):
                 if before is not None and parameter.grad is not None:
@@ -312,5 +321,5 @@ def _shared(
             continue
         group = dist.new_group(members)
         if position in shared:
-            found.append(Shared(tuple(parameters), group))
+            found.append(Shared(tuple(parameters), group, len(shared) == 1))
     return found

@@ -2,57 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 BUCKET_BYTES = 25 << 20
-"""Bytes of gradients that are summed in one message, as in DistributedDataParallel."""
+FIRST_BUCKET_BYTES = 1 << 20
+"""Bytes of gradients that are summed in one message, and in the first of a group, as in DistributedDataParallel."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """Parameters that several processes hold: all of `group` sum their gradients, in this order."""
+    """Parameters that several processes hold: all of `group` sum their gradients, in this order. `whole`: each process
+    of the group has every stage of its replica that uses them."""
 
-    parameters: tuple[torch.nn.Parameter, ...]
+    parameters: tuple[nn.Parameter, ...]
     group: dist.ProcessGroup
+    whole: bool
 
 
-@torch.no_grad()
-def sum_gradients(shared: Sequence[Shared]) -> None:
-    """Sum the gradients of shared parameters over their groups, in messages of up to `BUCKET_BYTES`.
+@dataclass(eq=False)
+class _Bucket:
+    """Gradients that are summed in one message. `missing` are those that are not final yet, by id."""
 
-    A parameter without a gradient here counts as zeros; every process must have the same parameters require grad.
-    """
-    under_way = []
-    for own in shared:
-        for bucket in _buckets([p for p in own.parameters if p.requires_grad]):
-            for parameter in bucket:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            flat = torch.cat([p.grad.reshape(-1) for p in bucket if p.grad is not None])
-            under_way.append((bucket, flat, dist.all_reduce(flat, group=own.group, async_op=True)))
-    for bucket, flat, work in under_way:
-        assert work is not None
-        work.wait()
-        for parameter, summed in zip(bucket, flat.split([p.numel() for p in bucket])):
+    parameters: list[nn.Parameter]
+    group: dist.ProcessGroup
+    missing: set[int] = field(default_factory=set)
+    flat: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    work: Any = None
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Send. A parameter without a gradient here counts as zeros."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.flat = torch.cat([p.grad.reshape(-1) for p in self.parameters if p.grad is not None])
+        self.work = dist.all_reduce(self.flat, group=self.group, async_op=True)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait, and write the sums into the gradients."""
+        self.work.wait()
+        sizes = [parameter.numel() for parameter in self.parameters]
+        for parameter, summed in zip(self.parameters, self.flat.split(sizes)):
             assert parameter.grad is not None
             parameter.grad.copy_(summed.view_as(parameter.grad))
+        self.flat, self.work = torch.empty(0), None
 
 
-def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+class Sums:
+    """The sums of the gradients of one step after another, begun while the backward goes on.
+
+    A gradient is final in the last backward of the only stage that uses its parameter. Buckets are filled from the last
+    stage's last parameter on and begin in that order, the same in all processes of a group; those of parameters that
+    several stages use come after all others. Every process must have the same parameters require grad.
+    """
+
+    def __init__(self, shared: Sequence[Shared], stages: Mapping[int, nn.Module], passes: int) -> None:
+        self._passes, self._left = passes, Counter[int]()
+        users = Counter(id(p) for module in stages.values() for p in module.parameters())
+        self._early: list[list[_Bucket]] = []
+        self._late: list[_Bucket] = []
+        self._of: dict[int, list[_Bucket]] = {}
+        for own in shared:
+            trained = [p for p in own.parameters if p.requires_grad]
+            early = [p for p in reversed(trained) if own.whole and users[id(p)] == 1]
+            alone = {id(p) for p in early}
+            self._early.append(_buckets(early, own.group))
+            self._late += _buckets([p for p in trained if id(p) not in alone], own.group)
+            self._of.update((key, self._early[-1]) for key in alone)
+        self._own = {
+            number: [p for p in module.parameters() if id(p) in self._of] for number, module in stages.items()
+        }
+
+    def begin(self) -> None:
+        """Await `passes` backwards of each stage, after which its gradients are final."""
+        self._left = Counter(dict.fromkeys(self._own, self._passes))
+        for bucket in (bucket for queue in self._early for bucket in queue):
+            bucket.missing, bucket.work = {id(p) for p in bucket.parameters}, None
+
+    @contextmanager
+    def backward(self, stage: int) -> Iterator[None]:
+        """Around each backward that adds to the gradients of a stage's parameters."""
+        self._left[stage] -= 1
+        own = self._own[stage] if not self._left[stage] else []
+        hooks = [parameter.register_post_accumulate_grad_hook(self._final) for parameter in own]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # Gradients of weights that are computed apart reach no hook.
+        for parameter in own:
+            self._final(parameter)
+
+    def finish(self) -> None:
+        """Begin what is left, and wait for all."""
+        late = [bucket for queue in self._early for bucket in queue if bucket.work is None] + self._late
+        for bucket in late:
+            bucket.start()
+        for bucket in [*(bucket for queue in self._early for bucket in queue), *self._late]:
+            bucket.finish()
+
+    def _final(self, parameter: torch.Tensor) -> None:
+        queue = self._of[id(parameter)]
+        for bucket in queue:
+            bucket.missing.discard(id(parameter))
+        for bucket in queue:
+            if bucket.missing:
+                break
+            if bucket.work is None:
+                bucket.start()
+
+
+def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:
     """Parameters of one dtype and device each, in order, up to so many bytes."""
-    found: list[list[torch.nn.Parameter]] = []
+    found: list[_Bucket] = []
     size = 0
     for parameter in parameters:
         nbytes = parameter.numel() * parameter.element_size()
-        last = found[-1][-1] if found else None
+        last = found[-1].parameters[-1] if found else None
         alike = last is not None and (last.dtype, last.device) == (parameter.dtype, parameter.device)
-        if not alike or size + nbytes > BUCKET_BYTES:
-            found.append([])
+        if not alike or size + nbytes > (BUCKET_BYTES if len(found) > 1 else FIRST_BUCKET_BYTES):
+            found.append(_Bucket([], group))
             size = 0
-        found[-1].append(parameter)
+        found[-1].parameters.append(parameter)
         size += nbytes
     return found
