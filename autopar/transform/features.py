@@ -15,13 +15,17 @@ from ..ir.graph import Cut, Graph, Task, Value
 
 LINEAR = "aten.linear.default"
 EMBEDDING = "aten.embedding.default"
+CONVOLUTIONS = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
+_GROUP_NORM = "aten.group_norm."
+_BY_CHANNEL = (*CONVOLUTIONS, _GROUP_NORM, "aten._native_batch_norm_legit", "aten.batch_norm.")
+"""Tasks whose weights and statistics have the channels of their input, or groups of them, along axis 0."""
 _DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
 """Random, but each element by itself."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tasks by name: linears cut by columns, those cut by rows, and what is between.
+    """Tasks by name: linears and convolutions cut by columns, those cut by rows, and what is between.
 
     `passes` has the cut of each of `inner`. `axes` pairs each value that there is in parts, weights and biases
     included, with its axis. `embeddings` are lookups in a table that is cut by rows. Where `refusal` is not empty,
@@ -42,12 +46,13 @@ class Stretch:
         return (*self.embeddings, *self.columns, *self.inner, *self.rows)
 
 
-def stretches(graph: Graph, parts: int, learned: Collection[str]) -> list[Stretch]:
+def stretches(graph: Graph, parts: int, learned: Collection[str], *, channels: bool = False) -> list[Stretch]:
     """Disjoint stretches that can be cut into `parts` even parts, and, as refusals, why other products cannot.
 
-    `learned` are the states that gradients are wanted of. A product that begins no pair is given once more as a column
-    alone, whose parts are joined, after the refusal. Each task is in one stretch that is no refusal at most. Linear in
-    tasks, for each product the stretch that it begins.
+    `learned` are the states that gradients are wanted of. With `channels` convolutions are products too, and those in
+    groups, batch and group norms are cut by channels with their weights. A product that begins no pair is given once
+    more as a column alone, whose parts are joined, after the refusal. Each task is in one stretch that is no refusal at
+    most. Linear in tasks, for each product the stretch that it begins.
     """
     found: list[Stretch] = []
     taken: set[str] = set()
@@ -64,9 +69,9 @@ def stretches(graph: Graph, parts: int, learned: Collection[str]) -> list[Stretc
     ):
         enter(_vocabulary(graph, table, parts))
     for task in graph.tasks:
-        if not _has_weight(graph, task) or task.name in taken:
+        if not _is_product(graph, task, channels) or task.name in taken:
             continue
-        growth = _Growth(graph, parts, tainted, taken)
+        growth = _Growth(graph, parts, tainted, taken, channels)
         if not enter(growth.grown(task)):
             enter(_alone(graph, task, parts))
     return found
@@ -96,8 +101,16 @@ class _Refused(Exception):
 class _Growth:
     """A stretch in the making, from one column on."""
 
-    def __init__(self, graph: Graph, parts: int, tainted: Collection[str], taken: Collection[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        parts: int,
+        tainted: Collection[str],
+        taken: Collection[str],
+        channels: bool,
+    ) -> None:
         self.graph, self.parts, self.tainted, self.taken = graph, parts, tainted, taken
+        self.channels = channels
         self.axis: dict[str, int] = {}
         self.columns: dict[str, None] = {}
         self.rows: dict[str, None] = {}
@@ -105,12 +118,12 @@ class _Growth:
         self.todo: list[str] = []
 
     def grown(self, first: Task) -> Stretch:
-        """The stretch that a linear begins, or why there is none."""
+        """The stretch that a product begins, or why there is none."""
         try:
             self.column(first)
             while self.todo:
                 name = self.todo.pop()
-                if name in self.graph.results:
+                if name in self.graph.results and not self.written_back(name):
                     raise _Refused(f"the caller gets its output ({name!r})")
                 for reader in self.graph.readers[name]:
                     self.read(self.graph.task[reader], name)
@@ -127,17 +140,23 @@ class _Growth:
             axes=(*self.axis.items(), *weights),
         )
 
+    def written_back(self, name: str) -> bool:
+        """True for the new value of a state that is in parts as well (running statistics), and nothing else."""
+        targets = [target for made, target in self.graph.updates if made == name]
+        parted = all(self.axis.get(target) == self.axis[name] for target in targets)
+        return parted and name not in self.graph.outputs
+
     def column(self, task: Task) -> None:
-        """Cut a linear by its outputs."""
+        """Cut a product by its outputs."""
         if task.name not in self.columns:
             self.own(task)
             self.columns[task.name] = None
             (made,) = task.outputs
-            self.hold(made, len(self.graph.value[made].shape) - 1, task)
+            self.hold(made, _features(self.graph, task, made), task)
 
     def row(self, task: Task, given: str) -> None:
-        """Cut a linear by what it sums over."""
-        if self.axis[given] != len(self.graph.value[given].shape) - 1:
+        """Cut a product by what it sums over."""
+        if self.axis[given] != _features(self.graph, task, given):
             raise _Refused(f"{task.where} reads what would be cut along another axis than its features")
         if task.name not in self.rows:
             self.own(task)
@@ -168,7 +187,7 @@ class _Growth:
         """A reader of a value in parts is a row, or passes the parts through."""
         if task.name in self.inner:
             return
-        if _has_weight(self.graph, task) and task.inputs[0] == given:
+        if _is_product(self.graph, task, self.channels) and task.inputs[0] == given:
             self.row(task, given)
         elif task.random and task.target.startswith(_DROPOUTS):
             axis = self.axis[given]
@@ -184,12 +203,19 @@ class _Growth:
 
     def cut(self, task: Task, fits: Callable[[Cut], bool]) -> Cut:
         """The first way to cut a task along an axis that agrees with what is in parts already."""
-        for cut in task.cuts:
+        groups = _groups(self.graph, task) if self.channels else 1
+        by_groups = Cut((1, *(0 for _ in task.inputs[1:])), (1,))
+        for cut in (*task.cuts, *([by_groups] if groups > 1 and groups % self.parts == 0 else [])):
             pairs = zip(task.inputs, cut.inputs)
             agree = all(name not in self.axis or self.axis[name] == axis for name, axis in pairs)
             if fits(cut) and agree and all(axis is not None and axis >= 0 for axis in cut.outputs):
                 return cut
-        raise _Refused(f"{task.where} does not let parts of the features through")
+        why = (
+            f": its groups are {groups}, no multiple of {self.parts}"
+            if groups % self.parts and groups > 1
+            else ""
+        )
+        raise _Refused(f"{task.where} does not let parts of the features through{why}")
 
     def enter(self, task: Task, cut: Cut) -> None:
         """Cut a task between columns and rows; what it reads beside must be in parts too, or the same on all ranks."""
@@ -198,7 +224,7 @@ class _Growth:
         self.inner[task.name] = cut
         for name, axis in zip(task.inputs, cut.inputs):
             if axis is not None:
-                self.want(name, axis)
+                self.want(name, axis, task)
             elif name in self.tainted:
                 raise _Refused(
                     f"{task.where} reads all of {name!r}, which is learned, so that each rank would have but a part of "
@@ -208,18 +234,23 @@ class _Growth:
             assert made is not None
             self.hold(name, made, task)
 
-    def want(self, name: str, axis: int) -> None:
+    def want(self, name: str, axis: int, reader: Task) -> None:
         """Have a value in parts that a task needs beside the one it was reached by."""
         if self.axis.get(name) == axis:
             return
         producer = self.graph.producer.get(name)
+        if self.channels and by_channel(reader) and self.graph.value[name].kind == "state":
+            if self.graph.readers[name] != (reader.name,):
+                raise _Refused(f"{name!r} of {reader.where} is read by other tasks too")
+            self.axis[name] = axis
+            return
         if producer is None:
             raise _Refused(f"{name!r}, which no product makes, would have to be cut as well")
         task = self.graph.task[producer]
         if task.target == EMBEDDING:
             raise _Refused(f"{task.where} makes what would have to be cut as well")
-        if _has_weight(self.graph, task):
-            if axis != len(self.graph.value[name].shape) - 1:
+        if _is_product(self.graph, task, self.channels):
+            if axis != _features(self.graph, task, name):
                 raise _Refused(f"{task.where} would be cut along another axis than its features")
             self.column(task)
         elif task.name in self.inner or task.random:
@@ -242,6 +273,36 @@ class _Growth:
                 raise _Refused(f"{graph.task[name].where} needs its input whole")
 
 
+def by_channel(task: Task) -> bool:
+    """True for a task that may be cut by channels together with its weights, where it is no product."""
+    return task.target.startswith(_BY_CHANNEL)
+
+
+def _is_product(graph: Graph, task: Task, channels: bool) -> bool:
+    """True for a linear, and with `channels` for a convolution without groups of a batch, whose weight is state."""
+    if not channels or not task.target.startswith(CONVOLUTIONS):
+        return _has_weight(graph, task)
+    given = [graph.value[name] for name in task.inputs]
+    states = len(given) > 1 and all(value.kind == "state" for value in given[1:])
+    return states and len(given[0].shape) == len(given[1].shape) and _groups(graph, task) == 1
+
+
+def _groups(graph: Graph, task: Task) -> int:
+    """Groups that a convolution or a group norm has its channels in; 1 for all other tasks."""
+    if task.target.startswith(_GROUP_NORM) and isinstance(task.args[1], int):
+        return task.args[1]
+    shapes = [graph.value[name].shape for name in task.inputs[:2]]
+    batched = task.target.startswith(CONVOLUTIONS) and [len(shape) for shape in shapes[1:]] == [
+        len(shapes[0])
+    ]
+    return shapes[0][1] // max(1, shapes[1][1]) if batched else 1
+
+
+def _features(graph: Graph, task: Task, name: str) -> int:
+    """The axis of the features in what a product reads or makes."""
+    return 1 if task.target.startswith(CONVOLUTIONS) else len(graph.value[name].shape) - 1
+
+
 def _has_weight(graph: Graph, task: Task) -> bool:
     """True for a linear whose weight is state, and all that it reads beside its input."""
     if task.target != LINEAR or len(task.inputs) < 2 or task.inputs[0] in graph.state:
@@ -259,7 +320,7 @@ def _by_columns(task: Task) -> list[tuple[str, int]]:
 
 
 def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
-    """A linear cut by its outputs, which are joined again at once."""
+    """A product cut by its outputs, which are joined again at once."""
     rows = graph.value[task.inputs[1]].shape[0]
     shared = [name for weight in task.inputs[1:] for name in graph.readers[weight] if name != task.name]
     if shared:
@@ -267,8 +328,7 @@ def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
     if rows % parts:
         return Stretch((task.name,), refusal=f"its {rows} outputs are no multiple of {parts}")
     (made,) = task.outputs
-    axis = len(graph.value[made].shape) - 1
-    return Stretch((task.name,), axes=((made, axis), *_by_columns(task)))
+    return Stretch((task.name,), axes=((made, _features(graph, task, made)), *_by_columns(task)))
 
 
 def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:

@@ -86,6 +86,34 @@ class GPT(nn.Module):
         return self.head(self.ln(x))
 
 
+class CNN(nn.Module):
+    """Blocks with skips: batch norm, a depthwise convolution and a group norm within; then flattened channels.
+
+    What skips is in parts too where `width` can be shared, else the middle of each block alone.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+                nn.Conv2d(8, 8, 3, padding="same", groups=8), nn.GroupNorm(4, 8), nn.GELU(), nn.Conv2d(8, width, 1),
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        self.pool, self.head = (
+            nn.MaxPool2d(2),
+            nn.Sequential(nn.Linear(width * 4, 8), nn.ReLU(), nn.Linear(8, 8)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = F.relu(x + block(x))
+        return self.head(self.pool(x).flatten(1))
+
+
 class Averaged(nn.Module):
     """Code that reads how many features there are: a part of them has another number."""
 

@@ -17,25 +17,29 @@ from ...costs.roofline import Estimator
 from ...costs.work import family, work
 from ...errors import PlanError
 from ...ir.device import Link
-from ...ir.graph import Graph
+from ...ir.graph import Graph, Task
 from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
 from ...pipeline.batch_split import WORTH
 from ...pipeline.stages import present
+from ...planner.pipelines.grid import all_reduce_s
 from ...system.text import percent, seconds, table
-from ...transform.features import EMBEDDING, Stretch, narrowed, stretches
-from .ring import all_gather_s, all_reduce_s
+from ...transform.features import CONVOLUTIONS, EMBEDDING, Stretch, by_channel, narrowed, stretches
+from .ring import all_gather_s
 
 _TRAINED = 3
 """Products of a layer in a training step, for one in its forward: those of both gradients are as large."""
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
 class TensorGroup:
     """Modules by path that are split together, or why they are not.
 
-    `columns` are linears split by their outputs, `rows` by what they sum over, `embeddings` by their vocabulary; a
-    column without a row is joined at once. `dropouts` lie between columns and rows. In seconds of a step (a forward
+    `columns` are linears and convolutions split by their outputs, `rows` by what they sum over, `embeddings` by their
+    vocabulary; a column without a row is joined at once. Between columns and rows lie `channels`, norms and grouped
+    convolutions that are split by channels, and `dropouts`. In seconds of a step (a forward
     where nothing is trained): `whole_s` on one rank, `part_s` of one rank's part, `network_s` of what ranks exchange.
     `form` is what lies between a column and a row: `local` tensors of a part's size, or a `dtensor`.
     """
@@ -43,6 +47,7 @@ class TensorGroup:
     columns: tuple[str, ...]
     rows: tuple[str, ...] = ()
     embeddings: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
     whole_s: float = 0.0
     part_s: float = 0.0
@@ -54,7 +59,7 @@ class TensorGroup:
     @property
     def modules(self) -> tuple[str, ...]:
         """Paths of all modules whose weights are split."""
-        return (*self.embeddings, *self.columns, *self.rows)
+        return (*self.embeddings, *self.columns, *self.channels, *self.rows)
 
     @property
     def gain_s(self) -> float:
@@ -154,7 +159,7 @@ def tensor_plan(
     price = _Price(captured.graph, ranks, machine, link, dispatch_s, trains, ratios)
     learned = [name for name in captured.graph.state if given[name].requires_grad]
     groups: list[TensorGroup] = []
-    for stretch in stretches(captured.graph, ranks, learned):
+    for stretch in stretches(captured.graph, ranks, learned, channels=True):
         group = price.group(stretch, _wrong(model, captured, stretch))
         if groups and groups[-1].columns == group.columns and not stretch.rows and not group.embeddings:
             # What begins no pair was tried once more alone: why it begins none is said there.
@@ -213,6 +218,7 @@ class _Price:
             tuple(modules[name] for name in stretch.columns),
             tuple(modules[name] for name in stretch.rows),
             tuple(modules[name] for name in stretch.embeddings),
+            tuple(modules[name] for name in stretch.inner if by_channel(graph.task[name])),
             tuple(dict.fromkeys(modules[name] for name in stretch.inner if graph.task[name].random)),
         )
         if wrong:
@@ -233,17 +239,19 @@ class _Price:
 
     def exchanged(self, stretch: Stretch) -> Iterator[float]:
         """Seconds of each collective of a step, and of the dispatch of the layers."""
-        layers = len(stretch.rows) + len(stretch.columns) + len(stretch.embeddings)
+        inner = sum(by_channel(self.graph.task[name]) for name in stretch.inner)
+        layers = len(stretch.rows) + len(stretch.columns) + len(stretch.embeddings) + inner
         yield self.dispatch_s * layers * (2 if self.training else 1)
         graph, size = self.graph, {value.name: value.bytes for value in self.graph.values}
+        pace = self.link.latency_s, self.link.bytes_per_s
         for name in (*stretch.rows, *stretch.embeddings):
-            yield all_reduce_s(self.link, self.ranks, size[graph.task[name].outputs[0]])
+            yield all_reduce_s(self.ranks, size[graph.task[name].outputs[0]], *pace)
         for name in stretch.columns:
             task = graph.task[name]
             if not stretch.rows:
                 yield all_gather_s(self.link, self.ranks, size[task.outputs[0]])
             if self.training and task.inputs[0] not in graph.inputs:
-                yield all_reduce_s(self.link, self.ranks, size[task.inputs[0]])
+                yield all_reduce_s(self.ranks, size[task.inputs[0]], *pace)
 
 
 def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
@@ -253,11 +261,11 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
     graph = captured.graph
     for name in (*stretch.columns, *stretch.rows, *stretch.embeddings):
         task = graph.task[name]
-        kind = nn.Embedding if task.target == EMBEDDING else nn.Linear
+        kind = _kind_of(task)
         weight = task.inputs[0 if kind is nn.Embedding else 1]
         module = model.get_submodule(task.module)
         owner, key = captured.state[weight]
-        if not task.module or type(module).forward is not kind.forward:
+        if not _runs(module, kind):
             return f"{task.where} is not called by an nn.{kind.__name__} of its own"
         if module._parameters.get("weight") is not owner[key]:
             return f"the weight of {task.module} is not a parameter of its own (parametrized?)"
@@ -265,6 +273,8 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
             return f"{task.module} has padding_idx, max_norm, sparse or scale_grad_by_freq, which need the whole table"
     for name in stretch.inner:
         task = graph.task[name]
+        if by_channel(task) and (why := _wrong_channels(model, captured, task)):
+            return why
         if not task.random:
             continue
         if not isinstance(model.get_submodule(task.module), (nn.Dropout, nn.AlphaDropout)):
@@ -274,6 +284,35 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
                 f"{task.module} is also called where nothing is cut; give each place an nn.Dropout of its own"
             )
     return ""
+
+
+def _wrong_channels(model: nn.Module, captured: Captured, task: Task) -> str:
+    """Why the module of a task cannot be split by channels; "" where it can."""
+    module = model.get_submodule(task.module)
+    own = [id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())]
+    states = [captured.state[name] for name in task.inputs if captured.graph.value[name].kind == "state"]
+    kinds = (*_CONVOLUTIONS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+    if not any(_runs(module, kind) for kind in kinds) or any(
+        id(owner[key]) not in own for owner, key in states
+    ):
+        return f"{task.where} is not called by a convolution, nn.BatchNorm or nn.GroupNorm of its own"
+    alike = [
+        other for other in captured.graph.tasks if (other.module, other.target) == (task.module, task.target)
+    ]
+    return f"{task.module} is called more than once" if len(alike) > 1 else ""
+
+
+def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """True where a call of the module is that of this class, as written."""
+    return type(module).forward is kind.forward and "forward" not in vars(module)
+
+
+def _kind_of(task: Task) -> type[nn.Module]:
+    if task.target.startswith(CONVOLUTIONS):
+        return next(
+            kind for kind, target in zip(_CONVOLUTIONS, CONVOLUTIONS) if task.target.startswith(target)
+        )
+    return nn.Embedding if task.target == EMBEDDING else nn.Linear
 
 
 def _special(module: nn.Embedding) -> bool:

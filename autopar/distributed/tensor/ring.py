@@ -16,17 +16,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from ...errors import DeviceError
 from ...ir.device import Link
 from ...ir.hosts import Host, Hosts, compute_devices
+from ...planner.pipelines.grid import all_reduce_s
 
 Network: TypeAlias = "Hosts | Link | str | None"
 
 _SMALL, _LARGE = 16, 1 << 20
 """Features of a rank of the pair whose dispatch is timed, and elements of the message whose rate is."""
 _TIMES = 9
-
-
-def all_reduce_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds of a sum over ranks in a ring: twice `ranks - 1` messages of one rank's share of the bytes each."""
-    return 2 * (ranks - 1) * (link.latency_s + nbytes / ranks / link.bytes_per_s)
 
 
 def all_gather_s(link: Link, ranks: int, nbytes: float) -> float:
@@ -66,13 +62,22 @@ def _within(host: Host) -> Link:
 
 
 def measured_link(mesh: DeviceMesh) -> Link:
-    """The link over a group of processes by its all-reduce of one element and of 4 MiB; all ranks must call it."""
+    """The link that makes `all_reduce_s` what sums of one element and of 4 MiB take a group; all ranks must call it.
+
+    Collectives, not messages between two as `distributed/network` measures: all ranks of one host send at once.
+    """
     ranks, group = mesh.size(), mesh.get_group()
     message = torch.zeros(_LARGE, device=mesh.device_type)
     short = _median(lambda: dist.all_reduce(message[:1], group=group))
     long = _median(lambda: dist.all_reduce(message, group=group))
-    hops = 2 * (ranks - 1)
-    return Link("rank", "rank", short / hops, hops / ranks * message.nbytes / max(1e-9, long - short), None)
+    once = all_reduce_s(ranks, message.nbytes, 0.0, 1.0)
+    return Link(
+        "rank",
+        "rank",
+        short / all_reduce_s(ranks, 1.0, 1.0, float("inf")),
+        once / max(1e-9, long - short),
+        None,
+    )
 
 
 def measured_dispatch(mesh: DeviceMesh) -> float:

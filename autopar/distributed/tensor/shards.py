@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from .channels import ByChannels, Role, convolves
 from .plan import TensorGroup
 from .random_numbers import draw_apart
 
@@ -45,6 +46,12 @@ class Shards:
                 else ColwiseParallel(output_layouts=Replicate())
             )
         styles.update((path, RowwiseParallel()) for path in group.rows)
+        styles.update((path, ByChannels("inner")) for path in group.channels)
+        column: Role = "column" if group.rows else "joined"
+        for paths, role in ((group.columns, column), (group.rows, "row")):
+            styles.update(
+                (path, ByChannels(role)) for path in paths if convolves(self.model.get_submodule(path))
+            )
         styles.update((path, RowwiseParallel(input_layouts=Replicate())) for path in group.embeddings)
         if group.form == "dtensor":
             _attend_by_heads()
@@ -52,6 +59,9 @@ class Shards:
         for path, style in styles.items():
             module = self.model.get_submodule(path)
             whole = self._keep(module)
+            if isinstance(style, ByChannels):
+                parallelize_module(module, self.mesh, style)
+                continue
             parallelize_module(module, self.mesh, style)
             for name, parameter in whole.items():
                 if parameter is not None:
@@ -67,13 +77,14 @@ class Shards:
             for name, value in state.items():
                 getattr(module, name).clear()
                 getattr(module, name).update(value)
+            module.__dict__.pop("forward", None)
             # Set by `distribute_module`, which refuses a module twice.
             module.__dict__.pop("_distribute_module_applied", None)
         self.before.clear()
 
     def _keep(self, module: nn.Module) -> dict[str, nn.Parameter | None]:
         """Note a module's parameters and hooks; its parameters."""
-        state = {name: dict(getattr(module, name)) for name in ("_parameters", *_HOOKS)}
+        state = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", *_HOOKS)}
         self.before.setdefault(module, state)
         return state["_parameters"]
 

@@ -21,6 +21,7 @@ from ...ir.hosts import Hosts
 from ...ir.machine import Machine
 from ...ir.serialize import decode, encode
 from .answers import Answers
+from .channels import convolves
 from .plan import TensorGroup, TensorPlan, tensor_plan
 from .random_numbers import agree_on_random
 from .ring import measured_dispatch, measured_link, slowest_link
@@ -196,7 +197,8 @@ def _applied(
 def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: Answers) -> tuple[str, str]:
     """The form in which a group gives the answers of the plain model, or "" and why it does in none."""
     reasons = []
-    for form in ("local", "dtensor") if group.rows else ("local",):
+    linear = not group.channels and not any(convolves(model.get_submodule(path)) for path in group.modules)
+    for form in ("local", "dtensor") if group.rows and linear else ("local",):
         shards = Shards(model, mesh)
         shards.split(replace(group, form=form))
         why = answers.differ()

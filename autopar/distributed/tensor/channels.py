@@ -1,0 +1,85 @@
+"""Convolutions and norms by channels over ranks, for which `torch.distributed.tensor.parallel` has no style.
+
+Weights are DTensors, so that optimizers and checkpoints take them as those of linears; what is computed are local
+tensors, for DTensor's convolution is split along space, not channels.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+Role: TypeAlias = Literal["column", "joined", "inner", "row"]
+
+
+class ByChannels(ParallelStyle):
+    """Split a convolution, a batch norm or a group norm by channels, in place.
+
+    A `column` has a part of its outputs of all inputs, `joined` too, which gives all ranks the whole at once; `inner`
+    has its channels, or groups of them, of inputs and outputs; a `row` adds up the parts of what it sums over.
+    """
+
+    def __init__(self, role: Role) -> None:
+        super().__init__()
+        self.role = role
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, parameter in module.named_parameters(recurse=False):
+            place = Shard(0) if self.role != "row" else Shard(1) if name == "weight" else Replicate()
+            tensor = distribute_tensor(parameter, device_mesh, [place])
+            module.register_parameter(name, nn.Parameter(tensor, parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dim():
+                module._buffers[name] = distribute_tensor(buffer, device_mesh, [Shard(0)])
+        grouped = ("groups", "num_groups") if self.role == "inner" else ()
+        part = {
+            name: getattr(module, name) // device_mesh.size() for name in grouped if hasattr(module, name)
+        }
+        module.forward = partial(_forward, module, role=self.role, mesh=device_mesh, part=part)
+        return module
+
+
+def convolves(module: nn.Module) -> bool:
+    """True for a convolution."""
+    return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+
+
+def _forward(
+    module: nn.Module, given: torch.Tensor, *, role: Role, mesh: DeviceMesh, part: dict[str, int]
+) -> Any:
+    """The module's own forward, with this rank's part of its weights and buffers in their place."""
+    weights = {name: _local(tensor) for name, tensor in module._parameters.items()}
+    bias = weights.get("bias")
+    if role == "row":
+        weights["bias"] = None
+    elif role != "inner":
+        # Backward adds up what the ranks' channels say of the input.
+        whole = DTensor.from_local(given, mesh, [Replicate()], run_check=False)
+        given = whole.to_local(grad_placements=[Partial()])
+    buffers = {name: _local(tensor) for name, tensor in module._buffers.items()}
+    state = {"_parameters": weights, "_buffers": buffers, **part}
+    before = {name: vars(module)[name] for name in state}
+    vars(module).update(state)
+    try:
+        made = type(module).forward(module, given)
+    finally:
+        vars(module).update(before)
+    if role in ("row", "joined"):
+        place = Partial() if role == "row" else Shard(1)
+        made = (
+            DTensor.from_local(made, mesh, [place], run_check=False)
+            .redistribute(mesh, [Replicate()])
+            .to_local()
+        )
+    # Once, not with each summand.
+    return made if role != "row" or bias is None else made + bias.view(-1, *[1] * (made.dim() - 2))
+
+
+def _local(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
