@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..engine import api
-from ..runtime import trial
 from .case import Case, Entrant, tensors
-from .rivals import EAGER, Rival
+from .rivals import EAGER, Rival, tried
 
 RATE = 1e-2
 """Learning rate of SGD."""
@@ -75,8 +74,7 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         for _ in range(SETTLING):
             step(*case.args)
         step.wait()
-        for _ in range(2 * trial.CALLS):
-            step(*case.args)
+        tried(lambda: step(*case.args))
         model.load_state_dict(first)
     return _entrant(model, lambda: step(*case.args), step.close)
 

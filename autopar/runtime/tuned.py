@@ -15,7 +15,7 @@ import torch
 
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from . import trial
+from . import trial as judged
 from .executor import Executor
 from .trial import Trial
 from .watch import Watch
@@ -70,7 +70,8 @@ class TunedExecutor:
     """Runs `plain`, the eager program, until `choose` has found a faster arrangement of the same plan, and again as
     soon as weights change that its kernels have folded.
 
-    What is chosen serves in turns with eager at first (`trial`), and no longer where it is slower in these calls.
+    What is chosen serves in turns with eager at first (`trial`), and no longer where it is slower in these calls; so
+    again after it has served for a while (`trial.AGAIN`).
 
     `choose` works in a thread of its own after `AFTER` calls, and once more that many calls after a change. A call
     waits for no compiler; while arrangements are timed, it waits for at most one block of calls (`turn`).
@@ -82,6 +83,8 @@ class TunedExecutor:
         self.chosen: Arrangement | None = None
         self._stale: Arrangement | None = None
         self._trial: Trial | None = None
+        self._trials, self._until = 0, 0
+        """Trials that were passed, and calls until the next; negative where none is to come."""
         self._calls = 0
         self._seen: Sequence[Any] | None = None
         """The inputs of the last call, as long as there were too few of them to compile for."""
@@ -103,6 +106,9 @@ class TunedExecutor:
             return self._in_turn(self._trial, inputs)
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
+            self._until -= 1
+            if not self._until:
+                self._trial = Trial()
             return chosen.executor(inputs)
         with self.turn:
             made = self.plain(inputs)
@@ -123,7 +129,10 @@ class TunedExecutor:
         trial.note(kernels, time.perf_counter() - began)
         if trial.over and self._trial is trial:
             self._trial = None
-            if trial.ratio > 1:
+            if trial.ratio <= 1 - judged.WORTH:
+                self._until = judged.AGAIN[self._trials] if self._trials < len(judged.AGAIN) else -1
+                self._trials += 1
+            elif self.chosen is chosen:
                 self.chosen = None
                 self._choose.refute(chosen.name, trial.ratio)
                 log.info(
@@ -203,7 +212,8 @@ class TunedExecutor:
         try:
             with torch.no_grad():
                 chosen = self._choose(examples, self)
-            self._trial = Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
+            self._trials, self._until = 0, -1
+            self._trial = Trial() if chosen and judged.CALLS and self._choose.wanted == "auto" else None
             self.chosen = chosen
             self._stale = None
         except Changed:

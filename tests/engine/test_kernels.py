@@ -186,6 +186,7 @@ class Slow(Folding):
 def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Slow(), fastest="folding")
     monkeypatch.setattr(trial, "CALLS", 4)
+    monkeypatch.setattr(trial, "SPAN_S", 0.0)
     model, x = mlp(), torch.randn(5, 8)
     fast = compiled(model, x)
     assert chosen(fast) == "folding"
@@ -195,6 +196,36 @@ def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: 
     # Another process does not build them.
     again = compiled(mlp(), x)
     assert chosen(again) == "eager"
+
+
+def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Folding(), fastest="folding")
+    monkeypatch.setattr(trial, "AGAIN", (3,))
+    model, x = mlp(), torch.randn(5, 8)
+    fast = compiled(model, x)
+    (executor,) = fast._placement.backend.tuned()
+    fast(x)
+    executor._trial = trial.Trial()
+    monkeypatch.setattr(trial.Trial, "over", True)
+    monkeypatch.setattr(trial.Trial, "ratio", 0.5)
+    executor([x])
+    assert chosen(fast) == "folding" and executor._trial is None
+    for _ in range(3):
+        assert executor._trial is None
+        executor([x])
+    assert executor._trial is not None
+    monkeypatch.setattr(trial.Trial, "ratio", 1.0)
+    torch.testing.assert_close(executor([x])[0], model(x))
+    assert chosen(fast) == "eager"
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_few_short_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch, longer: bool) -> None:
+    monkeypatch.setattr(trial, "CALLS", 20)
+    short, seconds = trial.Trial(), trial.SPAN_S / (10 if longer else 1e6)
+    for call in range(4 * trial.RUN * trial.CALLS):
+        short.note(short.kernels_next, seconds * (1 + call % 2))
+    assert short.over == longer
 
 
 def test_weights_that_change_during_the_trial_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,11 +83,12 @@ def _bags(
     """The bags are the rows of `indices` where `offsets` is None."""
     if offsets is None:
         rows, length = indices.shape
-        offsets = torch.arange(0, rows * length, max(1, length), device=indices.device)[:rows]
+        offsets = torch.arange(0, rows * length, max(1, length), device=indices.device)
         indices = indices.reshape(-1)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
-    out: Tensor = _aten.embedding_bag.padding_idx(
+    # Torch's own binding, which takes these for the overload `padding_idx`: 26 bags are as many calls.
+    out: Tensor = torch.embedding_bag(
         weight,
         indices,
         offsets,
