@@ -58,7 +58,11 @@ def test_dtypes_are_eagers(make, where, training) -> None:
     fast = autopar.compile(model, machine(), policy=in_turn, split=None, check="always")
     x = torch.randn(2, 2, 5, 8).to(where)
     with torch.set_grad_enabled(training), torch.autocast(torch.device(where).type, torch.bfloat16):
-        found, expected = fast(x), eager(x)
+        try:
+            expected = eager(x)
+        except RuntimeError as fault:
+            pytest.skip(f"eager itself cannot on this processor: {fault}")
+        found = fast(x)
         flat, reference = (out if isinstance(out, tuple) else (out,) for out in (found, expected))
         assert [out.dtype for out in flat] == [out.dtype for out in reference]
         assert error(flat, reference) < 5e-2
