@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -15,9 +16,8 @@ import torch
 
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from . import trial as judged
+from . import trial
 from .executor import Executor
-from .trial import Trial
 from .watch import Watch
 
 log = logging.getLogger("autopar")
@@ -82,9 +82,9 @@ class TunedExecutor:
         self.turn = threading.RLock()
         self.chosen: Arrangement | None = None
         self._stale: Arrangement | None = None
-        self._trial: Trial | None = None
-        self._trials, self._until = 0, 0
-        """Trials that were passed, and calls until the next; negative where none is to come."""
+        self._trial: trial.Trial | None = None
+        self._passed, self._until = 0, math.inf
+        """Trials that were passed, and calls until the next."""
         self._calls = 0
         self._seen: Sequence[Any] | None = None
         """The inputs of the last call, as long as there were too few of them to compile for."""
@@ -107,17 +107,17 @@ class TunedExecutor:
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
             self._until -= 1
-            if not self._until:
-                self._trial = Trial()
+            if self._until <= 0:
+                self._until, self._trial = math.inf, trial.Trial()
             return chosen.executor(inputs)
         with self.turn:
             made = self.plain(inputs)
         self._after(inputs, chosen)
         return made
 
-    def _in_turn(self, trial: Trial, inputs: Sequence[Any]) -> list[Any]:
+    def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
         """A call by kernels or by eager, whose turn it is; the quicker of the two stays after enough of them."""
-        began, chosen, kernels = time.perf_counter(), self.chosen, trial.kernels_next
+        began, chosen, kernels = time.perf_counter(), self.chosen, current.kernels_next
         if chosen is None or not chosen.fresh:
             self._trial = None
             return self(inputs)
@@ -126,19 +126,19 @@ class TunedExecutor:
         else:
             with self.turn:
                 made = self.plain(inputs)
-        trial.note(kernels, time.perf_counter() - began)
-        if trial.over and self._trial is trial:
+        current.note(kernels, time.perf_counter() - began)
+        if current.over and self._trial is current:
             self._trial = None
-            if trial.ratio <= 1 - judged.WORTH:
-                self._until = judged.AGAIN[self._trials] if self._trials < len(judged.AGAIN) else -1
-                self._trials += 1
+            if current.ratio <= 1 - trial.WORTH:
+                self._until = trial.AGAIN[self._passed] if self._passed < len(trial.AGAIN) else math.inf
+                self._passed += 1
             elif self.chosen is chosen:
                 self.chosen = None
-                self._choose.refute(chosen.name, trial.ratio)
+                self._choose.refute(chosen.name, current.ratio)
                 log.info(
                     "%s: %.2f of eager's time in the caller's own calls, eager serves",
                     chosen.name,
-                    trial.ratio,
+                    current.ratio,
                 )
         return made
 
@@ -212,8 +212,8 @@ class TunedExecutor:
         try:
             with torch.no_grad():
                 chosen = self._choose(examples, self)
-            self._trials, self._until = 0, -1
-            self._trial = Trial() if chosen and judged.CALLS and self._choose.wanted == "auto" else None
+            self._passed, self._until = 0, math.inf
+            self._trial = trial.Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
             self.chosen = chosen
             self._stale = None
         except Changed:
