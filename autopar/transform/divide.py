@@ -53,7 +53,7 @@ def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
         home=True,
         phase="backward",
     )
-    later = _depending(graph, tangents)
+    later = depending(graph, tangents)
     ahead = [task for task in graph.tasks if later.isdisjoint(task.outputs) and later.isdisjoint(task.inputs)]
     known = {task.name for task in ahead}
     behind = [task for task in graph.tasks if task.name not in known]
@@ -155,17 +155,17 @@ def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
 
 def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
     """For each gradient whether one of the `live` tangents reaches it; one that is made of none is always there."""
-    found, made_up = _depending(backward, live), constants(backward, tangents)
+    found, made_up = depending(backward, live), constants(backward, tangents)
     return tuple(name in found or name in made_up for name in backward.outputs)
 
 
 def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
     """Gradients that depend on no tangent, as those that a custom backward makes up (of an auxiliary loss, say)."""
-    return {*backward.outputs} - _depending(backward, tangents)
+    return {*backward.outputs} - depending(backward, tangents)
 
 
-def _depending(graph: Graph, names: Iterable[str]) -> set[str]:
-    """These values, and all that are made of them."""
+def depending(graph: Graph, names: Iterable[str]) -> set[str]:
+    """These values, by name, and all that are made of them."""
     found = {*names}
     for task in graph.tasks:
         if not found.isdisjoint(task.inputs):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from ..ir.graph import Cut, Graph, Task, Value
+from .divide import depending
 
 LINEAR = "aten.linear.default"
 EMBEDDING = "aten.embedding.default"
@@ -56,7 +57,7 @@ def stretches(graph: Graph, parts: int, learned: Collection[str], *, channels: b
     """
     found: list[Stretch] = []
     taken: set[str] = set()
-    tainted = _depending(graph, learned)
+    tainted = depending(graph, learned)
 
     def enter(stretch: Stretch) -> bool:
         found.append(stretch)
@@ -346,12 +347,3 @@ def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:
     return Stretch(
         tuple(task.name for task in heads), embeddings=lookups, axes=((table, 0), *made), refusal=refusal
     )
-
-
-def _depending(graph: Graph, names: Collection[str]) -> frozenset[str]:
-    """These values, and all that are made of them."""
-    found = {*names}
-    for task in graph.tasks:
-        if not found.isdisjoint(task.inputs):
-            found.update(task.outputs)
-    return frozenset(found)

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Role: TypeAlias = Literal["column", "joined", "inner", "row"]
 
 
@@ -43,11 +44,6 @@ class ByChannels(ParallelStyle):
         }
         module.forward = partial(_forward, module, role=self.role, mesh=device_mesh, part=part)
         return module
-
-
-def convolves(module: nn.Module) -> bool:
-    """True for a convolution."""
-    return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
 def _forward(

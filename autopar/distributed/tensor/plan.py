@@ -24,13 +24,13 @@ from ...pipeline.batch_split import WORTH
 from ...pipeline.stages import present
 from ...planner.pipelines.grid import all_reduce_s
 from ...system.text import percent, seconds, table
-from ...transform.features import CONVOLUTIONS, EMBEDDING, Stretch, by_channel, narrowed, stretches
+from ...transform.features import CONVOLUTIONS as TARGETS
+from ...transform.features import EMBEDDING, Stretch, by_channel, narrowed, stretches
+from .channels import CONVOLUTIONS
 from .ring import all_gather_s
 
 _TRAINED = 3
 """Products of a layer in a training step, for one in its forward: those of both gradients are as large."""
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _wrong_channels(model: nn.Module, captured: Captured, task: Task) -> str:
     module = model.get_submodule(task.module)
     own = [id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())]
     states = [captured.state[name] for name in task.inputs if captured.graph.value[name].kind == "state"]
-    kinds = (*_CONVOLUTIONS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+    kinds = (*CONVOLUTIONS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
     if not any(_runs(module, kind) for kind in kinds) or any(
         id(owner[key]) not in own for owner, key in states
     ):
@@ -308,10 +308,9 @@ def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _kind_of(task: Task) -> type[nn.Module]:
-    if task.target.startswith(CONVOLUTIONS):
-        return next(
-            kind for kind, target in zip(_CONVOLUTIONS, CONVOLUTIONS) if task.target.startswith(target)
-        )
+    for kind, target in zip(CONVOLUTIONS, TARGETS):
+        if task.target.startswith(target):
+            return kind
     return nn.Embedding if task.target == EMBEDDING else nn.Linear
 
 

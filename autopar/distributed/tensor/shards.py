@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .channels import ByChannels, Role, convolves
+from .channels import CONVOLUTIONS, ByChannels
 from .plan import TensorGroup
 from .random_numbers import draw_apart
 
@@ -40,18 +40,15 @@ class Shards:
         """Split the modules of a group. Weights that several of them share stay shared."""
         styles: dict[str, ParallelStyle] = {}
         for path in group.columns:
-            styles[path] = (
-                ColwiseParallel(use_local_output=group.form == "local")
-                if group.rows
-                else ColwiseParallel(output_layouts=Replicate())
-            )
-        styles.update((path, RowwiseParallel()) for path in group.rows)
+            if self._convolves(path):
+                styles[path] = ByChannels("column" if group.rows else "joined")
+            elif group.rows:
+                styles[path] = ColwiseParallel(use_local_output=group.form == "local")
+            else:
+                styles[path] = ColwiseParallel(output_layouts=Replicate())
+        for path in group.rows:
+            styles[path] = ByChannels("row") if self._convolves(path) else RowwiseParallel()
         styles.update((path, ByChannels("inner")) for path in group.channels)
-        column: Role = "column" if group.rows else "joined"
-        for paths, role in ((group.columns, column), (group.rows, "row")):
-            styles.update(
-                (path, ByChannels(role)) for path in paths if convolves(self.model.get_submodule(path))
-            )
         styles.update((path, RowwiseParallel(input_layouts=Replicate())) for path in group.embeddings)
         if group.form == "dtensor":
             _attend_by_heads()
@@ -59,9 +56,6 @@ class Shards:
         for path, style in styles.items():
             module = self.model.get_submodule(path)
             whole = self._keep(module)
-            if isinstance(style, ByChannels):
-                parallelize_module(module, self.mesh, style)
-                continue
             parallelize_module(module, self.mesh, style)
             for name, parameter in whole.items():
                 if parameter is not None:
@@ -81,6 +75,9 @@ class Shards:
             # Set by `distribute_module`, which refuses a module twice.
             module.__dict__.pop("_distribute_module_applied", None)
         self.before.clear()
+
+    def _convolves(self, path: str) -> bool:
+        return isinstance(self.model.get_submodule(path), CONVOLUTIONS)
 
     def _keep(self, module: nn.Module) -> dict[str, nn.Parameter | None]:
         """Note a module's parameters and hooks; its parameters."""

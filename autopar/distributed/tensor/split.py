@@ -21,7 +21,7 @@ from ...ir.hosts import Hosts
 from ...ir.machine import Machine
 from ...ir.serialize import decode, encode
 from .answers import Answers
-from .channels import convolves
+from .channels import CONVOLUTIONS
 from .plan import TensorGroup, TensorPlan, tensor_plan
 from .random_numbers import agree_on_random
 from .ring import measured_dispatch, measured_link, slowest_link
@@ -197,7 +197,9 @@ def _applied(
 def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: Answers) -> tuple[str, str]:
     """The form in which a group gives the answers of the plain model, or "" and why it does in none."""
     reasons = []
-    linear = not group.channels and not any(convolves(model.get_submodule(path)) for path in group.modules)
+    linear = not group.channels and not any(
+        isinstance(model.get_submodule(path), CONVOLUTIONS) for path in group.modules
+    )
     for form in ("local", "dtensor") if group.rows and linear else ("local",):
         shards = Shards(model, mesh)
         shards.split(replace(group, form=form))
