@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,14 +71,14 @@ class Sums:
         users = Counter(id(p) for module in stages.values() for p in module.parameters())
         self._early: list[list[_Bucket]] = []
         self._late: list[_Bucket] = []
-        self._of: dict[int, list[_Bucket]] = {}
+        self._of: dict[int, tuple[_Bucket, list[_Bucket]]] = {}
         for own in shared:
             trained = [p for p in own.parameters if p.requires_grad]
             early = [p for p in reversed(trained) if own.whole and users[id(p)] == 1]
-            alone = {id(p) for p in early}
-            self._early.append(_buckets(early, own.group))
-            self._late += _buckets([p for p in trained if id(p) not in alone], own.group)
-            self._of.update((key, self._early[-1]) for key in alone)
+            queue = _buckets(early, own.group)
+            self._of |= {id(p): (bucket, queue) for bucket in queue for p in bucket.parameters}
+            self._early.append(queue)
+            self._late += _buckets([p for p in trained if id(p) not in self._of], own.group)
         self._own = {
             number: [p for p in module.parameters() if id(p) in self._of] for number, module in stages.items()
         }
@@ -112,12 +113,9 @@ class Sums:
             bucket.finish()
 
     def _final(self, parameter: torch.Tensor) -> None:
-        queue = self._of[id(parameter)]
-        for bucket in queue:
-            bucket.missing.discard(id(parameter))
-        for bucket in queue:
-            if bucket.missing:
-                break
+        own, queue = self._of[id(parameter)]
+        own.missing.discard(id(parameter))
+        for bucket in itertools.takewhile(lambda bucket: not bucket.missing, queue):
             if bucket.work is None:
                 bucket.start()
 
