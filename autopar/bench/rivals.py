@@ -62,9 +62,9 @@ def autopar(case: Case) -> Entrant:
 
 
 def tried(call: Callable[[], object]) -> None:
-    """Call as often, and for as long, as kernels are on trial in the caller's own calls."""
+    """Call as often, and for as long, as kernels, and then the placed model, are on trial in the caller's own calls."""
     began, calls = time.perf_counter(), 0
-    while calls < 4 * trial.CALLS or time.perf_counter() - began < 4 * trial.SPAN_S:
+    while calls < 6 * trial.CALLS or time.perf_counter() - began < 8 * trial.SPAN_S:
         call()
         calls += 1
 

@@ -24,6 +24,7 @@ from ..pipeline.stages import Prepared
 from ..runtime.recording import Recording
 from .backend import Backend
 from .classes import sharing
+from .direct import Direct
 from .model_check import judge
 from .tune import CALLS, ROUNDS, Tuned, tuned
 
@@ -47,6 +48,7 @@ class Placement:
         self.backend = Backend(machine, options, root, given, positional(model))
         self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
+        self.direct = Direct(model, self.backend) if Direct.fits(self.backend) else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer."""
@@ -106,7 +108,11 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model, computed as planned for these arguments."""
-        return self._placement.call(*args, **kwargs)
+        placement = self._placement
+        direct = placement.direct
+        if direct is None or torch.compiler.is_dynamo_compiling():
+            return placement.call(*args, **kwargs)
+        return direct(placement.call, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments without running."""
@@ -153,13 +159,14 @@ class Compiled:
         """
         from ..view import explain
 
-        backend = self._placement.backend
+        backend, direct = self._placement.backend, self._placement.direct
         _, ready = backend.ready()
         if isinstance(ready, Prepared) and backend.options.explains(backend.machine):
             ready.measure()
         timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        return explain(ready.plan, measured, ready.single_s, backend.notes())
+        notes = [*backend.notes(), *(direct.notes() if direct else [])]
+        return explain(ready.plan, measured, ready.single_s, notes)
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the placed graph as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""

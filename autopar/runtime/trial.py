@@ -1,8 +1,10 @@
-"""`Trial`: kernels and eager in turns in the caller's own calls, where the race that chose them may have misled."""
+"""`Trial`: a candidate and eager in turns in the caller's own calls; `Tenure`: how long the winner serves."""
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 
 CALLS = 20
 """Counted calls of each; 0 for no trial."""
@@ -15,40 +17,60 @@ RUN = 5
 other's threads may spin."""
 WORTH = 0.03
 """Share of eager's seconds that kernels must save to stay."""
-AGAIN = (100, 1000, 10000)
-"""Calls served by kernels after which another trial is held, one number after the other."""
+AGAIN = ((100, 3.0), (1000, 30.0), (10000, 300.0))
+"""Calls, and seconds, after which the winner is tried again, one pair after the other."""
 
 
 class Trial:
-    """Seconds of the caller's calls, by whether kernels or eager served them."""
+    """Seconds of the caller's calls, by whether the candidate (kernels, a placed model) or eager served them."""
 
     def __init__(self) -> None:
-        self._kernels: list[float] = []
+        self._candidate: list[float] = []
         self._eager: list[float] = []
         self._served = 0
 
     @property
-    def kernels_next(self) -> bool:
-        """True if kernels are to serve the next call."""
+    def candidate_next(self) -> bool:
+        """True if the candidate is to serve the next call."""
         return self._served // RUN % 2 == 0
 
-    def note(self, kernels: bool, seconds: float) -> None:
+    def note(self, candidate: bool, seconds: float) -> None:
         """Count a call; not the first of a turn."""
         if self._served % RUN:
-            (self._kernels if kernels else self._eager).append(seconds)
+            (self._candidate if candidate else self._eager).append(seconds)
         self._served += 1
 
     @property
     def over(self) -> bool:
-        """True if there were enough calls of each."""
-        least = min(len(self._kernels), len(self._eager))
+        """True if there were enough calls of each, at the end of a turn."""
+        if self._served % RUN:
+            return False
+        least = min(len(self._candidate), len(self._eager))
         if least >= CALLS:
-            return min(sum(self._kernels), sum(self._eager)) >= SPAN_S
+            return min(sum(self._candidate), sum(self._eager)) >= SPAN_S
         return least >= CLEAR and (
-            max(self._kernels) < min(self._eager) or max(self._eager) < min(self._kernels)
+            max(self._candidate) < min(self._eager) or max(self._eager) < min(self._candidate)
         )
 
     @property
     def ratio(self) -> float:
-        """The median call of the kernels ÷ that of eager."""
-        return statistics.median(self._kernels) / statistics.median(self._eager)
+        """The median call of the candidate ÷ that of eager."""
+        return statistics.median(self._candidate) / statistics.median(self._eager)
+
+
+class Tenure:
+    """The calls of a winner until it is tried again."""
+
+    def __init__(self) -> None:
+        self._terms = iter(AGAIN)
+        self._left, self._until = math.inf, 0.0
+
+    def renew(self) -> None:
+        """Begin the next term, each longer than the one before; the last does not end."""
+        self._left, span_s = next(self._terms, (math.inf, 0.0))
+        self._until = time.monotonic() + span_s
+
+    def ends(self) -> bool:
+        """Count a call; true if another trial is due."""
+        self._left -= 1
+        return self._left <= 0 and time.monotonic() >= self._until

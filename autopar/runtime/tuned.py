@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -83,8 +82,7 @@ class TunedExecutor:
         self.chosen: Arrangement | None = None
         self._stale: Arrangement | None = None
         self._trial: trial.Trial | None = None
-        self._passed, self._until = 0, math.inf
-        """Trials that were passed, and calls until the next."""
+        self._tenure = trial.Tenure()
         self._calls = 0
         self._seen: Sequence[Any] | None = None
         """The inputs of the last call, as long as there were too few of them to compile for."""
@@ -97,6 +95,11 @@ class TunedExecutor:
         """What serves, and what the others took; "" before that is known."""
         return self._choose.note
 
+    @property
+    def settled(self) -> bool:
+        """True if kernels are chosen, or found to be slower than eager, and none is on trial."""
+        return self._done and self._builder is None and self._trial is None
+
     inline = None
     """A compiled arrangement looks at its weights before each call."""
 
@@ -106,9 +109,8 @@ class TunedExecutor:
             return self._in_turn(self._trial, inputs)
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
-            self._until -= 1
-            if self._until <= 0:
-                self._until, self._trial = math.inf, trial.Trial()
+            if self._tenure.ends():
+                self._trial = trial.Trial()
             return chosen.executor(inputs)
         with self.turn:
             made = self.plain(inputs)
@@ -117,7 +119,7 @@ class TunedExecutor:
 
     def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
         """A call by kernels or by eager, whose turn it is; the quicker of the two stays after enough of them."""
-        began, chosen, kernels = time.perf_counter(), self.chosen, current.kernels_next
+        began, chosen, kernels = time.perf_counter(), self.chosen, current.candidate_next
         if chosen is None or not chosen.fresh:
             self._trial = None
             return self(inputs)
@@ -130,8 +132,7 @@ class TunedExecutor:
         if current.over and self._trial is current:
             self._trial = None
             if current.ratio <= 1 - trial.WORTH:
-                self._until = trial.AGAIN[self._passed] if self._passed < len(trial.AGAIN) else math.inf
-                self._passed += 1
+                self._tenure.renew()
             elif self.chosen is chosen:
                 self.chosen = None
                 self._choose.refute(chosen.name, current.ratio)
@@ -212,7 +213,7 @@ class TunedExecutor:
         try:
             with torch.no_grad():
                 chosen = self._choose(examples, self)
-            self._passed, self._until = 0, math.inf
+            self._tenure = trial.Tenure()
             self._trial = trial.Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
             self.chosen = chosen
             self._stale = None

@@ -200,7 +200,7 @@ def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: 
 
 def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Folding(), fastest="folding")
-    monkeypatch.setattr(trial, "AGAIN", (3,))
+    monkeypatch.setattr(trial, "AGAIN", ((3, 0.0),))
     model, x = mlp(), torch.randn(5, 8)
     fast = compiled(model, x)
     (executor,) = fast._placement.backend.tuned()
@@ -224,7 +224,7 @@ def test_few_short_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch, longer:
     monkeypatch.setattr(trial, "CALLS", 20)
     short, seconds = trial.Trial(), trial.SPAN_S / (10 if longer else 1e6)
     for call in range(4 * trial.RUN * trial.CALLS):
-        short.note(short.kernels_next, seconds * (1 + call % 2))
+        short.note(short.candidate_next, seconds * (1 + call % 2))
     assert short.over == longer
 
 
