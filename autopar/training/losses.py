@@ -16,7 +16,7 @@ from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
 from ..transform.divide import needed
-from ..transform.rename import renamed
+from ..transform.rewrites import renamed
 
 LOSS = "loss.tangent"
 """Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""

@@ -15,9 +15,9 @@ from ..capture import Captured
 from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
+from ..pipeline.calls import again
 from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.plan_cache import again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
 from ..runtime.executor import Executor
