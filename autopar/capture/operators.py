@@ -35,29 +35,22 @@ def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: An
     return 0
 
 
-def _linear(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
-    return 2 * output.numel() * args[1].shape[-1]
+def _product(index: int) -> Callable[..., int]:
+    """Products that are summed over the last axis of the argument with this index."""
+    return lambda args, kwargs, output: 2 * output.numel() * args[index].shape[-1]
 
 
-def _matmul(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
-    return 2 * output.numel() * args[0].shape[-1]
-
-
-def _conv(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
-    return conv_flop_count(list(args[0].shape), list(args[1].shape), list(output.shape), transposed=False)
-
-
-def _conv_transpose(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
-    return conv_flop_count(list(args[0].shape), list(args[1].shape), list(output.shape), transposed=True)
+def _convolution(*, transposed: bool) -> Callable[..., int]:
+    return lambda args, kwargs, output: conv_flop_count(
+        list(args[0].shape), list(args[1].shape), list(output.shape), transposed=transposed
+    )
 
 
 def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
     query, key, value = (tensor.shape for tensor in args[:3])
-    heads = (math.prod(query[:-2]),)
-    groups = 2 * (query[-2] * key[-2] * query[-1] + query[-2] * key[-2] * value[-1])
     if len(query) == 4 and query[:2] == key[:2]:
         return sdpa_flop_count(query, key, value)
-    return heads[0] * groups
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -102,32 +95,19 @@ def _matrix(argument: Any) -> bool:
 
 _aten = torch.ops.aten
 _WHOLE: dict[Any, Callable[..., Any]] = {
-    _aten.linear: _linear,
-    _aten.matmul: _matmul,
-    # torch's own formulas of these are slow to call.
-    _aten.mm: _matmul,
-    _aten.bmm: _matmul,
-    _aten.addmm: lambda args, kwargs, output: 2 * output.numel() * args[1].shape[-1],
-    _aten.baddbmm: lambda args, kwargs, output: 2 * output.numel() * args[1].shape[-1],
-    _aten.mv: _matmul,
+    # torch's own formulas of products are slow to call.
+    **dict.fromkeys((_aten.matmul, _aten.mm, _aten.bmm, _aten.mv), _product(0)),
+    **dict.fromkeys((_aten.linear, _aten.addmm, _aten.baddbmm), _product(1)),
     _aten.dot: lambda args, kwargs, output: 2 * args[0].numel(),
-    _aten.conv1d: _conv,
-    _aten.conv2d: _conv,
-    _aten.conv3d: _conv,
-    _aten.conv_transpose1d: _conv_transpose,
-    _aten.conv_transpose2d: _conv_transpose,
-    _aten.conv_transpose3d: _conv_transpose,
+    **dict.fromkeys((_aten.conv1d, _aten.conv2d, _aten.conv3d), _convolution(transposed=False)),
+    **dict.fromkeys(
+        (_aten.conv_transpose1d, _aten.conv_transpose2d, _aten.conv_transpose3d),
+        _convolution(transposed=True),
+    ),
     _aten.scaled_dot_product_attention: _attention,
-    _aten._transformer_encoder_layer_fwd: _encoder,
-    _aten._native_multi_head_attention: _encoder,
-    _aten.lstm: _recurrent,
-    _aten.gru: _recurrent,
-    _aten.rnn_tanh: _recurrent,
-    _aten.rnn_relu: _recurrent,
-    _aten.lstm_cell: _cell,
-    _aten.gru_cell: _cell,
-    _aten.rnn_tanh_cell: _cell,
-    _aten.rnn_relu_cell: _cell,
+    **dict.fromkeys((_aten._transformer_encoder_layer_fwd, _aten._native_multi_head_attention), _encoder),
+    **dict.fromkeys((_aten.lstm, _aten.gru, _aten.rnn_tanh, _aten.rnn_relu), _recurrent),
+    **dict.fromkeys((_aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell), _cell),
 }
 
 

@@ -210,21 +210,11 @@ class CallRecord:
             lane = recorder.lane
             if isinstance(step, Copy):
                 source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
+                begun = min(start, ready.get(step.src, 0.0))
                 spans.append(
-                    Span(
-                        lane.name,
-                        lane.device,
-                        "copy",
-                        made.value,
-                        start,
-                        end,
-                        src=source.device,
-                        dst=made.device,
-                        bytes=made.bytes,
-                        ready=min(start, ready.get(step.src, 0.0)),
-                        called=words.value(made.value),
-                    )
-                )
+                    Span(lane.name, lane.device, "copy", made.value, start, end, src=source.device, dst=made.device,
+                         bytes=made.bytes, ready=begun, called=words.value(made.value))
+                )  # fmt: skip
                 continue
             if isinstance(step, Piece):
                 task = graph.task[step.tasks[0]]
