@@ -29,7 +29,7 @@ from ..runtime.tuned import TunedExecutor
 from . import optimizers
 from .dropin import whole
 from .formulas import FORMULAS, entries
-from .losses import Loss, own_paths, refused, resident_tangent, the_loss, trained
+from .losses import Loss, refused, resident_tangent, the_loss, trained
 from .updates import Signature
 
 Take = Callable[[Signature, Sequence[Any]], Any]
@@ -238,7 +238,7 @@ def _captured(
         if refused.text:
             raise CaptureError(f"{name}: {refused.text}") from None
         raise error
-    return own_paths(resident_tangent(captured, {})), tensors
+    return resident_tangent(captured, {}), tensors
 
 
 def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
