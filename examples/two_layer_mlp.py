@@ -21,7 +21,7 @@ from torch import nn
 
 import autopar
 from autopar import view
-from autopar.runtime.recording import Recording
+from autopar.runtime.record import Recording
 
 
 class MLP(nn.Module):

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx, nn
 
 from ..ir.graph import Graph, Task
-from ..transform.rename import renamed
+from ..transform.rewrites import renamed
 from ..transform.views import folded, own
-from .captured import Captured
+from .captured import Captured, fitting, strides_of
 from .convert import Conversion, Find, live
+from .functional_trace import OPEN, is_open
 from .refusals import Untraceable, waiting
 from .region import Region
-from .sizes import Sizes, is_open
 from .source_locations import located, origins
-from .strides import fitting, strides_of
 from .tracing import Traced, through, trace
 
 
@@ -40,6 +40,73 @@ class _Values:
         for place, number in self.numbers:
             found[place] = number
         return found
+
+
+class _Sizes:
+    """The numbers that the symbols of one capture stand for in one call.
+
+    `fakes` are those of its placeholders, `given` the call's own arguments. No guard is made of any of this: to make
+    a number of a symbol would fix it for all calls.
+    """
+
+    def __init__(self, fakes: Sequence[Any], given: Sequence[Any]) -> None:
+        self.numbers: dict[Any, Any] = {}
+        self.known: dict[Any, Any] = {}
+        self.storages: dict[int, Any] = {}
+        for fake, actual in zip(fakes, given):
+            if isinstance(fake, torch.Tensor):
+                for size, number in zip((*fake.shape, *fake.stride()), (*actual.shape, *actual.stride())):
+                    self._learn(size, number)
+            else:
+                self._learn(fake, actual)
+
+    def _learn(self, size: Any, number: Any) -> None:
+        if isinstance(size, OPEN) and size.node.expr.is_Symbol:
+            self.numbers.setdefault(size.node.expr, sympy.sympify(number))
+
+    def number(self, size: Any) -> Any:
+        """A size as a plain number; Untraceable where it depends on the values in a tensor."""
+        if not isinstance(size, OPEN):
+            return size
+        expression = size.node.expr
+        if expression not in self.known:
+            found = expression.xreplace(self.numbers)
+            if not found.is_number and found not in (sympy.true, sympy.false):
+                found = size.node.shape_env.replace(expression).xreplace(self.numbers)
+            if not found.is_number and found not in (sympy.true, sympy.false):
+                raise Untraceable(f"the size {expression} depends on the values in a tensor")
+            self.known[expression] = _plain(size, found)
+        return self.known[expression]
+
+    def at(self, value: Any) -> Any:
+        """A fake result with plain sizes, tensors that share memory still sharing it."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self.at, value))
+        if isinstance(value, OPEN):
+            return self.number(value)
+        return self._tensor(value) if is_open(value) else value
+
+    def _tensor(self, fake: torch.Tensor) -> torch.Tensor:
+        shape = [self.number(size) for size in fake.shape]
+        strides = [self.number(step) for step in fake.stride()]
+        offset = self.number(fake.storage_offset())
+        memory = fake.untyped_storage()._cdata
+        if memory not in self.storages:
+            # Of a view of something larger no symbol of the call says how large: it grows with what is seen of it.
+            self.storages[memory] = torch.UntypedStorage(0, device="meta")
+        made = torch.empty(0, dtype=fake.dtype, device="meta")
+        return made.set_(self.storages[memory], offset, shape, strides)
+
+    def settle(self, values: Mapping[fx.Node, Any]) -> None:
+        """Give each of these nodes the result that it has at these sizes, from those it was traced with."""
+        for node, value in values.items():
+            node.meta["val"] = self.at(value)
+
+
+def _plain(size: Any, found: Any) -> Any:
+    if isinstance(size, torch.SymBool):
+        return bool(found)
+    return int(found) if isinstance(size, torch.SymInt) else float(found)
 
 
 class Assembly:
@@ -63,7 +130,7 @@ class Assembly:
     def at(self, given: Sequence[Any], divisible: bool = True) -> Captured:
         """The graph for the arguments of one call, with the cuts of its tasks if it is to be `divisible`. Raises
         Untraceable where a size depends on values."""
-        sizes = Sizes(self.region.fakes, given)
+        sizes = _Sizes(self.region.fakes, given)
         sizes.settle(self.open)
         captured = self._captured(given, sizes, divisible)
         return _finished(captured) if self.traced.tangents else captured
@@ -87,7 +154,7 @@ class Assembly:
             return task
         return dataclasses.replace(task, module=now + task.module[len(was) :])
 
-    def _captured(self, given: Sequence[Any], sizes: Sizes, divisible: bool) -> Captured:
+    def _captured(self, given: Sequence[Any], sizes: _Sizes, divisible: bool) -> Captured:
         region, traced = self.region, self.traced
         conversion = Conversion(region.name, self.find, divisible, bool(traced.tangents))
         values, inputs, state = self._given(conversion, sizes)
@@ -157,7 +224,7 @@ class Assembly:
         )
 
     def _given(
-        self, conversion: Conversion, sizes: Sizes
+        self, conversion: Conversion, sizes: _Sizes
     ) -> tuple[list[str], list[int], dict[str, tuple[Mapping[str, Any], str]]]:
         """The values of the placeholders, "" for sizes; which of these are inputs; and where the state is."""
         values: list[str] = []

@@ -12,8 +12,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Ref, Task, Value, refs
-from .effects import draws, shared
-from .flops import flops
+from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .split_rules import cuts
 from .torch_private import memory, result

@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from .dynamo_private import below_autograd, kept_whole
-from .sizes import is_open
 from .torch_private import FakeTensor, TorchDispatchMode, memory
 
 _aten = torch.ops.aten
@@ -30,6 +29,10 @@ _UNTOLD = frozenset({
 _FACTORY = re.compile(
     "(new_)?(zeros|ones|full|empty|eye|arange|linspace|logspace|scalar_tensor|rand|randn|randint|randperm)(_like)?$"
 )
+
+
+OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of sizes that are no plain numbers."""
 
 
 class Unfit(Exception):
@@ -210,3 +213,16 @@ def record(
     if not all(isinstance(item, torch.Tensor) and id(item) in recorder.node for item in found):
         raise Unfit
     return recorder, tuple(recorder.node[id(item)] for item in found)
+
+
+def is_open(value: Any) -> bool:
+    """True if a result has a size that is no plain number."""
+    if isinstance(value, (tuple, list)):
+        return any(map(is_open, value))
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return False
+        return any(
+            isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride(), value.storage_offset())
+        )
+    return isinstance(value, OPEN)

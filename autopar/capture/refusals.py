@@ -10,7 +10,7 @@ from torch import fx
 
 from ..errors import CaptureError
 from .dynamo_private import TorchDynamoException, depends_on_values, first_line
-from .effects import collective
+from .operators import collective
 from .source_locations import foreign, located, short
 
 

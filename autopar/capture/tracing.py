@@ -8,16 +8,18 @@ standing in for what a CPU would take apart (`ops.composites.rules`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from ..ops.composites.draws import IN_PLACE
 from ..ops.composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
-from .autocast import Casts, Lowered
+from .autocast import enabled
 from .dynamo_private import autograd_keys, differentiated, flattened
 from .functional_trace import Recorder, Unfit, record
 from .refusals import Untraceable
@@ -72,9 +74,9 @@ def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -
     """The graph of a call without autograd, from one run. Raises whatever stands in its way."""
 
     def run(recorder: Recorder) -> list[Any]:
-        nodes = _Nodes(module, Casts([]))
+        nodes = _Nodes(module, _Casts([]))
         nodes.recorder = recorder
-        with Lowered():
+        with _Lowered():
             made = nodes.run(*given)
         return [made[place] for place in wanted]
 
@@ -143,15 +145,15 @@ class _Run(nn.Module):
         self.weights = [differentiated and _cast_once(item) for item in given]
 
     def forward(self, *tensors: Any) -> Any:
-        casts = Casts([tensor for tensor, once in zip(tensors, self.weights) if once])
-        with casts if self.differentiated else Lowered():
+        casts = _Casts([tensor for tensor, once in zip(tensors, self.weights) if once])
+        with casts if self.differentiated else _Lowered():
             made = _Nodes(self.captured[0], casts).run(*tensors)
         found = [made[place] for place in self.wanted]
         return tuple(item.clone() for item in found) if self.differentiated else tuple(found)
 
 
 class _Nodes(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, casts: Casts) -> None:
+    def __init__(self, module: fx.GraphModule, casts: _Casts) -> None:
         super().__init__(module)
         self.casts = casts
         self.recorder: Recorder | None = None
@@ -198,3 +200,83 @@ def through(name: str) -> Untraceable:
         f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
         "give it a value that is detached"
     )
+
+
+# Autocast: what is lowered while a call is traced, and which casts are made once
+# -------------------------------------------------------------------------------------------------
+
+_PRODUCTS = {
+    "chain_matmul", "einsum", "inner", "linalg_matrix_power", "linalg_multi_dot", "matrix_power", "tensordot",
+}  # fmt: skip
+_RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
+
+
+class _Lowered(TorchFunctionMode):
+    """Calls that autocast lowers from within, lowered from without.
+
+    Autocast casts what the operators of its lists read. `einsum`, `lstm` and others are in no list but made of some
+    that are: kept whole, they would be recorded without casts and give another dtype than eager's.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in _PRODUCTS or name in _RECURRENT:
+            leaves = pytree.tree_leaves((args, kwargs))
+            kind = next((leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)), "")
+            # On a CPU only the products within a GRU are lowered, not what it hands on.
+            if kind and enabled(kind) and not (name == "gru" and kind == "cpu"):
+                goal = torch.get_autocast_dtype(kind)
+                args, kwargs = pytree.tree_map(lambda leaf: _cast(leaf, kind, goal), (args, kwargs))
+        return function(*args, **kwargs)
+
+
+def _cast(leaf: Any, kind: str, goal: torch.dtype) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.device.type != kind:
+        return leaf
+    return leaf.to(goal) if leaf.is_floating_point() and leaf.dtype is not torch.float64 else leaf
+
+
+class _Casts(TorchFunctionMode):
+    """Autocast's cache of cast weights until its outermost region ends, so that the gradients of all uses meet in
+    the low precision.
+
+    Autocast keeps nothing of a tensor that is no leaf, as the inputs of a module that is traced are not.
+    """
+
+    def __init__(self, weights: list[Any]) -> None:
+        self.weights = {id(tensor) for tensor in weights}
+        self.kept: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.weights and getattr(function, "__name__", "") in _LOWERED:
+            args, kwargs = pytree.tree_map(self._cast, (tuple(args), dict(kwargs)))
+        return function(*args, **kwargs)
+
+    def forget(self) -> None:
+        """An autocast region has ended: after the outermost nothing is kept."""
+        if not torch.is_autocast_enabled("cpu") and not any(enabled(key[3]) for key in self.kept):
+            self.kept.clear()
+
+    def _cast(self, item: Any) -> Any:
+        if id(item) not in self.weights or not enabled(item.device.type):
+            return item
+        kind = item.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        key = (id(item), dtype, torch.is_grad_enabled(), kind)
+        if key not in self.kept:
+            self.kept[key] = item.to(dtype)
+        return self.kept[key]
+
+
+_LOWERED = frozenset({
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmv", "addr", "addbmm", "baddbmm",
+    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "convolution", "prelu",
+})  # fmt: skip
+"""Functions whose weights autocast casts down once and keeps."""

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.ahead import ahead
-from ..capture.repeated import shortened
+from ..capture.ahead import ahead, shortened
 from ..costs.row_costs import row_cost
 from ..errors import AutoparError, CaptureError, DeviceError, MemoryCapError, PlanError
 from ..ir.device import Device

@@ -26,8 +26,8 @@ from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
 from ..training.dropin import plan_training
 from ..training.losses import Loss
+from ..training.signatures import step_ahead
 from ..training.step import TrainStep
-from ..training.step_plan import step_ahead
 from .compiled import Compiled, CompiledModule, Placement, placed
 
 log = logging.getLogger("autopar")

@@ -1,30 +1,81 @@
-"""A backend of `torch.compile`: what Dynamo captures, placed on a machine."""
+"""A backend of `torch.compile`: what Dynamo captures, placed on a machine, and what all graphs of a model share."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, TypeAlias
 
-from torch import fx
+from torch import fx, nn
 
 from ..capture.dynamo_private import broken
 from ..capture.refusals import waiting
 from ..costs.pins import unused
 from ..errors import AutoparError
+from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.plan_cache import Done
+from ..ir.timeline import Timeline
+from ..pipeline.calls import Done
+from ..pipeline.options import Options
+from ..pipeline.stages import Prepared
+from ..runtime.autograd_bridge import Written
+from ..runtime.record import Recorded
+from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
-from .served import Planned, Served
-from .session import Session
+from ..training.dropin import Training
 
 log = logging.getLogger("autopar")
 
+Planned: TypeAlias = Prepared | Training
 
-class Backend(Session):
-    """Takes each graph that Dynamo captures and serves its calls."""
+
+class Backend(Recorded):
+    """Takes each graph that Dynamo captures of a compiled model `root` (None: of whatever is compiled), and has it
+    served by what `serve` makes of it.
+
+    `parameters` are the names of the model's positional ones. `served` are its graphs, in the order of their capture,
+    and `latest` the one that was called last with its program. Copies of weights on devices are shared by all of them.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[Backend, fx.GraphModule, Sequence[Any]], Any],
+        machine: Machine,
+        options: Options,
+        root: nn.Module | None = None,
+        given: Plan | None = None,
+        parameters: Sequence[str] = (),
+    ) -> None:
+        self._serve = serve
+        self.machine, self.options, self.given, self.parameters = machine, options, given, parameters
+        self._root = weakref.ref(root) if root is not None else None
+        self.pool = Replicas()
+        self.served: list[Any] = []
+        self.latest: tuple[Any, Planned] | None = None
+        self.entry: CodeType | None = None
+        """The code that calls of the user's come through, which has them as `model`, `args`, `kwargs`, `expected`."""
+        self.preparing = False
+        """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
+        self.calls = 0
+        self.unplaced: dict[str, int] = {}
+        """Calls that ran as the user wrote them, by the reason."""
+        self.breaks: dict[str, None] = {}
+        """Graph breaks and functions without a graph, with place and reason, a sentence each."""
+        # One capture, one check and one call that changes state at a time.
+        self.lock = threading.RLock()
+        _alive.add(self)
+        own = weakref.ref(self)
+
+        def recorder() -> list[Timeline] | None:
+            backend = own()
+            return backend.recording.calls if backend is not None and backend.recording is not None else None
+
+        self.recorder = recorder
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a graph that Dynamo has captured: the callable of its calls. Raises Untraceable where it waits for
@@ -36,7 +87,7 @@ class Backend(Session):
                 log.warning("runs as written, not placed: %s", waits)
             self.breaks[str(waits)] = None
             raise waits
-        served = Served(self, module, examples)
+        served = self._serve(self, module, examples)
         why, place = broken(module)
         # Dynamo captures in one thread at a time, under a lock: to wait for another one here could be for ever.
         self.served.append(served)
@@ -66,7 +117,7 @@ class Backend(Session):
         finally:
             self.preparing = False
 
-    def ready(self) -> tuple[Served, Planned]:
+    def ready(self) -> tuple[Any, Planned]:
         """The graph and the program of the last call that was placed. Raises AutoparError where there was none."""
         if self.latest is not None:
             return self.latest
@@ -118,3 +169,56 @@ class Backend(Session):
         for served in self.served:
             for prepared in list(served.programs.values()):
                 prepared.close()
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The compiled module."""
+        return self._root() if self._root is not None else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
+        # It stands for threads and devices, of which there is one set.
+        return self
+
+    def given_for(self, name: str, *, training: bool) -> Plan | None:
+        """The user's plan where it is for calls of this kind; a plan of forward and backward is for training."""
+        given = self.given
+        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
+            return given
+        mine, other = ("with", "without") if training else ("without", "with")
+        log.warning(
+            "plan= is a plan %s a backward, this call of %s is one %s: it is planned anew", other, name, mine
+        )
+        return None
+
+    def trained(self, prepared: Training, inputs: Sequence[Any], written: Written | None) -> list[Any]:
+        """The outputs of one call in training, which is measured while there is a recording; `written` is the call in
+        eager."""
+        recording = self.recording
+        if recording and recording.calls:
+            # The backward of the call before has ended since.
+            self.keep_up(prepared, recording.calls[-1])
+        outputs = prepared.outputs(inputs, written)
+        if recording and recording.calls:
+            self.timeline = recording.calls[-1]
+        return outputs
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Calls that are not measured."""
+        outer, self.recording = self.recording, None
+        try:
+            yield
+        finally:
+            self.recording = outer
+
+
+_alive: weakref.WeakSet[Backend] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # The thread that may have held a lock is not in this process.
+    for backend in list(_alive):
+        backend.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -13,6 +13,7 @@ from torch import fx
 from ..errors import PlanError
 from .api import compile, prepared
 from .backend import Backend
+from .served import Served
 
 _OWN = ("model", "example_inputs", "example_kwargs", "fullgraph", "dynamic")
 """Keywords that `torch.compile` is given itself, or has no need of."""
@@ -55,6 +56,6 @@ def backend(options: Mapping[str, Any]) -> Backend:
             if found is not None and given == options:
                 return found
         machine, checked, plan = prepared(None, **options)
-        made = Backend(machine, checked, given=plan)
+        made = Backend(Served, machine, checked, given=plan)
         _backends.append((dict(options), weakref.ref(made)))
         return made

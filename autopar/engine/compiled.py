@@ -21,11 +21,12 @@ from ..ir.plan import Plan
 from ..ir.program import Program
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared
-from ..runtime.recording import Recording
+from ..runtime.record import Recording
 from .backend import Backend
 from .classes import sharing
 from .direct import Direct
 from .model_check import judge
+from .served import Served
 from .tune import CALLS, ROUNDS, Tuned, tuned
 
 log = logging.getLogger("autopar")
@@ -45,7 +46,7 @@ class Placement:
     ) -> None:
         self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
         root = model if isinstance(model, nn.Module) else None
-        self.backend = Backend(machine, options, root, given, positional(model))
+        self.backend = Backend(Served, machine, options, root, given, positional(model))
         self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
         self.direct = Direct(model, self.backend) if Direct.fits(self.backend) else None

@@ -6,7 +6,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,15 +15,14 @@ from torch.utils import _pytree as pytree
 from ..capture import Captured, Untraceable
 from ..capture.assembly import assembled
 from ..capture.autocast import anywhere
+from ..capture.captured import settle
 from ..capture.dynamo_private import broken, effects, outermost
 from ..capture.refusals import explain
-from ..capture.strides import settle
 from ..errors import AutoparError
 from ..ir.plan import Plan
-from ..pipeline.arguments import Arguments, Short
+from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
 from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.plan_cache import CHECKED, Done, Kept, again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
@@ -31,12 +30,10 @@ from ..runtime.thread_state import alone, unseen
 from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
+from .backend import Backend, Planned
 from .model_check import answer, asked
-from .session import Session
 
 log = logging.getLogger("autopar")
-
-Planned: TypeAlias = Prepared | Training
 
 TWICE = "its gradients are differentiated once more"
 
@@ -48,7 +45,7 @@ class Served:
     Safe for concurrent callers.
     """
 
-    def __init__(self, backend: Session, module: fx.GraphModule, examples: Sequence[Any]) -> None:
+    def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls = "", 0
@@ -78,7 +75,7 @@ class Served:
         self.arguments = Arguments(self.assembly)
 
     @property
-    def backend(self) -> Session:
+    def backend(self) -> Backend:
         """The backend it was captured for."""
         backend = self._backend()
         assert backend is not None
@@ -112,7 +109,7 @@ class Served:
             return self._rebound(args)
         return self._placed(backend, args)
 
-    def _placed(self, backend: Session, args: Sequence[Any]) -> Any:
+    def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
         key = self.arguments.sizes(args)
         prepared = self.programs.get(key)
         checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)

@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
-from ..capture.strides import Strides, alike, laid, strides_of
+from ..capture.captured import Strides, alike, laid, strides_of
 from ..errors import DifferenceError
 from ..ir.graph import LOCAL, Graph
 from ..ir.plan import Plan

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..capture.strides import laid
+from ..capture.captured import laid
 from ..ir.graph import Argument, Const, Task
 from ..ir.plan import Plan
 from ..ir.program import Piece, Program

@@ -6,23 +6,28 @@ statistics, and so copy where a view was captured, or refuse. No tensor is compu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from ..capture import Captured
+from ..capture import autocast as casting
+from ..capture.convert import memory_order
+from ..capture.torch_private import FakeTensorMode
 from ..errors import PlanError
 from ..ir.graph import Task, Value
 from ..ir.plan import Plan
+from ..ops import resolve as bind
 from ..planner.bounds import lower_bound
 from ..planner.model.instance import Instance
 from ..planner.model.orders import kept
 from ..planner.model.timing import simulate
-from .meta import Form, Made, axes, called, copied, in_order
 
 log = logging.getLogger("autopar")
 
@@ -87,7 +92,7 @@ class _Propagation:
         self.forms = {name: self.known[name] for name in self.at}
         self.storage = {name: self.graph.value[name].storage for name in self.at}
         self.resident = costed.resident
-        self.calls: dict[Any, tuple[Made, ...] | str | None] = {}
+        self.calls: dict[Any, tuple[_Made, ...] | str | None] = {}
 
     def values(self) -> dict[str, Value]:
         """Every value as it is made where it is made."""
@@ -111,7 +116,7 @@ class _Propagation:
 
     def _made(
         self, task: Task, device: str, reads: tuple[str, ...], given: tuple[Form | None, ...]
-    ) -> tuple[Made, ...] | None:
+    ) -> tuple[_Made, ...] | None:
         """Outputs of a task, None where no call can tell."""
         kind = self.kinds[device]
         places = {name: str(index) for index, name in enumerate(reads)}
@@ -130,7 +135,7 @@ class _Propagation:
 
     def _tried(
         self, task: Task, kind: str, given: tuple[Form | None, ...], plain: tuple[Form | None, ...]
-    ) -> tuple[Made, ...] | str | None:
+    ) -> tuple[_Made, ...] | str | None:
         """Outputs of a call; why it must fail, as text; None when it is not known. `plain` are forms as captured."""
         try:
             return called(task, kind, given)
@@ -149,7 +154,7 @@ class _Propagation:
                 return str(failure).partition("\n")[0]
         return None
 
-    def _memory(self, task: Task, index: int, made: tuple[Made, ...] | None) -> str:
+    def _memory(self, task: Task, index: int, made: tuple[_Made, ...] | None) -> str:
         """The storage of an output: what a call shows, else what was captured.
 
         Captured are views by schema, which may copy: for lifetimes that is as right as the other (`lower`, and
@@ -232,3 +237,92 @@ def _blank(form: Form | None) -> bool:
 
 def _words(form: Form | None) -> str:
     return "no tensor" if form is None else f"{list(form.shape)} of {form.dtype}"
+
+
+class Form(NamedTuple):
+    """A tensor without its elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """One output of a call: its form (None: no tensor) and whose memory it is in: of the input with this index, of
+    the output ~index where it is below zero, its own where it is None.
+    """
+
+    form: Form | None
+    memory: int | None
+
+
+def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
+    """The callable of a task's target for fake tensors: of our own operators their fakes. ProgramError for an unknown
+    one."""
+    space, _, rest = target.partition(".")
+    if space == "autopar" and "." in rest:
+        bind.target(target, calls)  # defines it
+        name, _, overload = rest.partition(".")
+        found: Callable[..., Any] = getattr(getattr(torch.ops.autopar, name), overload)
+        return found
+    return bind.target(target, calls)
+
+
+def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[_Made, ...]:
+    """Outputs of a task, whose values are named by their index, for inputs of these forms on a type of device.
+
+    Raises what torch raises, also where this build of torch has no such call.
+    """
+    device = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
+    function = meaning(task.target)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(casting.off((kind,)))
+        stack.enter_context(FakeTensorMode())
+        tensors = [
+            None
+            if form is None
+            else torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=device)
+            for form in given
+        ]
+        made = bind.called(task, function, lambda name: tensors[int(name)], device)
+        owner: dict[int, int] = {}
+        for index, tensor in enumerate(tensors):
+            if tensor is not None:
+                owner.setdefault(tensor.untyped_storage()._cdata, index)
+        return tuple(_outputs(made if task.unpack else [made], owner) if task.outputs else ())
+
+
+def _outputs(made: Any, owner: dict[int, int]) -> Iterator[_Made]:
+    for index, item in enumerate(made):
+        if not isinstance(item, torch.Tensor):
+            yield _Made(None, None)
+            continue
+        memory = item.untyped_storage()._cdata
+        yield _Made(Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory))
+        owner.setdefault(memory, ~index)
+
+
+@lru_cache(maxsize=4096)
+def copied(form: Form) -> Form:
+    """A copy of it, which is dense."""
+    tensor = torch.empty_strided(form.shape, form.strides, device="meta")
+    return form._replace(strides=torch.empty_like(tensor).stride())
+
+
+@lru_cache(maxsize=4096)
+def axes(form: Form) -> tuple[int, ...]:
+    """`Value.order` of it."""
+    return memory_order(torch.empty_strided(form.shape, form.strides, device="meta"))
+
+
+@lru_cache(maxsize=4096)
+def in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of dense memory whose axes, from the slowest, are these; they are in order when it is empty."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order or range(len(shape))):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(strides)

@@ -36,8 +36,8 @@ from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..system.text import seconds, ticking
 from ..transform.buckets import grouped
-from ..transform.draws import local
 from ..transform.feature_split import LABEL, split_features
+from ..transform.rewrites import local
 from .batch_split import best_plan, passed_over, split_graph
 from .kernel_build import Form
 from .kernel_choice import KernelChoice, compilable
@@ -187,7 +187,7 @@ def rewritten(captured: Captured, options: Options) -> Captured:
     """The captured graph, with chains of additions as trees where the options ask for it."""
     if not options.reassociate:
         return captured
-    from ..transform.reassociate import reassociated
+    from ..transform.rewrites import reassociated
 
     return replace(captured, graph=reassociated(captured.graph))
 

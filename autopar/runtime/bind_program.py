@@ -1,33 +1,44 @@
-"""From a program to the Python function of each lane: which backend, which callables, which clock."""
+"""A program as a Python function for each lane: which backend, which callables, which clock, and the code.
+
+The code of a lane is one function `lane(s, d)` of the slots of the call and what else the call has (clock,
+recorder). A value that stays in its lane is a local, `Free` is `del`, callables and constants are globals of
+the function. Every source line belongs to one step, so the line of an exception names the step that failed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import itertools
+import keyword
+import linecache
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pkgutil import resolve_name
-from types import MappingProxyType
+from types import CodeType, FrameType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.graph import Task
+from ..ir.graph import Argument, Const, Ref, Task
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Program, Step
+from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait
 from ..ops import resolve as bind
-from .codegen import Code, Style, lane_code
-from .events import Gates
 from .fast_calls import fast
 from .kernels import Kernel
 from .lanes import accelerator
 from .lanes.emulated_clock import task_seconds
-from .lanes.host import HostLane
+from .lanes.host import HostLane, apart
 from .slots import layout
+from .worker import Gates
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 LaneFunction = Callable[[list[Any], Any], None]
 _NONE: Mapping[str, Kernel] = MappingProxyType({})
+_programs = itertools.count()
 
 
 class Assembly:
@@ -56,10 +67,10 @@ class Assembly:
                 self.lanes[lane.name] = backend(lane, program, self.torch_device(lane.device), self.place)
         streams = {name: lane.device for name, lane in self.lanes.items() if lane.streamed}
         self.streamed = bool(streams)
-        self._signals = accelerator.signals(program, streams)
+        self.signals = accelerator.signals(program, streams)
         # Only to number events: every crew has gates of its own, numbered alike.
-        self._gates = Gates(program)
-        self._codes: dict[tuple[str, bool], Code] = {}
+        self.gates = Gates(program)
+        self._codes: dict[tuple[str, bool], _Code] = {}
 
     def torch_device(self, name: str) -> torch.device:
         """The torch device that holds the tensors of a device of the machine."""
@@ -73,60 +84,274 @@ class Assembly:
         """Intra-op threads of a lane."""
         return self.machine.device[backend.lane.device].threads
 
-    def code(self, lane: str, recorded: bool) -> Code:
+    def code(self, lane: str, recorded: bool) -> _Code:
         """The code of a lane, generated at first use."""
         if (lane, recorded) not in self._codes:
-            backend, gates, signals = self.lanes[lane], self._gates, self._signals
-            style = Style(
-                wait=lambda event: backend.wait(event, gates, signals),
-                record=lambda event: backend.record(event, gates, signals),
-                copy=lambda step, source: backend.copy(step, source),
-                recorded=recorded,
-                first=backend.first,
-                last=backend.last,
-            )
-            if self.declared:
-                style = self._on_clock(style, lane)
-            self._codes[lane, recorded] = lane_code(
-                self.program,
-                self.graph,
-                backend.lane,
-                self.layout,
-                backend.device,
-                style,
-                lambda task: backend.call(self._callable(task)),
-                self.kernels,
-            )
+            self._codes[lane, recorded] = _Writer(self, self.lanes[lane], recorded).code()
         return self._codes[lane, recorded]
 
     def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
         """The function of a lane that goes through `gates`."""
-        code = self.code(lane, recorded)
-        return code.function({**gates.names(lane), **self.lanes[lane].names})
+        return self.code(lane, recorded).function({**gates.names(lane), **self.lanes[lane].names})
 
-    def _on_clock(self, style: Style, lane: str) -> Style:
-        durations, buffers = task_seconds(self.plan), self.program.buffer
-        costed, machine = self.plan.costed, self.machine
-        starts = {run.tasks[0]: run.dispatch_s * machine.slow_down for run in costed.clusters}
-
-        def around(step: Step) -> tuple[Sequence[str], Sequence[str]]:
-            if isinstance(step, Compute):
-                host = starts.get(step.task, 0.0)
-                return [f"c.dispatch({host!r})"] if host else (), [f"c.compute({durations[step.task]!r})"]
-            assert isinstance(step, Copy)
-            source, made = buffers[step.src], buffers[step.dst]
-            route = machine.route(source.device, made.device)
-            wires = tuple(sorted({link.wire for link in route if link.wire is not None}))
-            lasts = sum(link.seconds(made.bytes) for link in route) * machine.slow_down
-            return [f"c.reserve({wires!r}, {lasts!r})"], ["c.copied()"]
-
-        return replace(
-            style,
-            wait=lambda event: [*style.wait(event), f"c.wait({event!r})"],
-            record=lambda event: [f"c.record({event!r})", *style.record(event)],
-            around=around,
-            first=[f"c = d.clock({lane!r})", *style.first],
-        )
-
-    def _callable(self, task: Task) -> Callable[..., Any]:
+    def callable(self, task: Task) -> Callable[..., Any]:
+        """What computes a task."""
         return self.captured.calls.get(task.target) or fast(task, bind.target(task.target))
+
+    @cached_property
+    def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of each task, and those in which the host starts a cluster, by its first task."""
+        slow_down = self.machine.slow_down
+        starts = {run.tasks[0]: run.dispatch_s * slow_down for run in self.plan.costed.clusters}
+        return task_seconds(self.plan), starts
+
+    def paced(self, step: Step) -> tuple[Sequence[str], Sequence[str]]:
+        """The lines before and after a computation or copy by which it keeps the declared clock."""
+        if isinstance(step, Compute):
+            durations, starts = self._durations
+            host = starts.get(step.task, 0.0)
+            return [f"c.dispatch({host!r})"] if host else (), [f"c.compute({durations[step.task]!r})"]
+        assert isinstance(step, Copy)
+        source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
+        route = self.machine.route(source.device, made.device)
+        wires = tuple(sorted({link.wire for link in route if link.wire is not None}))
+        lasts = sum(link.seconds(made.bytes) for link in route) * self.machine.slow_down
+        return [f"c.reserve({wires!r}, {lasts!r})"], ["c.copied()"]
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The source of a lane, the step of each line (line 1 first, -1 for none) and the objects its names stand
+    for.
+    """
+
+    filename: str
+    source: str
+    steps: tuple[int, ...]
+    names: dict[str, Any]
+    compiled: CodeType
+
+    def function(self, names: Mapping[str, Any]) -> Callable[[list[Any], Any], None]:
+        """The function, with `names` (gates and the like) beside its own constants as globals."""
+        scope: dict[str, Any] = {
+            **self.names,
+            **names,
+            "__name__": self.filename,
+            "__loader__": _Source(self.source),
+        }
+        linecache.lazycache(self.filename, scope)
+        exec(self.compiled, scope)
+        return scope["lane"]
+
+    def step_of(self, trace: TracebackType | None) -> int:
+        """The index of the step whose line a traceback passes through; -1 when it passes through none."""
+        found = -1
+        while trace is not None:
+            frame: FrameType = trace.tb_frame
+            if frame.f_code.co_filename == self.filename and trace.tb_lineno is not None:
+                found = self.steps[trace.tb_lineno - 1]
+            trace = trace.tb_next
+        return found
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Loader of generated code for linecache, which asks it for the text in tracebacks."""
+
+    text: str
+
+    def get_source(self, _: str) -> str:
+        """The text, whatever module it is asked for."""
+        return self.text
+
+
+class _Writer:
+    """The code of one lane of an assembly under way; `recorded` adds calls of the lane's recorder."""
+
+    def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool) -> None:
+        self.assembly, self.backend, self.recorded = assembly, backend, recorded
+        self.program, self.graph, self.layout = assembly.program, assembly.graph, assembly.layout
+        self.lines: list[str] = []
+        self.steps: list[int] = []
+        self.names: dict[str, Any] = {}
+        self.bound: dict[Any, str] = {}
+        self.local: dict[str, str] = {}
+        self.spare: list[str] = []
+        self.locals = 0
+
+    def line(self, text: str, step: int) -> None:
+        self.lines.append(text)
+        self.steps.append(step)
+
+    def bind(self, key: Any, prefix: str, value: Any) -> str:
+        """The name of a constant; equal keys share one."""
+        if key not in self.bound:
+            self.bound[key] = f"{prefix}{len(self.bound)}"
+            self.names[self.bound[key]] = value
+        return self.bound[key]
+
+    def read(self, buffer: str) -> str:
+        slot = self.layout.slots.get(buffer)
+        return f"s[{slot}]" if slot is not None else self.local[buffer]
+
+    def make(self, buffer: str) -> str:
+        slot = self.layout.slots.get(buffer)
+        if slot is not None:
+            return f"s[{slot}]"
+        if not self.spare:
+            self.spare.append(f"v{self.locals}")
+            self.locals += 1
+        self.local[buffer] = self.spare.pop()
+        return self.local[buffer]
+
+    def expression(self, template: Argument, values: Mapping[str, str], plain: bool) -> str:
+        """Source of an argument. `plain` callables take a tuple for a list, which then is a constant."""
+        if isinstance(template, Ref):
+            return self.read(values[template.value])
+        if isinstance(template, Const):
+            return self.bind(("const", template.text), "k", bind.constant(template.text, self.backend.device))
+        if isinstance(template, tuple):
+            items = [self.expression(item, values, plain) for item in template]
+            return (
+                f"({', '.join(items)}{',' if len(items) == 1 else ''})" if plain else f"[{', '.join(items)}]"
+            )
+        if isinstance(template, float) and not math.isfinite(template):
+            return self.bind(("float", repr(template)), "k", template)
+        if isinstance(template, complex):
+            return self.bind(("complex", repr(template)), "k", template)
+        return repr(template)
+
+    def compute(self, step: Compute, index: int) -> None:
+        task = self.graph.task[step.task]
+        function = self.backend.call(self.assembly.callable(task))
+        plain = not _is_user(function)
+        values = {self.program.buffer[name].value: name for name in step.reads}
+        arguments = [self.expression(argument, values, plain) for argument in task.args]
+        odd = [(name, value) for name, value in task.kwargs if keyword.iskeyword(name)]
+        for name, value in task.kwargs:
+            if not keyword.iskeyword(name):
+                arguments.append(f"{name}={self.expression(value, values, plain)}")
+        if odd:
+            pairs = (f"{name!r}: {self.expression(value, values, plain)}" for name, value in odd)
+            arguments.append(f"**{{{', '.join(pairs)}}}")
+        text = f"{self.bind(('call', id(function)), 't', function)}({', '.join(arguments)})"
+        made = {self.program.buffer[name].value: name for name in step.writes}
+        targets = [self.make(made[name]) if name in made else "_" for name in task.outputs]
+        if task.unpack:
+            text = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}"
+        elif targets and targets != ["_"]:
+            text = f"{targets[0]} = {text}"
+        text = f"{text}  # {' '.join(task.where.split())}"
+        self.work(step, index, text, [name for name in targets if name != "_"], self.owned(step, made))
+        if task.unpack and "_" in targets:
+            self.line("del _", index)
+
+    def piece(self, step: Piece, index: int) -> None:
+        kernel = self.assembly.kernels[step.tasks[0]]
+        arguments = [self.read(step.reads[position]) for position in kernel.takes]
+        targets = [self.make(name) for name in step.writes]
+        text = f"{self.bind(('kernel', id(kernel)), 't', kernel.call)}({', '.join(arguments)})"
+        text = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}"
+        self.work(step, index, f"{text}  # {kernel.stack}: {len(step.tasks)} tasks", targets)
+
+    def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
+        """Lines that make sure of memory that is this lane's to free, or the caller's to write to, where an operator
+        may hand on what it was given though no schema says so.
+        """
+        about, own = self.program.buffer, {self.backend.lane.name}
+        for name in made.values():
+            root = about[about[name].storage]
+            others = []
+            for read in step.reads:
+                lent = about[about[read].storage]
+                away = self.layout.makers.get(lent.name, own) != own and self.backend.device.type != "cpu"
+                kept = lent.kind == "resident" and root.kind == "result"
+                if lent is not root and (away or kept):
+                    others.append(self.read(read))
+            if others:
+                target = self.read(name)
+                yield f"{target} = {self.bind('apart', 'own', apart)}({', '.join((target, *others))})"
+
+    def copy(self, step: Copy, index: int) -> None:
+        source = self.read(step.src)
+        made = self.make(step.dst)
+        text = f"{made} = {self.backend.copy(step, source)}  # {step.src} to {step.dst}"
+        self.work(step, index, text, [made])
+
+    def work(self, step: Step, index: int, text: str, made: Sequence[str], more: Iterable[str] = ()) -> None:
+        before, after = self.assembly.paced(step) if self.assembly.declared else ((), ())
+        for line in before:
+            self.line(line, index)
+        if self.recorded:
+            self.line(f"r.begin({index})", index)
+        self.line(text, index)
+        for line in (*more, *after):
+            self.line(line, index)
+        if self.recorded:
+            self.line(f"r.end({', '.join((str(index), *made))})", index)
+
+    def drop(self, buffers: Sequence[str], index: int) -> None:
+        gone = []
+        for name in buffers:
+            slot = self.layout.slots.get(name)
+            if slot is not None:
+                self.line(f"s[{slot}] = None", index)
+            elif name in self.local:
+                gone.append(self.local.pop(name))
+        if gone:
+            self.line(f"del {', '.join(gone)}", index)
+            self.spare.extend(reversed(gone))
+
+    def step(self, step: Step, index: int) -> None:
+        gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
+        match step:
+            case Compute():
+                self.compute(step, index)
+            case Piece():
+                self.piece(step, index)
+            case Copy():
+                self.copy(step, index)
+            case Wait():
+                for text in self.backend.wait(step.event, gates, signals):
+                    self.line(text, index)
+                if declared:
+                    self.line(f"c.wait({step.event!r})", index)
+            case Record():
+                if declared:
+                    self.line(f"c.record({step.event!r})", index)
+                for text in self.backend.record(step.event, gates, signals):
+                    self.line(text, index)
+            case Free():
+                pass
+        self.drop(self.layout.drops.get((self.backend.lane.name, index), ()), index)
+
+    def code(self) -> _Code:
+        """The code of the whole lane. Linear in its steps."""
+        lane = self.backend.lane
+        self.line("def lane(s, d):", -1)
+        if self.recorded:
+            self.line(f"r = d.recorder({lane.name!r})", -1)
+        if self.assembly.declared:
+            self.line(f"c = d.clock({lane.name!r})", -1)
+        for text in self.backend.first:
+            self.line(text, -1)
+        for index, step in enumerate(lane.steps):
+            self.step(step, index)
+        for text in self.backend.last:
+            self.line(text, -1)
+        if len(self.lines) == 1:
+            self.line("pass", -1)
+        source = self.lines[0] + "\n" + "".join(f"    {line}\n" for line in self.lines[1:])
+        # linecache keeps one text for each name, and none for names in angle brackets.
+        filename = f"autopar program {next(_programs)} of {self.graph.name}, {lane.name}"
+        compiled = compile(source, filename, "exec", optimize=2)
+        made = _Code(filename, source, tuple(self.steps), self.names, compiled)
+        weakref.finalize(made, linecache.cache.pop, filename, None)
+        return made
+
+
+def _is_user(function: Callable[..., Any]) -> bool:
+    """True if a list must reach the callable as a list; torch's own operators take a tuple for it."""
+    return not isinstance(function, torch._ops.OpOverload) and not type(function).__name__.startswith(
+        ("builtin", "method")
+    )

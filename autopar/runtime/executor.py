@@ -24,7 +24,7 @@ from .kernels import Kernel
 from .lane_threads import Call, Crew
 from .lanes import accelerator
 from .lanes.emulated_clock import TOLERANCE, Clock
-from .record import Recording
+from .record import CallRecord
 from .replicas import Replicas
 from .residents import Residents
 from .worker import stop_all
@@ -76,7 +76,7 @@ class Executor:
 
         `Timeline.on_time` raises LateError where emulated work could not keep a declared clock.
         """
-        return self._enter(inputs, Recording(self._plan, self._program) if record else None)
+        return self._enter(inputs, CallRecord(self._plan, self._program) if record else None)
 
     @cached_property
     def inline(self) -> InlineCall | None:
@@ -143,7 +143,9 @@ class Executor:
                 self._updates.append((slot, inputs.get(target), captured.state.get(target)))
         self._blank = [None] * (layout.size - len(inputs) - len(layout.fed))
 
-    def _enter(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
+    def _enter(
+        self, inputs: Sequence[Any], recording: CallRecord | None
+    ) -> tuple[list[Any], Timeline | None]:
         before = ambient.entered.stack
         if id(self) in before:
             raise RunError(
@@ -157,7 +159,7 @@ class Executor:
             finally:
                 ambient.entered.stack = before
 
-    def _call(self, inputs: Sequence[Any], recording: Recording | None) -> tuple[list[Any], Timeline | None]:
+    def _call(self, inputs: Sequence[Any], recording: CallRecord | None) -> tuple[list[Any], Timeline | None]:
         assembly, crew = self._assembly, self._crew
         crew.start()
         slots = self._placed(inputs)
@@ -202,7 +204,7 @@ class Executor:
                 slots[position] = slots[position].to(device)
         return slots
 
-    def _measured(self, recording: Recording, clock: Clock | None) -> Timeline:
+    def _measured(self, recording: CallRecord, clock: Clock | None) -> Timeline:
         self._crew.drain()
         makespan = time.perf_counter() - recording.origin
         late = clock.late if clock is not None else 0.0

@@ -13,7 +13,7 @@ import torch
 from ..capture.autocast import anywhere
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction
-from .failures import failure
+from .lane_threads import failure
 
 
 class InlineCall:

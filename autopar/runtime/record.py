@@ -1,21 +1,29 @@
-"""Measurement of one call: spans by lane and bytes by device, as a `Timeline`."""
+"""Measurement of calls: spans by lane and bytes by device as a `Timeline`, and the timelines of `fast.record()`."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 import time
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from os import PathLike
+from typing import Any, Protocol, cast
 
 import torch
 
+from ..errors import AutoparError
 from ..ir.graph import Graph
+from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Lane, Piece, Program, Step, makes
 from ..ir.timeline import Memory, Span, Timeline
+
+log = logging.getLogger("autopar")
 
 
 class _Account:
@@ -106,7 +114,7 @@ class LaneRecorder:
     `experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)`; Nsight sees all.
     """
 
-    def __init__(self, lane: Lane, recording: Recording) -> None:
+    def __init__(self, lane: Lane, recording: CallRecord) -> None:
         self.lane, self.recording = lane, recording
         self.spans: list[tuple[int, Any, Any]] = []
         self._nvtx = nvtx()
@@ -140,7 +148,7 @@ class LaneRecorder:
         return max(0.0, mark - origin)
 
 
-class Recording:
+class CallRecord:
     """Recorders of the lanes and memory accounts of the devices in one call."""
 
     def __init__(self, plan: Plan, program: Program) -> None:
@@ -202,21 +210,11 @@ class Recording:
             lane = recorder.lane
             if isinstance(step, Copy):
                 source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
+                begun = min(start, ready.get(step.src, 0.0))
                 spans.append(
-                    Span(
-                        lane.name,
-                        lane.device,
-                        "copy",
-                        made.value,
-                        start,
-                        end,
-                        src=source.device,
-                        dst=made.device,
-                        bytes=made.bytes,
-                        ready=min(start, ready.get(step.src, 0.0)),
-                        called=words.value(made.value),
-                    )
-                )
+                    Span(lane.name, lane.device, "copy", made.value, start, end, src=source.device, dst=made.device,
+                         bytes=made.bytes, ready=begun, called=words.value(made.value))
+                )  # fmt: skip
                 continue
             if isinstance(step, Piece):
                 task = graph.task[step.tasks[0]]
@@ -254,3 +252,94 @@ def scaled(timeline: Timeline, factor: float) -> Timeline:
     )
     memory = (replace(m, steps=tuple((at * factor, count) for at, count in m.steps)) for m in timeline.memory)
     return replace(timeline, spans=tuple(spans), memory=tuple(memory), makespan=timeline.makespan * factor)
+
+
+class Recording:
+    """The timelines of the calls made inside `with fast.record() as timeline`; speaks for the last of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Timeline] = []
+
+    @property
+    def last(self) -> Timeline:
+        """The timeline of the last call; AutoparError when there was none."""
+        if not self.calls:
+            raise AutoparError(
+                "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`"
+            )
+        return self.calls[-1]
+
+    @property
+    def counted(self) -> list[Timeline]:
+        """The calls whose figures count: all but those in which emulated work could not keep its declared clock, and
+        those on a faster clock than the last."""
+        kept = [timeline for timeline in self.calls if not timeline.needs_slow_down]
+        return [timeline for timeline in kept if timeline.label == kept[-1].label]
+
+    @property
+    def median(self) -> Timeline:
+        """The timeline whose makespan is the median of the calls that count, of all where none does; AutoparError when
+        there was none."""
+        ordered = sorted(self.counted or self.calls, key=lambda timeline: timeline.makespan)
+        return ordered[(len(ordered) - 1) // 2] if ordered else self.last
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the median call: `.json`, `.json.gz` for Perfetto, `.svg`, `.html`, `.png` as a picture."""
+        self.median.save(path)
+
+
+class _Clocked(Protocol):
+    """A plan, the executor of its program, and the declared clock it runs on."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+
+    @property
+    def executor(self) -> Any:
+        """The executor."""
+
+    def slower(self, slow_down: float) -> None:
+        """From the next call on, let the clock run `slow_down` times slower than the chips."""
+
+
+class Recorded:
+    """Base of everything that can be recorded: while `recording` is there, each call adds its timeline to it;
+    `timeline` is the last.
+
+    Where a recorded call finds that this machine could not keep the declared clock of a `machine` that leaves its
+    slow-down open, the clock is slowed down for the calls after it.
+    """
+
+    machine: Machine
+    recording: Recording | None = None
+    timeline: Timeline | None = None
+
+    def executed(self, prepared: _Clocked, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of one call, which is measured while there is a recording."""
+        recording = self.recording
+        outputs, timeline = prepared.executor.run(inputs, recording is not None)
+        if recording is not None and timeline is not None:
+            recording.calls.append(timeline)
+            self.timeline = timeline
+            self.keep_up(prepared, timeline)
+        return outputs
+
+    def keep_up(self, prepared: _Clocked, timeline: Timeline) -> None:
+        """Slow the clock down as far as `timeline` says it needs, unless the user has set it."""
+        needed = timeline.needs_slow_down
+        if not self.machine.slow_down and needed > prepared.plan.costed.machine.slow_down:
+            prepared.slower(needed)
+            log.info(
+                "%s was %.0f %% behind its declared clock, which runs %g times slower than the chips from now on",
+                timeline.title, 100 * timeline.late, prepared.plan.costed.machine.slow_down,
+            )  # fmt: skip
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Measure every call inside the block: `with step.record() as timeline: step(x, y)`."""
+        outer, self.recording = self.recording, Recording()
+        try:
+            yield self.recording
+        finally:
+            self.recording = outer

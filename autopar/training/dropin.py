@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..capture.strides import Strides, settle
+from ..capture.captured import Strides, settle
 from ..costs.emulation import slowed
 from ..errors import MemoryCapError
 from ..ir.machine import Machine

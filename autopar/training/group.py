@@ -16,7 +16,6 @@ from torch import nn
 
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
-from .losses import own_path
 from .updates import own
 
 BUCKET_BYTES = 4 << 20
@@ -56,7 +55,7 @@ class Group:
         named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
         places: dict[torch.device, int] = {}
         mine = {
-            own_path(name): (str(each.dtype), [*each.shape], id(each) in wanted, _place(each, places))
+            name: (str(each.dtype), [*each.shape], id(each) in wanted, _place(each, places))
             for name, each in named
         }
         theirs: list[Any] = [None] * self.size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
 from ..transform.divide import needed
-from ..transform.rename import renamed
 
 LOSS = "loss.tangent"
 """Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""
@@ -73,6 +72,17 @@ class Loss(nn.Module):
             own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
         )
         """Names of the positional arguments."""
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """All modules, and so tensors, by the paths that their author knows: those in the model, those of the user's
+        function below "criterion"."""
+        memo = set() if memo is None else memo
+        rule = f"{prefix}.{CRITERION}" if prefix else CRITERION
+        yield prefix, self
+        yield from self.model.named_modules(memo, prefix, remove_duplicate)
+        yield from self.rule.named_modules(memo, rule, remove_duplicate)
 
     def apart(self, output: Any) -> Any:
         """The output with all but the loss detached; CaptureError when there is no loss in it."""
@@ -229,41 +239,6 @@ def trained(captured: Captured, parameters: set[int]) -> Captured:
     wanted = [*outputs, *(made for made, _ in graph.updates)]
     tasks = needed(graph.tasks, wanted, lambda task: task.phase == "forward")
     return replace(captured, graph=graph.with_tasks(tasks, outputs=outputs), gradients=kept)
-
-
-def own_paths(captured: Captured) -> Captured:
-    """The graph with paths and names as they are in the model, not in the Module around it."""
-    graph = captured.graph
-    names = {value.name: own_path(value.name) for value in graph.values if value.name.startswith("model.")}
-    graph = renamed(graph, {old: new for old, new in names.items() if new})
-    now = dict(zip((value.name for value in captured.graph.values), (value.name for value in graph.values)))
-    values = tuple(
-        replace(value, path=own_path(value.path)) if value.kind == "state" else value
-        for value in graph.values
-    )
-    tasks = tuple(replace(task, module=_own_module(task.module)) for task in graph.tasks)
-    paths = tuple(
-        (own_path(path), own_path(first)) for path, first in graph.paths if path.startswith("model.")
-    )
-    return replace(
-        captured,
-        graph=replace(graph, values=values, tasks=tasks, paths=paths),
-        state={now[name]: slot for name, slot in captured.state.items()},
-        gradients=tuple((now[target], now[made]) for target, made in captured.gradients),
-        tangents=tuple((now[name], index) for name, index in captured.tangents),
-        same=tuple((index, now[name]) for index, name in captured.same),
-    )
-
-
-def _own_module(path: str) -> str:
-    """The module of a task as its author knows it."""
-    rule, dot, inner = path.partition(".")
-    return f"{CRITERION}{dot}{inner}" if rule == "rule" else own_path(path)
-
-
-def own_path(path: str) -> str:
-    """A path in the model, from that in the Module around it."""
-    return "" if path == "model" else path.removeprefix("model.")
 
 
 def in_rule(error: BaseException) -> bool:

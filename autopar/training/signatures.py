@@ -1,28 +1,35 @@
-"""The graphs of a training step's loss, as Dynamo captures them, and the programs of each, by sizes."""
+"""The graphs of a training step's loss as Dynamo captures them, with programs by sizes; and a graph ahead of a step."""
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
+from ..capture import Captured
+from ..capture.ahead import ahead
 from ..capture.assembly import assembled
 from ..capture.refusals import Untraceable, explain, valued
-from ..errors import AutoparError, CaptureError
+from ..capture.torch_private import FakeTensorMode
+from ..errors import AutoparError, CaptureError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.arguments import Arguments
+from ..pipeline.calls import Arguments, Kept
 from ..pipeline.options import Options
-from ..pipeline.plan_cache import Kept
 from ..pipeline.stages import rewritten, timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
-from .losses import Loss, the_loss
+from . import optimizers
+from .dropin import whole
+from .formulas import FORMULAS, entries
+from .losses import Loss, refused, resident_tangent, the_loss, trained
 from .updates import Signature
 
 Take = Callable[[Signature, Sequence[Any]], Any]
@@ -174,3 +181,84 @@ class _LossGraph:
                     f"{place.path}, of shape {list(place.fake.shape)}, requires grad, and a training step gives "
                     "gradients to parameters alone; .detach() it, or use autopar.compile and your own loop"
                 )
+
+
+def step_ahead(
+    model: nn.Module,
+    criterion: Callable[..., Any] | None,
+    optimizer: torch.optim.Optimizer | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Captured, list[torch.Tensor]]:
+    """The graph of the step that `train_step` takes with `args`, the inputs of the model and then the targets, and the
+    tensors that are its inputs.
+
+    Without a criterion the loss is the user's own: `args` are the model's, and a task stands for what he does between
+    forward and backward. Without an optimizer the step ends with the gradients. State that the optimizer has not made
+    yet counts as if it were there. Raises CaptureError, and PlanError where the update cannot be planned.
+    """
+    with torch.enable_grad():
+        captured, tensors = _captured(model, criterion, args, kwargs)
+    if optimizer is None:
+        return captured, tensors
+    captured = trained(captured, {id(held) for group in optimizer.param_groups for held in group["params"]})
+    parameters = optimizers.trained(captured)
+    ready = _ready(optimizer, parameters)
+    reason = optimizers.obstacle(ready, parameters)
+    if reason or not parameters:
+        raise PlanError(
+            f"the step of {type(optimizer).__name__} cannot be planned: "
+            f"{reason or 'it holds no parameter that has a gradient'}; plan without optimizer="
+        )
+    return optimizers.updated(captured, ready), tensors
+
+
+def _captured(
+    model: nn.Module, criterion: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Captured, list[torch.Tensor]]:
+    """The joint graph of a call, and the tensors that are its inputs."""
+    name = type(model).__name__
+    if criterion is None:
+        captured, tensors = ahead(model, args, kwargs)
+        if not captured.tangents:
+            raise CaptureError(
+                f"{name}: nothing that comes back requires grad, so that there is nothing to train; set requires_grad "
+                "on what is to be trained"
+            )
+        return whole(captured), tensors
+    if kwargs:
+        raise CaptureError(
+            f"{name}: with a criterion example_inputs are those of a training step, (inputs, *targets); give keywords "
+            "of the model as a dict in the place of the inputs"
+        )
+    loss, refused.text = Loss(model, criterion, None), ""
+    try:
+        captured, tensors = ahead(loss, args, {}, partial(the_loss, name=name))
+    except CaptureError as error:
+        if refused.text:
+            raise CaptureError(f"{name}: {refused.text}") from None
+        raise error
+    return resident_tangent(captured, {}), tensors
+
+
+def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
+    """The optimizer as it will be after its first step, of whose state only the form is there."""
+    twin = copy.copy(optimizer)
+    twin.state = {parameter: dict(held) for parameter, held in optimizer.state.items()}  # type: ignore[assignment]
+    groups = {id(held): group for group in optimizer.param_groups for held in group["params"]}
+    for parameter in parameters.values():
+        group, held = groups.get(id(parameter), {}), twin.state.setdefault(parameter, {})
+        wanted = entries(group) if type(optimizer) in FORMULAS and group else ()
+        for entry in wanted:
+            held.setdefault(entry, _like(parameter))
+        if "betas" in group:
+            held.setdefault("step", torch.tensor(0.0))
+    return twin
+
+
+def _like(parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same form and on the same device, without memory."""
+    if parameter.is_meta:
+        return torch.empty_like(parameter)
+    with FakeTensorMode():
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)

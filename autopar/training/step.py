@@ -22,10 +22,10 @@ from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..pipeline.calls import Done
 from ..pipeline.options import Options
-from ..pipeline.plan_cache import Done
 from ..pipeline.stages import Prepared
-from ..runtime.recording import Recorded
+from ..runtime.record import Recorded
 from .group import Group
 from .losses import Loss, in_rule, refused
 from .signatures import Signatures, Take

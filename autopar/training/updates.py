@@ -15,9 +15,9 @@ from ..capture import Captured
 from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
+from ..pipeline.calls import again
 from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.plan_cache import again
 from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
 from ..runtime.executor import Executor
@@ -25,7 +25,7 @@ from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
-from .losses import own_path, own_paths, resident_tangent, trained
+from .losses import resident_tangent, trained
 
 log = logging.getLogger("autopar")
 
@@ -58,7 +58,7 @@ class Signature:
         self.start: dict[str, Any] = {}
         self.own = {id(parameter) for parameter in parameters}
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
-        self.captured = trained(own_paths(resident_tangent(raw, self.start)), self.own)
+        self.captured = trained(resident_tangent(raw, self.start), self.own)
         self.options = options.within(self.captured.graph)
         self.devices = [torch.empty(0, device=tensor.device) for tensor in self._inputs(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
@@ -144,9 +144,8 @@ class Signature:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
             try:
-                targets = [own_path(target) for target, _ in self.raw.gradients]
                 with alone():
-                    eager.judge(outputs, [made.get(target) for target in targets])
+                    eager.judge(outputs, [made.get(target) for target, _ in self.raw.gradients])
             except DifferenceError:
                 with eager.restored():
                     raise

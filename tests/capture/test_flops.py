@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from autopar.capture.flops import flops
+from autopar.capture.operators import flops
 
 aten = torch.ops.aten
 

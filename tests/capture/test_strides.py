@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import autopar
-from autopar.capture.strides import GAPS, alike, laid
+from autopar.capture.captured import GAPS, alike, laid
 from autopar.costs.clustering import unfused
 from autopar.ir.graph import JOIN
 from autopar.ops import resolve as bind

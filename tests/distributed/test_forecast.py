@@ -10,7 +10,7 @@ from layered_models import HIDDEN, LENGTH, VOCABULARY, Tied, numbered, tied
 
 from autopar import PlanError
 from autopar.__main__ import main
-from autopar.capture import repeated
+from autopar.capture import ahead as repeated
 from autopar.distributed.forecast import _priced, captured, forecast, on_meta
 from autopar.ir.hosts import Hosts
 

@@ -210,7 +210,7 @@ def test_programs_and_plans_print(model, x):
 
 @pytest.mark.slow
 def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch):
-    monkeypatch.setattr("autopar.pipeline.plan_cache.SIZES", 4)
+    monkeypatch.setattr("autopar.pipeline.calls.SIZES", 4)
     fast = autopar.compile(model, ["cpu"], check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
         for rows in range(2, 13):

@@ -5,7 +5,7 @@ import torch
 from cut_cases import b, case, i, r
 from cut_parts import check, identify, outputs_of
 
-from autopar.capture.flops import flops
+from autopar.capture.operators import flops
 from autopar.capture.split_rules import cuts
 from autopar.ir.graph import SUMMED
 from autopar.ops import composites  # noqa: F401  (defines the operators)

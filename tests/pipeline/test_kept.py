@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.pipeline import plan_cache
-from autopar.pipeline.plan_cache import Kept
+from autopar.pipeline import calls
+from autopar.pipeline.calls import Kept
 
 MOST = 8
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "SIZES", MOST)
+    monkeypatch.setattr(calls, "SIZES", MOST)
 
 
 class Made:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
-from autopar.training.optimizers.formulas import entries, formula, norm
+from autopar.training.formulas import entries, formula, norm
 from autopar.training.updates import own
 
 

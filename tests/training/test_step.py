@@ -196,9 +196,9 @@ def test_the_face(tmp_path):
 
 
 def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypatch, caplog):
-    from autopar.pipeline import plan_cache
+    from autopar.pipeline import calls
 
-    monkeypatch.setattr(plan_cache, "SIZES", 4)
+    monkeypatch.setattr(calls, "SIZES", 4)
     pair = Pair(mlp, MOMENTUM, ["cpu"], policy="auto", split=None, check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
         pair.same([batches(1, rows)[0] for rows in (*range(2, 10), 2)])

@@ -11,8 +11,8 @@ from torch import nn
 from training_models import Convolved, Tied, mlp
 
 from autopar.lowering.lower import lower
-from autopar.pipeline.meta import Form, axes
 from autopar.pipeline.options import Options
+from autopar.pipeline.propagate import Form, axes
 from autopar.pipeline.stages import plan_captured
 
 

@@ -31,7 +31,8 @@ from autopar.lowering.lower import lower
 from autopar.pipeline.batch_split import split_graph
 from autopar.planner import place
 from autopar.runtime.flat_transfer import joined, pieces
-from autopar.training.optimizers import formulas, updated
+from autopar.training import formulas
+from autopar.training.optimizers import updated
 from autopar.transform.buckets import FEW, grouped
 
 CPU = torch.device("cpu")

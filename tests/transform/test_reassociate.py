@@ -15,7 +15,7 @@ from torch import nn
 
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.runtime.interpreter import interpret
-from autopar.transform.reassociate import reassociated
+from autopar.transform.rewrites import reassociated
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ import torch
 from ...ir.graph import Cut
 
 # Their rules register themselves.
-from . import backward, composites, index, linear, loss, reduce, shape  # noqa: F401
+from . import backward, linear, reduce, shape  # noqa: F401
 from .pointwise import pointwise
 from .registry import RULES, Call, Way
 

@@ -1,11 +1,18 @@
-"""Cuts of gradients: those of what came in keep its rows, those of weights are sums over rows."""
+"""Cuts of gradients: those of what came in keep its rows, those of weights are sums over rows.
+
+What stays whole in a joint graph (a composite) is cut forward as the aten operator is, backward by the same turned
+round: where rows of the outputs depend on the same rows of some inputs and on others whole, the gradients of the former
+have those rows, and to the gradients of the latter each part adds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from ...ir.graph import OWN, SUMMED
-from .registry import Call, Way, axis_of, rule
+from .registry import RULES, Call, Way, always, axis_of, kept, rule
 
 
 def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
@@ -48,22 +55,11 @@ def batch_norm_backward(call: Call) -> Iterator[Way]:
             yield Way(rows, _masked(call, axis, SUMMED, SUMMED))
 
 
-@rule("_softmax_backward_data", "_log_softmax_backward_data")
+@rule("_softmax_backward_data _log_softmax_backward_data glu_backward")
 def softmax_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the one that adds up to one."""
-    rank = call.rank("output")
-    for axis in range(rank):
-        if axis != axis_of(call["dim"], rank):
-            yield Way({"grad_output": axis, "output": axis}, axis)
-
-
-@rule("glu_backward")
-def glu_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the one that holds gate and gated."""
-    rank = call.rank("self")
-    for axis in range(rank):
-        if axis != axis_of(call["dim"], rank):
-            yield Way({"grad_output": axis, "self": axis}, axis)
+    """Every axis but the one that adds up to one, or that holds gate and gated."""
+    name = "output" if "output" in call.arguments else "self"
+    yield from kept(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
 
 
 @rule("embedding_dense_backward")
@@ -97,20 +93,6 @@ def grid_sampler_backward(call: Call) -> Iterator[Way]:
     yield Way({"grad_output": 0, "input": 0, "grid": 0}, _masked(call, 0, 0))
 
 
-_PLANES = (
-    "max_pool{n}d_with_indices_backward avg_pool{n}d_backward _adaptive_avg_pool{n}d_backward"
-    " adaptive_max_pool{n}d_backward reflection_pad{n}d_backward replication_pad{n}d_backward"
-)
-
-
-@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _PLANES.split()))
-def plane_backward(call: Call) -> Iterator[Way]:
-    """Batch and channels: each image plane by itself."""
-    inner = int(next(digit for digit in call.name if digit.isdigit()))
-    for axis in range(call.rank("self") - inner):
-        yield Way({"grad_output": axis, "self": axis, "indices": axis}, axis)
-
-
 _RESIZES = (
     "upsample_nearest{n}d_backward _upsample_nearest_exact{n}d_backward upsample_linear{n}d_backward"
     " upsample_bilinear{n}d_backward upsample_bicubic{n}d_backward upsample_trilinear{n}d_backward"
@@ -118,11 +100,10 @@ _RESIZES = (
 )
 
 
-@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))
-def resize_backward(call: Call) -> Iterator[Way]:
-    """Batch and channels, which the size repeats."""
-    for axis in range(2):
-        yield Way({"grad_output": axis}, axis, (("input_size", axis),))
+# Batch and channels, which the size repeats.
+rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))(
+    always(*(Way({"grad_output": axis}, axis, (("input_size", axis),)) for axis in range(2)))
+)
 
 
 @rule("slice_backward", "select_backward", "unfold_backward")
@@ -150,3 +131,70 @@ def diagonal_backward(call: Call) -> Iterator[Way]:
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
     for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
         yield Way({"grad_output": before}, after, (("input_sizes", after),))
+
+
+_NAMES = """
+    scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    rms_norm layer_norm group_norm cdist
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+"""
+
+
+class _Plain(Call):
+    """The call of the aten operator behind a call forward or backward; one made backward has the gradients of its
+    outputs for outputs.
+    """
+
+    def __init__(self, call: Call) -> None:
+        backward = call.name.endswith("_backward")
+        self.name = call.name.removesuffix("_backward").replace("autopar::", "aten::")
+        self.arguments = {
+            name: value for name, value in call.arguments.items() if name not in ("grads", "outputs", "needs")
+        }
+        self.position = call.position
+        self.outputs = tuple(call.get("outputs") or call["grads"]) if backward else call.outputs
+
+    def ways(self) -> Iterator[Way]:
+        found = RULES.get(self.name, RULES.get(self.name.replace("aten::", "autopar::")))
+        yield from found(self) if found else ()
+
+
+@rule(*(f"autopar::{name}" for name in _NAMES.split()))
+def forward(call: Call) -> Iterator[Way]:
+    """As the aten operator of that name."""
+    yield from _Plain(call).ways()
+
+
+@rule("autopar::embedding_bag")
+def bags(call: Call) -> Iterator[Way]:
+    """Bags that are rows, and the features."""
+    if call["offsets"] is None:
+        yield Way({"indices": 0, "per_sample_weights": 0}, 0)
+    yield Way({"weight": 1}, 1)
+
+
+@rule(*(f"autopar::{name}_backward" for name in (*_NAMES.split(), "embedding_bag")))
+def backward(call: Call) -> Iterator[Way]:
+    """Every way forward, turned round."""
+    if call.get("scale_grad_by_freq"):
+        return
+    plain = _Plain(call)
+    marks = zip(plain.tensors(), call["needs"], strict=True)
+    needed = [(name, index) for (name, index, _), mark in marks if mark]
+    for way in plain.ways():
+        made = (way.outputs,) * len(plain.outputs) if isinstance(way.outputs, int) else tuple(way.outputs)
+        grads = [axis if isinstance(grad, torch.Tensor) else None for axis, grad in zip(made, call["grads"])]
+        axes = (_axis(way, name, index) for name, index in needed)
+        yield Way(
+            {**way.inputs, "grads": grads, "outputs": made},
+            tuple(SUMMED if axis is None else axis for axis in axes),
+            way.scale,
+        )
+
+
+def _axis(way: Way, name: str, index: int | None) -> int | None:
+    """The axis along which a way cuts one tensor among the arguments."""
+    given = way.inputs.get(name)
+    return given if given is None or isinstance(given, int) else given[index or 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ir.graph import SUMMED
-from .registry import Call, Way, aligned, broadcasting, rule
+from .registry import Call, Way, aligned, always, broadcasting, kept, rule
 
 
 @rule("linear")
@@ -75,15 +75,11 @@ def einsum(call: Call) -> Iterator[Way]:
 @rule("bilinear")
 def bilinear(call: Call) -> Iterator[Way]:
     """The axes in front of the features."""
-    for axis in range(call.rank("input1") - 1):
-        yield Way({"input1": axis, "input2": axis}, axis)
+    yield from kept(call, "input1", "input2", but=[call.rank("input1") - 1])
 
 
-@rule("outer", "ger")
-def outer(call: Call) -> Iterator[Way]:
-    """Either vector."""
-    yield Way({"self": 0}, 0)
-    yield Way({"vec2": 0}, 1)
+# Either vector.
+rule("outer ger")(always(Way({"self": 0}, 0), Way({"vec2": 0}, 1)))
 
 
 @rule("cdist", "_cdist_forward", "_euclidean_dist")
@@ -155,6 +151,8 @@ def cell(call: Call) -> Iterator[Way]:
 _POOLS = (
     "max_pool{n}d max_pool{n}d_with_indices avg_pool{n}d adaptive_avg_pool{n}d adaptive_max_pool{n}d"
     " _adaptive_avg_pool{n}d max_unpool{n}d upsample_nearest{n}d _upsample_nearest_exact{n}d"
+    " max_pool{n}d_with_indices_backward avg_pool{n}d_backward _adaptive_avg_pool{n}d_backward"
+    " adaptive_max_pool{n}d_backward reflection_pad{n}d_backward replication_pad{n}d_backward"
 )
 _RESIZES = (
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa"
@@ -162,25 +160,18 @@ _RESIZES = (
 )
 
 
-@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _POOLS.split()), *_RESIZES.split())
+@rule(*(name.format(n=n) for n in (1, 2, 3) for name in _POOLS.split()), _RESIZES)
 def pool(call: Call) -> Iterator[Way]:
-    """Batch and channels: each image plane by itself."""
-    inner = int(next(digit for digit in reversed(call.name) if digit.isdigit()))
+    """Batch and channels, backward too: each image plane by itself."""
+    inner = int(next(digit for digit in call.name if digit.isdigit()))
     name = "self" if "self" in call.arguments else "input"
-    for axis in range(call.rank(name) - inner):
-        yield Way({name: axis, "indices": axis}, axis)
+    rank = call.rank(name)
+    yield from kept(call, name, "grad_output", "indices", but=range(rank - inner, rank))
 
 
-@rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
-def grid_sampler(call: Call) -> Iterator[Way]:
-    """The batch axis of images and grids."""
-    yield Way({"input": 0, "grid": 0}, 0)
-
-
-@rule("affine_grid_generator")
-def affine_grid(call: Call) -> Iterator[Way]:
-    """The batch axis, which the size repeats."""
-    yield Way({"theta": 0}, 0, (("size", 0),))
+# The batch axis of images and grids; that which the size repeats.
+rule("grid_sampler grid_sampler_2d grid_sampler_3d")(always(Way({"input": 0, "grid": 0}, 0)))
+rule("affine_grid_generator")(always(Way({"theta": 0}, 0, (("size", 0),))))
 
 
 _MATRIX = (
@@ -196,8 +187,7 @@ def matrix(call: Call) -> Iterator[Way]:
     """Batch axes of functions of a square matrix that have one value."""
     name, _, tensor = next(call.tensors())
     if sum(1 for _ in call.tensors()) == 1:
-        for axis in range(tensor.dim() - 2):
-            yield Way({name: axis}, axis)
+        yield from kept(call, name, but=range(tensor.dim() - 2, tensor.dim()))
 
 
 @rule("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve")

@@ -1,4 +1,7 @@
-"""Cuts of what computes each element from the elements that broadcast onto it."""
+"""Cuts of what computes each element from the elements that broadcast onto it, and of losses and their gradients.
+
+A loss keeps rows, or adds them up as summands. A mean is no sum of the means of its parts, so it has no cut.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ...ir.graph import OWN, SUMMED
 from .registry import Call, Way, broadcasting, rule
 
 _UNTAGGED = (
@@ -22,6 +26,9 @@ _UNTAGGED = (
     " elu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward mish_backward"
     " softplus_backward rrelu_with_noise_backward _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward"
 )
+
+_NONE, _MEAN, _SUM = range(3)
+"""Reductions of a loss."""
 
 
 @rule(_UNTAGGED)
@@ -41,22 +48,78 @@ def pointwise(call: Call) -> Iterator[Way]:
         yield Way(broadcasting(call, axis, shape), axis)
 
 
-@rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+@rule("dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout rrelu")
 def dropout(call: Call) -> Iterator[Way]:
-    """Only where it drops nothing."""
-    if not call["train"] or call["p"] == 0:
+    """Only where it draws nothing."""
+    training = call["training" if "training" in call.arguments else "train"]
+    if training is False or (call.name != "aten::native_dropout" and call.get("p") == 0):
         yield from pointwise(call)
 
 
-@rule("native_dropout")
-def native_dropout(call: Call) -> Iterator[Way]:
-    """Only where it drops nothing (the mask is an output as well)."""
-    if call["train"] is False:
+@rule(
+    "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss"
+    " binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss margin_ranking_loss"
+)
+def loss(call: Call) -> Iterator[Way]:
+    """Every axis of the elements that are compared."""
+    if call["reduction"] == _NONE:
+        yield from pointwise(call)
+    elif call["reduction"] == _SUM:
+        shape = torch.broadcast_shapes(*(tensor.shape for _, _, tensor in call.tensors()))
+        for axis in range(len(shape)):
+            yield Way(broadcasting(call, axis, shape), SUMMED)
+
+
+@rule(
+    "mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward"
+    " binary_cross_entropy_backward"
+)
+def loss_backward(call: Call) -> Iterator[Way]:
+    """Every axis; the gradient of a sum is one number for all elements, that of a mean knows their count."""
+    if call["reduction"] != _MEAN:
         yield from pointwise(call)
 
 
-@rule("rrelu")
-def rrelu(call: Call) -> Iterator[Way]:
-    """Only in evaluation, where the slope is fixed."""
-    if not call["training"]:
-        yield from pointwise(call)
+@rule("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss2d_forward")
+def class_loss(call: Call) -> Iterator[Way]:
+    """Every axis but the classes: they are axis 1 of the scores and absent in the target.
+
+    The weight of the targets is the second output of the native form, of no use where nothing is reduced.
+    """
+    scores, target = call["self"], call["target"]
+    if scores.dim() < 2 or target.dim() != scores.dim() - 1 or call["reduction"] == _MEAN:
+        return
+    for axis in range(target.dim()):
+        first, second = (axis, OWN) if call["reduction"] == _NONE else (SUMMED, SUMMED)
+        yield Way({"self": axis + (axis > 0), "target": axis}, (first, second)[: len(call.outputs)])
+
+
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def class_loss_backward(call: Call) -> Iterator[Way]:
+    """Every axis but the classes; the gradient and the weight of the targets whole where they are of all."""
+    if call.rank("self") < 2:
+        return
+    for axis in range(call.rank("target")):
+        scores = axis + (axis > 0)
+        rows = {"self": scores, "target": axis}
+        if call["reduction"] != _NONE:
+            yield Way(rows, scores)
+            continue
+        for weight in (OWN, None):
+            yield Way({**rows, "grad_output": axis, "total_weight": weight}, scores)
+
+
+@rule("multi_margin_loss", "multilabel_margin_loss", "multilabel_margin_loss_forward")
+def margin_loss(call: Call) -> Iterator[Way]:
+    """The rows of a batch; the marks of the targets keep them in any case."""
+    if call.rank("self") == 2 and call["reduction"] != _MEAN:
+        first = 0 if call["reduction"] == _NONE else SUMMED
+        yield Way({"self": 0, "target": 0}, (first, 0)[: len(call.outputs)])
+
+
+@rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def margin_loss_backward(call: Call) -> Iterator[Way]:
+    """The rows of a batch."""
+    if call.rank("self") == 2 and call["reduction"] != _MEAN:
+        gradient = 0 if call["reduction"] == _NONE else None
+        yield Way({"grad_output": gradient, "self": 0, "target": 0, "is_target": 0}, 0)

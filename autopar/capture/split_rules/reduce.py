@@ -8,7 +8,7 @@ import torch
 
 from ...ir.graph import OWN, SUMMED
 from .pointwise import pointwise
-from .registry import Call, Way, axes_of, axis_of, broadcasting, rule
+from .registry import Call, Way, axes_of, axis_of, broadcasting, kept, rule
 
 _SAME_SHAPE = (
     "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp"
@@ -23,13 +23,9 @@ _REDUCING = (
 @rule(_SAME_SHAPE)
 def along(call: Call) -> Iterator[Way]:
     """Scans, sorts and softmaxes keep the shape but for the axis they work along."""
-    rank = call.rank("self")
     dim = 0 if call.name == "aten::msort" else call.get("dim", -1)
-    if not isinstance(dim, int):
-        return
-    for axis in range(rank):
-        if axis != axis_of(dim, rank):
-            yield Way({"self": axis}, axis)
+    if isinstance(dim, int):
+        yield from kept(call, "self", but=[axis_of(dim, call.rank("self"))])
 
 
 @rule(_REDUCING)
@@ -54,8 +50,8 @@ def reduction(call: Call) -> Iterator[Way]:
 @rule("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
 def layer_norm(call: Call) -> Iterator[Way]:
     """Axes before the normalised ones; weight and bias whole."""
-    for axis in range(call.rank("input") - len(call["normalized_shape"])):
-        yield Way({"input": axis}, axis)
+    rank = call.rank("input")
+    yield from kept(call, "input", but=range(rank - len(call["normalized_shape"]), rank))
 
 
 @rule("group_norm", "native_group_norm", "instance_norm")
@@ -88,9 +84,7 @@ def batch_norm(call: Call) -> Iterator[Way]:
 @rule("prelu")
 def prelu(call: Call) -> Iterator[Way]:
     """Every axis but the channels, which have their own slope each."""
-    for axis in range(call.rank("self")):
-        if axis != 1 or call["weight"].numel() == 1:
-            yield Way({"self": axis}, axis)
+    yield from kept(call, "self", but=[] if call["weight"].numel() == 1 else [1])
 
 
 @rule("cosine_similarity", "pairwise_distance", "linalg_cross", "linalg_vecdot")
@@ -122,9 +116,7 @@ def fft(call: Call) -> Iterator[Way]:
     dim = call["dim"]
     if dim is None and call.get("s") is not None:
         dim = list(range(rank - len(call["s"]), rank))
-    for axis in range(rank):
-        if axis not in axes_of(dim, rank):
-            yield Way({"self": axis}, axis)
+    yield from kept(call, "self", but=axes_of(dim, rank))
 
 
 @rule("stft")
@@ -139,8 +131,7 @@ def lookup(call: Call) -> Iterator[Way]:
     """Each element of the queries by itself; what it is looked up in is whole."""
     name = "self" if call.name == "aten::bucketize" else "elements"
     if call.is_tensor(name):
-        for axis in range(call.rank(name)):
-            yield Way({name: axis}, axis)
+        yield from kept(call, name)
 
 
 @rule("searchsorted")
@@ -149,6 +140,5 @@ def searchsorted(call: Call) -> Iterator[Way]:
     if not call.is_tensor("self"):
         return
     flat = call.rank("sorted_sequence") == 1
-    for axis in range(call.rank("self") if flat else call.rank("self") - 1):
-        cut = {"self": axis} if flat else {"self": axis, "sorted_sequence": axis, "sorter": axis}
-        yield Way(cut, axis)
+    beside = () if flat else ("sorted_sequence", "sorter")
+    yield from kept(call, "self", *beside, but=[] if flat else [call.rank("self") - 1])

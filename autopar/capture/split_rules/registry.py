@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,6 +39,11 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def always(*ways: Way) -> Rule:
+    """The rule of operators that may be cut in these ways whatever their arguments."""
+    return lambda call: iter(ways)
 
 
 class Call:
@@ -101,6 +106,18 @@ class Call:
                         yield name, index, item
 
 
+def kept(
+    call: Call, *names: str, but: Container[int] = (), gone: Sequence[int] | frozenset[int] = ()
+) -> Iterator[Way]:
+    """A way for each axis of these tensors, which run side by side, `but` some; outputs lack the axes that are `gone`.
+
+    A name that the call has no tensor for stands for nothing.
+    """
+    for axis in range(call.rank(names[0])):
+        if axis not in but:
+            yield Way(dict.fromkeys(names, axis), axis - sum(other < axis for other in gone))
+
+
 def axis_of(dim: int, rank: int) -> int:
     """The axis counted from the front."""
     return dim + rank if dim < 0 else dim
@@ -119,14 +136,10 @@ def aligned(tensor: torch.Tensor, axis: int, shape: Sequence[int]) -> int | None
     return own if own >= 0 and tensor.shape[own] == shape[axis] and shape[axis] != 1 else None
 
 
-def broadcasting(
-    call: Call, axis: int, shape: Sequence[int], skip: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Axes of all tensor arguments (but `skip`) of a call that broadcasts them to `shape`."""
+def broadcasting(call: Call, axis: int, shape: Sequence[int]) -> dict[str, Any]:
+    """Axes of all tensor arguments of a call that broadcasts them to `shape`."""
     found: dict[str, Any] = {}
     for name, index, tensor in call.tensors():
-        if name in skip:
-            continue
         own = aligned(tensor, axis, shape)
         if index is None:
             found[name] = own

@@ -1,11 +1,13 @@
-"""Cuts of what moves or renames elements without computing: views, joins, splits, paddings."""
+"""Cuts of what moves elements without computing: views, joins, splits, paddings, reads and writes at positions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from .registry import Call, Way, aligned, axes_of, axis_of, rule
+import torch
+
+from .registry import Call, Way, aligned, axes_of, axis_of, kept, rule
 
 
 @rule("view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as ravel")
@@ -60,8 +62,7 @@ def repeat_interleave(call: Call) -> Iterator[Way]:
         and call.get("dim") is not None
         and call.get("output_size") is None
     ):
-        for axis in range(call.rank("self")):
-            yield Way({"self": axis}, axis)
+        yield from kept(call, "self")
 
 
 @rule(
@@ -111,17 +112,14 @@ def squeeze(call: Call) -> Iterator[Way]:
     if "dim" not in call.arguments:
         return
     shape = call.shape("self")
-    gone = [axis for axis in axes_of(call["dim"], len(shape)) if shape[axis] == 1]
-    for axis in range(len(shape)):
-        if axis not in axes_of(call["dim"], len(shape)):
-            yield Way({"self": axis}, axis - sum(other < axis for other in gone))
+    busy = axes_of(call["dim"], len(shape))
+    yield from kept(call, "self", but=busy, gone=[axis for axis in busy if shape[axis] == 1])
 
 
 @rule("view_as_real", "view_as_complex", "view_as_real_copy", "view_as_complex_copy")
 def complex_view(call: Call) -> Iterator[Way]:
     """Every axis but the pair (real, imaginary)."""
-    for axis in range(min(call.rank("self"), call.output.dim())):
-        yield Way({"self": axis}, axis)
+    yield from kept(call, "self", but=range(call.output.dim(), call.rank("self")))
 
 
 @rule("cat", "concat", "concatenate")
@@ -149,23 +147,16 @@ def stack(call: Call) -> Iterator[Way]:
 )
 def split(call: Call) -> Iterator[Way]:
     """Every axis but the one that is split."""
-    if call.is_tensor("tensor_indices_or_sections"):
-        return
-    for axis in range(call.rank("self")):
-        if axis != axis_of(call["dim"], call.rank("self")):
-            yield Way({"self": axis}, axis)
+    if not call.is_tensor("tensor_indices_or_sections"):
+        yield from kept(call, "self", but=[axis_of(call["dim"], call.rank("self"))])
 
 
 @rule("unbind", "unbind_copy", "select", "select_copy")
 def select(call: Call) -> Iterator[Way]:
     """Every axis but the one that goes."""
-    if not isinstance(call.get("dim"), int):
-        return
-    rank = call.rank("self")
-    gone = axis_of(call["dim"], rank)
-    for axis in range(rank):
-        if axis != gone:
-            yield Way({"self": axis}, axis - (axis > gone))
+    if isinstance(call.get("dim"), int):
+        gone = [axis_of(call["dim"], call.rank("self"))]
+        yield from kept(call, "self", but=gone, gone=gone)
 
 
 @rule(
@@ -214,19 +205,17 @@ def pad(call: Call) -> Iterator[Way]:
 @rule("tril", "triu", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im")
 def leading(call: Call) -> Iterator[Way]:
     """The batch axes in front of the plane, cube or image it works on."""
-    inner = {"aten::tril": 2, "aten::triu": 2, "aten::im2col": 3, "aten::col2im": 2}.get(call.name, 3)
-    for axis in range(1 if call.name == "aten::channel_shuffle" else call.rank("self") - inner):
-        yield Way({"self": axis}, axis)
+    rank = call.rank("self")
+    inner = {"aten::tril": 2, "aten::triu": 2, "aten::col2im": 2, "aten::channel_shuffle": rank - 1}
+    yield from kept(call, "self", but=range(rank - inner.get(call.name, 3), rank))
 
 
 @rule("diagonal", "diagonal_copy", "linalg_diagonal")
 def diagonal(call: Call) -> Iterator[Way]:
     """Axes outside the plane, in order, in front of the diagonal."""
-    rank = call.rank("self" if "self" in call.arguments else "A")
-    plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
     name = "self" if "self" in call.arguments else "A"
-    for after, axis in enumerate(axis for axis in range(rank) if axis not in plane):
-        yield Way({name: axis}, after)
+    plane = [axis_of(call[dim], call.rank(name)) for dim in ("dim1", "dim2")]
+    yield from kept(call, name, but=plane, gone=plane)
 
 
 @rule("diag_embed")
@@ -234,9 +223,8 @@ def diag_embed(call: Call) -> Iterator[Way]:
     """Axes before the diagonal, in order, round the plane it becomes."""
     rank = call.output.dim()
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
-    for before, after in zip(
-        range(rank - 2), (axis for axis in range(rank) if axis not in plane), strict=True
-    ):
+    rest = (axis for axis in range(rank) if axis not in plane)
+    for before, after in zip(range(rank - 2), rest, strict=True):
         yield Way({"self": before}, after)
 
 
@@ -261,8 +249,7 @@ def new(call: Call) -> Iterator[Way]:
 def one_hot(call: Call) -> Iterator[Way]:
     """Every axis, when the number of classes is given."""
     if call["num_classes"] > 0:
-        for axis in range(call.rank("self")):
-            yield Way({"self": axis}, axis)
+        yield from kept(call, "self")
 
 
 @rule("_assert_tensor_metadata")
@@ -270,6 +257,91 @@ def metadata(call: Call) -> Iterator[Way]:
     """Every axis, its size with it; strides differ between a part and a whole."""
     if call.get("stride") is not None:
         return
-    for axis in range(call.rank(next(name for name, _, _ in call.tensors()))):
-        name = next(name for name, _, _ in call.tensors())
+    name = next(name for name, _, _ in call.tensors())
+    for axis in range(call.rank(name)):
         yield Way({name: axis}, (), (("size", axis),) if call.get("size") is not None else ())
+
+
+@rule("embedding")
+def embedding(call: Call) -> Iterator[Way]:
+    """Every axis of the indices; the table whole, or cut by features."""
+    rank = call.rank("indices")
+    for axis in range(rank):
+        yield Way({"indices": axis}, axis)
+    yield Way({"weight": 1}, rank)
+
+
+@rule("gather", "take_along_dim")
+def gather(call: Call) -> Iterator[Way]:
+    """Axes along which self and index run side by side."""
+    index = "index" if "index" in call.arguments else "indices"
+    if not isinstance(call.get("dim"), int) or call.rank("self") != call.rank(index):
+        return
+    rank = call.rank("self")
+    for axis in range(rank):
+        if axis == axis_of(call["dim"], rank):
+            yield Way({index: axis}, axis)
+        elif call.shape("self")[axis] == call.shape(index)[axis]:
+            yield Way({"self": axis, index: axis}, axis)
+
+
+@rule("scatter", "scatter_add", "scatter_reduce")
+def scatter(call: Call) -> Iterator[Way]:
+    """Axes along which self, index and source run side by side."""
+    rank = call.rank("self")
+    tensors = {name: tensor for name, _, tensor in call.tensors() if tensor.dim()}
+    if call.rank("index") != rank:
+        return
+    for axis in range(rank):
+        if (
+            axis != axis_of(call["dim"], rank)
+            and len({tensor.shape[axis] for tensor in tensors.values()}) == 1
+        ):
+            yield Way(dict.fromkeys(tensors, axis), axis)
+
+
+@rule("index_select", "index_add", "index_copy", "index_fill", "index_reduce")
+def index_select(call: Call) -> Iterator[Way]:
+    """Every axis but the indexed one; there, a selection may be cut by its index."""
+    rank = call.rank("self")
+    if rank == 0:
+        return
+    dim = axis_of(call["dim"], rank)
+    source = next((name for name in ("source", "tensor_source") if call.is_tensor(name)), None)
+    if source is None and call.name in ("aten::index_add", "aten::index_copy", "aten::index_reduce"):
+        return
+    for axis in range(rank):
+        if axis != dim:
+            yield Way({"self": axis} | ({} if source is None else {source: axis}), axis)
+        elif call.name == "aten::index_select" and call.rank("index") == 1:
+            yield Way({"index": 0}, axis)
+
+
+@rule("index", "_unsafe_index", "index_put", "_unsafe_index_put")
+def index(call: Call) -> Iterator[Way]:
+    """Axes that no tensor indexes pass through; of a read, also the axes of the indices.
+
+    The axes of the indices stand where the first of them stood when they are neighbours, else in front.
+    """
+    shape, indices = call.shape("self"), list(call["indices"])
+    if any(item is not None and item.dtype in (torch.bool, torch.uint8) for item in indices):
+        return
+    indices += [None] * (len(shape) - len(indices))
+    busy = [axis for axis, item in enumerate(indices) if item is not None]
+    if not busy:
+        return
+    wide = torch.broadcast_shapes(*(indices[axis].shape for axis in busy))
+    first = busy[0] if busy[-1] - busy[0] + 1 == len(busy) else 0
+    rest = [axis for axis in range(len(shape)) if axis not in busy]
+    result = (*(shape[axis] for axis in rest[:first]), *wide, *(shape[axis] for axis in rest[first:]))
+    writes = call.is_tensor("values")
+    for place, axis in enumerate(rest):
+        out = place if place < first else place + len(wide)
+        if writes:
+            yield Way({"self": axis, "values": aligned(call["values"], out, result)}, axis)
+        else:
+            yield Way({"self": axis}, out)
+    if not writes:
+        for axis in range(len(wide)):
+            cut = [None if item is None else aligned(item, axis, wide) for item in call["indices"]]
+            yield Way({"indices": cut}, first + axis)

@@ -18,9 +18,9 @@ import torch
 
 from ...costs.calibrate import pins_memory
 from ...ir.program import Copy, Lane, Program, Record
-from ..events import Gates
-from ..record import LaneRecorder, Recording
+from ..record import CallRecord, LaneRecorder
 from ..slots import events
+from ..worker import Gates
 from .host import HostLane
 
 PINNED_LIMIT = 256 << 20
@@ -106,7 +106,7 @@ class AcceleratorLane(HostLane):
         """Block until the stream has done what it was given."""
         (self._stream or torch.accelerator.current_stream(self.device)).synchronize()
 
-    def recorder(self, recording: Recording) -> LaneRecorder:
+    def recorder(self, recording: CallRecord) -> LaneRecorder:
         """Timing events of the stream for the steps of one call."""
         return _StreamRecorder(
             self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
@@ -116,7 +116,7 @@ class AcceleratorLane(HostLane):
 class _StreamRecorder(LaneRecorder):
     """Marks are timing events of the stream, counted from one whose time on the host's clock is known."""
 
-    def __init__(self, lane: Lane, recording: Recording, queue: torch.Stream) -> None:
+    def __init__(self, lane: Lane, recording: CallRecord, queue: torch.Stream) -> None:
         super().__init__(lane, recording)
         self._queue = queue
         queue.synchronize()

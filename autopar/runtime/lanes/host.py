@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ...ir.program import Copy, Free, Lane, Program, Wait
-from ..events import Gates
-from ..record import LaneRecorder, Recording
+from ..record import CallRecord, LaneRecorder
+from ..worker import Gates
 
 
 class HostLane:
@@ -66,7 +66,7 @@ class HostLane:
     def drain(self) -> None:
         """Block until everything the lane was given has ended."""
 
-    def recorder(self, recording: Recording) -> LaneRecorder:
+    def recorder(self, recording: CallRecord) -> LaneRecorder:
         """Recorder of the start and end of each step of the lane in one call."""
         return LaneRecorder(self.lane, recording)
 

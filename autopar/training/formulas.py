@@ -17,9 +17,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from ...capture.torch_private import norm_of
-from ...errors import RunError
-from ...runtime.flat_transfer import joined, pieces
+from ..capture.torch_private import norm_of
+from ..errors import RunError
+from ..runtime.flat_transfer import joined, pieces
 
 Column = Sequence[torch.Tensor]
 """One tensor for each parameter."""

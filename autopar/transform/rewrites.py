@@ -1,10 +1,98 @@
-"""A chain of additions becomes a balanced tree, so that devices can add at the same time."""
+"""The same graph otherwise written: random numbers drawn where they are read, other names, sums as trees."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from ..ir.graph import Graph, Ref, Task, Value
+from ..ir.graph import DEFAULT, LOCAL, Cut, Graph, Ref, Task, Value
+
+_ELEMENTWISE = frozenset({
+    "aten.native_dropout.default", "aten.bernoulli.default", "aten.bernoulli.p", "aten.rand_like.default",
+    "aten.randn_like.default", "autopar.bernoulli.default", "autopar.normal.default",
+})  # fmt: skip
+"""Operators that draw a number for each element of their one tensor."""
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+def local(graph: Graph) -> Graph:
+    """The graph with each random task free to run anywhere, drawing from the generator of the device it is put on.
+
+    Linear in tasks.
+    """
+    drawing = {task.name for task in graph.tasks if task.random == DEFAULT}
+    tasks = (_local(graph, task, drawing) if task.name in drawing else task for task in graph.tasks)
+    return replace(graph, tasks=tuple(tasks))
+
+
+def _local(graph: Graph, task: Task, drawing: Collection[str]) -> Task:
+    after = tuple(name for name in task.after if name not in drawing)
+    return replace(task, random=LOCAL, home=False, after=after, cuts=task.cuts or _cuts(graph, task))
+
+
+def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
+    """The axes along which parts may draw for themselves."""
+    shapes = [graph.value[name].shape for name in task.inputs]
+    made = graph.value[task.outputs[0]].shape
+    if task.target == _ATTENTION and len(shapes) <= 3 and all(s[:1] == made[:1] for s in shapes):
+        # Query, key and value; a mask need not have the rows of the batch.
+        axes = range(1)
+    elif task.target in _ELEMENTWISE and shapes == [made]:
+        axes = range(len(made))
+    else:
+        return ()
+    ways = ((axis,) * len(shapes) for axis in axes if made[axis] > 1)
+    return tuple(Cut(way, way[:1] * len(task.outputs)) for way in ways)
+
+
+def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The graph with other names for some values, and for tasks named after the one value they make.
+
+    Names that are taken already stay as they are, so that the result has as many values as the graph.
+    """
+    taken = {*graph.value, *graph.task}
+    wanted = {old: new for old, new in names.items() if old in graph.value and new not in taken}
+    mine = {new: old for old, new in reversed(wanted.items())}
+    now = {old: new for old, new in wanted.items() if mine[new] == old}
+
+    def of(name: str) -> str:
+        return now.get(name, name)
+
+    tasks: list[Task] = []
+    called: dict[str, str] = {}
+    for task in graph.tasks:
+        if task.outputs == (task.name,):
+            called[task.name] = of(task.name)
+        if now.keys().isdisjoint((*task.inputs, *task.outputs)) and not any(
+            called.get(name, name) != name for name in task.after
+        ):
+            tasks.append(task)
+            continue
+        tasks.append(
+            replace(
+                task.reading(now),
+                name=called.get(task.name, task.name),
+                outputs=tuple(map(of, task.outputs)),
+                after=tuple(called.get(name, name) for name in task.after),
+            )
+        )
+    return replace(
+        graph,
+        values=tuple(
+            replace(v, name=of(v.name), storage=of(v.storage)) if v.name in now or v.storage in now else v
+            for v in graph.values
+        ),
+        tasks=tuple(tasks),
+        inputs=tuple(map(of, graph.inputs)),
+        state=tuple(map(of, graph.state)),
+        outputs=tuple(map(of, graph.outputs)),
+        updates=tuple((of(made), of(target)) for made, target in graph.updates),
+        changing=tuple(map(of, graph.changing)),
+        carried=tuple(map(of, graph.carried)),
+        streamed=tuple(map(of, graph.streamed)),
+    ).check()
+
 
 _LINKS = 3
 """Additions from which a chain is worth a tree: three terms are as deep either way."""

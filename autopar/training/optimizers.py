@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
-from ...capture import Captured
-from ...capture.torch_private import step_hooks
-from ...errors import PlanError
-from ...ir.graph import Graph, Ref, Task, Value
+from ..capture import Captured
+from ..capture.torch_private import step_hooks
+from ..errors import PlanError
+from ..ir.graph import Graph, Ref, Task, Value
 from .formulas import FORMULAS, clip, entries, formula, norm
 
 NORM = "autopar.norm"

@@ -1,0 +1,183 @@
+"""What a call of an operator does: floating-point operations, aliases, random draws, messages to other processes.
+
+A multiply and an add are two operations. torch's own flop counter knows what composites decompose to; capture keeps
+linear, matmul, conv and attention whole, so these are counted here with the same formulas.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .torch_private import conv_flop_count, flop_registry, sdpa_flop_count
+
+
+def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+    """FLOPs of `target(*args, **kwargs)` from the shapes of its (fake) tensors; 0 for what only moves
+    bytes.
+    """
+    packet = getattr(target, "overloadpacket", None)
+    count: Callable[..., Any] | None = _WHOLE.get(packet)
+    try:
+        if getattr(target, "namespace", "") == "autopar":
+            return _composite(target, args, output)
+        if count is not None:
+            return int(count(args, kwargs, output))
+        if packet in flop_registry:
+            return int(flop_registry[packet](*args, **kwargs, out_val=output))
+    except (AttributeError, IndexError, KeyError, TypeError, AssertionError):
+        return 0
+    return 0
+
+
+def _product(index: int) -> Callable[..., int]:
+    """Products that are summed over the last axis of the argument with this index."""
+    return lambda args, kwargs, output: 2 * output.numel() * args[index].shape[-1]
+
+
+def _convolution(*, transposed: bool) -> Callable[..., int]:
+    return lambda args, kwargs, output: conv_flop_count(
+        list(args[0].shape), list(args[1].shape), list(output.shape), transposed=transposed
+    )
+
+
+def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
+    query, key, value = (tensor.shape for tensor in args[:3])
+    if len(query) == 4 and query[:2] == key[:2]:
+        return sdpa_flop_count(query, key, value)
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+    """Two multiply-adds with each weight matrix at every step of every sequence."""
+    sequence, weights = (
+        args[0],
+        next(a for a in args[1:] if (isinstance(a, (list, tuple)) and len(a) > 2) or _matrix(a)),
+    )
+    steps = math.prod(sequence.shape[:-1])
+    return sum(2 * steps * weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def _encoder(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+    """Each weight matrix at every position, and the two products of self-attention."""
+    batch, length, width = args[0].shape
+    matrices = sum(item.numel() for item in args[3:] if isinstance(item, torch.Tensor) and item.ndim == 2)
+    return 2 * batch * length * matrices + 4 * batch * length**2 * width
+
+
+def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+    return 2 * args[0].shape[0] * (args[2].numel() + args[3].numel())
+
+
+def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
+    """As the aten operator; backward a gradient for each factor of each product, and where there is no tape the
+    products again.
+    """
+    name = target._opname.removesuffix("_backward")
+    count = _WHOLE.get(getattr(_aten, name, None))
+    if count is None:
+        return 0
+    if name == target._opname:
+        return int(count(args, {}, output))
+    taped = "outputs" in (argument.name for argument in target._schema.arguments)
+    again, first = (0, 2) if taped else (1, 1)
+    return (2 + again) * int(count(args[first:-1], {}, output))
+
+
+def _matrix(argument: Any) -> bool:
+    return isinstance(argument, (list, tuple)) and bool(argument) and getattr(argument[0], "ndim", 0) == 2
+
+
+_aten = torch.ops.aten
+_WHOLE: dict[Any, Callable[..., Any]] = {
+    # torch's own formulas of products are slow to call.
+    **dict.fromkeys((_aten.matmul, _aten.mm, _aten.bmm, _aten.mv), _product(0)),
+    **dict.fromkeys((_aten.linear, _aten.addmm, _aten.baddbmm), _product(1)),
+    _aten.dot: lambda args, kwargs, output: 2 * args[0].numel(),
+    **dict.fromkeys((_aten.conv1d, _aten.conv2d, _aten.conv3d), _convolution(transposed=False)),
+    **dict.fromkeys(
+        (_aten.conv_transpose1d, _aten.conv_transpose2d, _aten.conv_transpose3d),
+        _convolution(transposed=True),
+    ),
+    _aten.scaled_dot_product_attention: _attention,
+    **dict.fromkeys((_aten._transformer_encoder_layer_fwd, _aten._native_multi_head_attention), _encoder),
+    **dict.fromkeys((_aten.lstm, _aten.gru, _aten.rnn_tanh, _aten.rnn_relu), _recurrent),
+    **dict.fromkeys((_aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell), _cell),
+}
+
+
+_COLLECTIVES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"}
+)
+"""Namespaces of operators that wait for other processes."""
+
+
+@functools.cache
+def shared(target: Any) -> int | str | None:
+    """The argument (position, or name when keyword-only) whose memory the outputs may share; None when it is
+    fresh.
+
+    By the schema's alias annotations. `reshape` and the like may copy instead: for lifetimes they count as
+    sharing.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None or not any(
+        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
+    ):
+        return None
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and not argument.alias_info.is_write:
+            return argument.name if argument.kwarg_only else position
+    return None
+
+
+def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if the call takes random numbers: its tag says it may, its arguments that it does."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    chance = _CHANCE.get(target.overloadpacket)
+    if chance is None:
+        return True
+    names = [argument.name for argument in target._schema.arguments]
+    given = {
+        **{a.name: a.default_value for a in target._schema.arguments if a.has_default_value()},
+        **dict(zip(names, args)),
+    }
+    given.update(kwargs)
+    return all(given.get(name) not in (0, 0.0, False, None) for name in chance if name in names)
+
+
+def collective(module: fx.GraphModule) -> fx.Node | None:
+    """The first call in a graph, or in a graph within it, that waits for other processes; None where there is none."""
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if _namespace(node.target) in _COLLECTIVES:
+                return node
+    return None
+
+
+def _namespace(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        target = target.overloadpacket
+    named = isinstance(target, torch._ops.OpOverloadPacket)
+    return target._qualified_op_name.partition("::")[0] if named else ""
+
+
+_CHANCE = {
+    _aten.scaled_dot_product_attention: ("dropout_p",),
+    _aten.native_dropout: ("p",),
+    _aten.dropout: ("p", "train"),
+    _aten.alpha_dropout: ("p", "train"),
+    _aten.feature_dropout: ("p", "train"),
+    _aten.rrelu: ("training",),
+    _aten.lstm: ("dropout", "train"),
+    _aten.gru: ("dropout", "train"),
+    _aten.rnn_tanh: ("dropout", "train"),
+    _aten.rnn_relu: ("dropout", "train"),
+}
+"""Arguments that must all be nonzero for these to draw."""
