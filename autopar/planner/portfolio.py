@@ -14,8 +14,7 @@ from ..ir.plan_check import sound
 from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
-from .duplication.duplicates import once
-from .duplication.search import repeated
+from .duplication import once, repeated
 from .every import every, tiny
 from .lists.heft import heft, lookahead
 from .lists.identical import identical

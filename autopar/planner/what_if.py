@@ -15,9 +15,8 @@ from ..ir.plan import Plan
 from ..ir.steps import Placed
 from .bounds import lower_bound
 from .candidates import Race
-from .duplication.duplicates import once
-from .duplication.search import POLICY as COPIED
-from .duplication.search import repeated
+from .duplication import POLICY as COPIED
+from .duplication import once, repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .model.instance import Instance

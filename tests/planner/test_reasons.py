@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from autopar.planner.duplication.duplicates import once
 from benchmarks import instances, scale
 from benchmarks.judging import by_direction
 from graphs import MS, fork_join, machine
@@ -16,7 +17,6 @@ from taskfiles import link, randomly, small
 import autopar
 from autopar.planner import portfolio as search
 from autopar.planner import what_if as change
-from autopar.planner.duplication.duplicates import once
 from autopar.planner.formats import read
 from autopar.planner.model.slots import Slots, together
 from autopar.planner.what_if import changes, options
