@@ -26,7 +26,7 @@ from .model.simulator import Schedule
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
 from .prove import prove
-from .reasons import Reasons
+from .reasons import reasons
 from .search.anneal import POLICY, anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
@@ -241,7 +241,7 @@ def _plan(
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=Reasons(instance.costed, found, chosen.schedule.policy, shortest, others),
+        reasons=reasons(instance.costed, found, chosen.schedule.policy, shortest, others),
         stopped=stopped,
         bound_once=apart,
     )

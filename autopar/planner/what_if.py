@@ -28,8 +28,8 @@ from .search.anneal import anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
 from .throughput import Standing, balance, loads_of
+from .throughput.objective import POLICY as THROUGHPUT
 from .throughput.objective import shared
-from .throughput.reasons import Shares
 
 MOST = 16
 """Changes tried, of those that what the critical path is made of could gain most from."""
@@ -63,7 +63,7 @@ def changes(plan: Plan) -> tuple[Change, ...]:
     predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
     """
     reached = plan.makespan if plan.period is None else plan.period
-    found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
+    found = _throughput(plan) if plan.policy == THROUGHPUT else _latency(plan)
     helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
     return tuple(sorted(helping, key=lambda change: change.seconds))
 

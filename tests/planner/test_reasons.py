@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from autopar.planner.duplication.duplicates import once
 from benchmarks import instances, scale
 from benchmarks.judging import by_direction
 from graphs import MS, fork_join, machine
@@ -17,6 +16,7 @@ from taskfiles import link, randomly, small
 import autopar
 from autopar.planner import portfolio as search
 from autopar.planner import what_if as change
+from autopar.planner.duplication import once
 from autopar.planner.formats import read
 from autopar.planner.model.slots import Slots, together
 from autopar.planner.what_if import changes, options
