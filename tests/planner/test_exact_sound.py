@@ -23,7 +23,7 @@ cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
 from autopar.planner.exact.memory import cap  # noqa: E402
 from autopar.planner.exact.model import Model, Units, price, solver  # noqa: E402
-from autopar.planner.exact.proof import exact  # noqa: E402
+from autopar.planner.exact.proof import proofs  # noqa: E402
 from autopar.planner.exact.transfers import Transfers  # noqa: E402
 
 UNITS = 10_000
@@ -97,5 +97,5 @@ def test_a_transfer_that_is_not_made_takes_no_time():
     }
     instance = Instance(read(graph))
     assert instance.tight
-    found = exact(instance, Schedule("one lane", {"a/0": instance.names}))
-    assert (found.makespan, found.optimal) == (pytest.approx(3.0), True)
+    *_, found = proofs(instance, Schedule("one lane", {"a/0": instance.names}))
+    assert (found.best.makespan, found.optimal) == (pytest.approx(3.0), True)
