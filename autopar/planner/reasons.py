@@ -10,7 +10,7 @@ from typing import Any
 
 from ..ir.costed import CostedGraph
 from ..ir.plan import Choice, Reason
-from ..ir.steps import Placed
+from ..ir.timeline import Placed
 from ..system.text import seconds, size
 from .model.instance import Hop, Instance
 from .model.slots import Slots, together

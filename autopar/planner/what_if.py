@@ -12,7 +12,7 @@ from ..ir.costed import Cluster, CostedGraph
 from ..ir.device import Device, Link
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..ir.steps import Placed
+from ..ir.timeline import Placed
 from .bounds import lower_bound
 from .candidates import Race
 from .duplication import POLICY as COPIED

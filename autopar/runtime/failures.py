@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import RunError
-from ..ir.device_kind import kind_of
+from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Record, Wait, tasks_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import MemoryCapError
 from ...ir.costed import Cluster, CostedGraph
 from ...ir.plan import Plan, Reason
-from ...ir.steps import Placed
+from ...ir.timeline import Placed
 from ...system.text import seconds
 from ..bounds.critical_path import Ways
 from ..bounds.load import evenly, load
