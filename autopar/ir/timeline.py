@@ -1,5 +1,5 @@
-"""The steps of a plan, `Placed` and `Transfer`; and measured or predicted execution: `Span` and `Timeline`, one type for
-both to be laid over each other."""
+"""The steps of a plan, `Placed` and `Transfer`; and execution, measured or predicted: `Span` and `Timeline`, one type
+for both to be laid over each other."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ..model.instance import Instance
 from ..model.memory import fits
 from ..model.simulator import Move, Play, Schedule
 from .memory import cap
-from .model import Model, Units, price, solver
+from .model import Model, Units, solver
 from .transfers import Transfers
 from .windows import narrowed
 
@@ -74,9 +74,9 @@ class Proof:
         began = time.monotonic()
         self.instance, self.schedule, self.best = instance, start, Play(instance, start)
         self.ways = ways(instance, once=True)
-        self.load = load(instance, self.ways)
+        shared = load(instance, self.ways)
         self.bound = 0.0
-        self._raise(max(bound, lower_bound(instance), self.ways.length, self.load.seconds))
+        self._raise(max(bound, lower_bound(instance), self.ways.length, shared.seconds))
         self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # What a model takes to be made is not cut short, and takes less than all this.
@@ -123,7 +123,6 @@ class Proof:
         model = Model(instance, units, self.best, replace(self.ways, length=self.bound), aim)
         transfers = Transfers(model)
         model.limit()
-        price(model, self.load)
         if instance.tight:
             cap(model, transfers)
         own = solver(effort, self._until)
