@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import DeviceError
-from ..ir.device import HANDOFF_S, Device, Link
-from ..ir.device_kind import kind_of
+from ..ir.device import HANDOFF_S, Device, Link, kind_of
 from ..ir.machine import Machine
 from ..system import cache
 from ..system.process import cores

@@ -13,7 +13,7 @@ from torch import nn
 from ..capture.torch_private import pytree
 from ..costs.detect import accelerators
 from ..errors import CaptureError, DeviceError, PlanError
-from ..ir.device_kind import kind_of
+from ..ir.device import kind_of
 from ..ir.graph import PART
 from ..ir.plan import Plan
 from .api import compile

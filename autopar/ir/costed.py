@@ -5,7 +5,7 @@ Tasks too short to be worth placing one by one are fused into clusters (`fuse`);
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .graph import Graph
@@ -46,6 +46,11 @@ class Cluster:
     colocate: str | None = None
     workspace_bytes: int = 0
     modes: tuple[tuple[int, int, float], ...] = ()
+
+    def on(self, device: int) -> Cluster:
+        """The cluster bound to a device, by its position in the machine."""
+        seconds = tuple(s if d == device else None for d, s in enumerate(self.seconds))
+        return replace(self, seconds=seconds, modes=tuple(mode for mode in self.modes if mode[0] == device))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from .costed import CostedGraph
-from .steps import Placed, Step, Transfer
+from .timeline import Placed, Step, Transfer
 
 Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
 _RANK = {"data": 3, "order": 2, "wire": 1, "lane": 0}

@@ -20,8 +20,7 @@ from .device_map import device_map
 from .display_names import Words
 from .plan_check import check, sound
 from .serialize import decode, encode
-from .steps import Placed, Step, Transfer
-from .timeline import Memory, Span, Timeline
+from .timeline import Memory, Placed, Span, Step, Timeline, Transfer
 
 FORMAT = "autopar plan 1"
 

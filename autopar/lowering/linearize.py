@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..errors import PlanError
 from ..ir.plan import Plan
-from ..ir.steps import Placed, Transfer
+from ..ir.timeline import Placed, Transfer
 
 Item: TypeAlias = Placed | Transfer
 _At: TypeAlias = tuple[int, int]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ..errors import MemoryCapError
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
-from ..ir.steps import Transfer
+from ..ir.timeline import Transfer
 from ..system.text import size
 from .cap_ledger import Ledger
 from .draw_turns import Turns

@@ -10,7 +10,7 @@ from itertools import permutations, product
 from ..errors import PlanError
 from .candidates import SHORTER, Race
 from .model.instance import Instance
-from .model.memory import memory
+from .model.memory import fits
 from .model.orders import in_order
 from .model.simulator import Play, Schedule
 
@@ -40,7 +40,7 @@ def every(race: Race) -> None:
     for schedule in _schedules(instance):
         for play, tried in _plays(instance, schedule):
             left -= len(play.end)
-            if play.makespan < longest and _fits(instance, play):
+            if play.makespan < longest and fits(instance, play):
                 longest, best = play.makespan * (1 - SHORTER), tried
             if left <= 0 or longest <= bound:
                 break
@@ -108,8 +108,3 @@ def _replaced(order: Sequence[int], old: Sequence[int], new: Sequence[int]) -> l
     """An order with some steps in each other's places."""
     instead = dict(zip(old, new))
     return [instead.get(step, step) for step in order]
-
-
-def _fits(instance: Instance, play: Play) -> bool:
-    used = memory(instance, play) if instance.tight else ()
-    return all(one.cap is None or one.peak <= one.cap for one in used)

@@ -14,8 +14,7 @@ from ..ir.plan_check import sound
 from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
-from .duplication.duplicates import once
-from .duplication.search import repeated
+from .duplication import once, repeated
 from .every import every, tiny
 from .lists.heft import heft, lookahead
 from .lists.identical import identical
@@ -27,7 +26,7 @@ from .model.simulator import Schedule
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
 from .prove import prove
-from .reasons import Reasons
+from .reasons import reasons
 from .search.anneal import POLICY, anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
@@ -242,7 +241,7 @@ def _plan(
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=Reasons(instance.costed, found, chosen.schedule.policy, shortest, others),
+        reasons=reasons(instance.costed, found, chosen.schedule.policy, shortest, others),
         stopped=stopped,
         bound_once=apart,
     )

@@ -44,16 +44,17 @@ def prove(race: Race, chosen: Entry) -> tuple[Entry, float, bool]:
         return chosen, 0.0, True
     from .exact.proof import proofs
 
-    schedule, proven, cut = chosen.schedule, bound, False
+    proven, cut = bound, False
     gap = _above(chosen.makespan, bound)
-    for step, found in enumerate(proofs(instance, schedule, EFFORT, budget_s=left(until), bound=proven)):
-        schedule, proven = found.schedule, found.lower_bound
-        before, gap = gap, _above(found.makespan, proven)
-        if found.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
+    for step, proof in enumerate(
+        proofs(instance, chosen.schedule, EFFORT, budget_s=left(until), bound=bound)
+    ):
+        proven, before, gap = proof.bound, gap, _above(proof.best.makespan, proof.bound)
+        if proof.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
-        cut = found.stopped
-    if schedule is not chosen.schedule:
-        race.enter(schedule)
+        cut = proof.late
+    if proof.schedule is not chosen.schedule:
+        race.enter(proof.schedule)
     return race.best(), proven, cut
 
 

@@ -84,5 +84,4 @@ def _bound(cluster: Cluster, device: str, costed: CostedGraph) -> Cluster:
         raise PlanError(
             f"task {cluster.name!r} is pinned to {device}, which cannot run it; it can run on {' or '.join(able)}"
         )
-    seconds = tuple(s if d == e else None for e, s in enumerate(cluster.seconds))
-    return replace(cluster, seconds=seconds, modes=tuple(mode for mode in cluster.modes if mode[0] == d))
+    return cluster.on(d)

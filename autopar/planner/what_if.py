@@ -12,12 +12,11 @@ from ..ir.costed import Cluster, CostedGraph
 from ..ir.device import Device, Link
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..ir.steps import Placed
+from ..ir.timeline import Placed
 from .bounds import lower_bound
 from .candidates import Race
-from .duplication.duplicates import once
-from .duplication.search import POLICY as COPIED
-from .duplication.search import repeated
+from .duplication import POLICY as COPIED
+from .duplication import once, repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .model.instance import Instance
@@ -29,8 +28,8 @@ from .search.anneal import anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
 from .throughput import Standing, balance, loads_of
+from .throughput.objective import POLICY as THROUGHPUT
 from .throughput.objective import shared
-from .throughput.reasons import Shares
 
 MOST = 16
 """Changes tried, of those that what the critical path is made of could gain most from."""
@@ -64,7 +63,7 @@ def changes(plan: Plan) -> tuple[Change, ...]:
     predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
     """
     reached = plan.makespan if plan.period is None else plan.period
-    found = _throughput(plan) if isinstance(plan.reasons, Shares) else _latency(plan)
+    found = _throughput(plan) if plan.policy == THROUGHPUT else _latency(plan)
     helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
     return tuple(sorted(helping, key=lambda change: change.seconds))
 

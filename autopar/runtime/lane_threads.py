@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import RunError
-from ..ir.device_kind import kind_of
+from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Record, Wait, tasks_of
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ..ir.plan import Plan
-from ..ir.steps import Placed, Transfer
+from ..ir.timeline import Placed, Transfer
 from ..system.text import percent, seconds, size
 from .drawing.palette import INK, QUIET, fill_of, shades
 from .report.statistics import busy_shares

@@ -11,7 +11,7 @@ from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Task, Value
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
-from autopar.ir.steps import Placed, Transfer
+from autopar.ir.timeline import Placed, Transfer
 
 
 def machine(lanes: int = 1, accelerators: int = 2, caps: Mapping[str, int] | None = None) -> Machine:

@@ -11,7 +11,7 @@ from benchmarks.verify import infeasibilities
 
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
-from autopar.planner.duplication.search import placed, scheduled
+from autopar.planner.duplication import scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
@@ -60,7 +60,7 @@ def timed_again(instance: Instance, kept: Listed) -> Timed:
 def carried_out(timed: Timed) -> Entry:
     """A list as a plan that the simulator has timed: as long as the list says, where it must be."""
     instance = timed.instance
-    entry = scheduled(instance, placed(timed)) if timed.of else Race(instance).trial(timed.schedule("test"))
+    entry = scheduled(timed) if timed.of else Race(instance).trial(timed.schedule("test"))
     assert entry is not None
     if exact(timed):
         assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)

@@ -14,7 +14,7 @@ from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
-from autopar.ir.steps import Placed, Transfer
+from autopar.ir.timeline import Placed, Transfer
 from autopar.runtime.executor import Executor
 
 THREADS = torch.get_num_threads()

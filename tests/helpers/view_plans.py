@@ -10,8 +10,7 @@ from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Candidate, Choice, Plan, Reason
-from autopar.ir.steps import Placed, Transfer
-from autopar.ir.timeline import Memory, Span, Timeline
+from autopar.ir.timeline import Memory, Placed, Span, Timeline, Transfer
 
 
 @dataclass(frozen=True)

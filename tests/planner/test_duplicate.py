@@ -12,8 +12,9 @@ from oracles import needs_native
 from taskfiles import link
 
 from autopar.ir.costed import repeatable
-from autopar.planner.duplication.duplicates import again
+from autopar.planner.duplication import again, once
 from autopar.planner.formats import described, read
+from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.scheduling import schedule
 
@@ -129,21 +130,21 @@ def test_names_that_are_taken_are_given_to_nothing_else():
     graph["tasks"].append({"id": "a again on q", "seconds": {"p": 1.0}})
     costed = read(graph)
     where = {"a": "p", "on p": "p", "on q": "q", "on r": "r", "a again on q": "p"}
-    found = again(costed, where, [("a", "q")], {}).graph.check()
+    found = again(Instance(costed), where, [("a", "q")])[0].graph.check()
     assert len({task.name for task in found.tasks}) == len(costed.graph.tasks) + 1
     assert not repeatable(costed, replace(costed.cluster["a"], colocate="g"))
 
 
-def test_a_copy_reads_what_an_earlier_copy_made_on_its_device():
+def test_a_copy_reads_what_another_copy_makes_on_its_device():
     graph = fan()
     graph["tasks"].insert(1, {"id": "b", "seconds": dict.fromkeys("pqr", 0.1)})
     graph["values"].append({"id": "w", "producer": "b", "consumers": ["on q"], "bytes": 0})
     graph["values"][0]["consumers"] = ["b"]
     where = {"a": "p", "b": "p", "on p": "p", "on q": "q", "on r": "r"}
-    once = again(read(graph), where, [("a", "q")], {})
-    twice = again(once, {**where, "a again on q": "q"}, [("b", "q")], {})
+    twice, _ = again(Instance(read(graph)), where, [("a", "q"), ("b", "q")])
     assert twice.cluster["b again on q"].reads == ("v again on q",)
     assert twice.cluster["b"].reads == ("v",)
+    assert once(twice) == read(graph)
 
 
 def test_nothing_to_compute_but_a_value_to_deliver():

@@ -12,7 +12,6 @@ from test_bounds import random_schedule
 
 from autopar.errors import PlanError
 from autopar.planner.bounds.critical_path import ways
-from autopar.planner.bounds.load import load
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
@@ -22,8 +21,8 @@ from autopar.planner.scheduling import schedule
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
 from autopar.planner.exact.memory import cap  # noqa: E402
-from autopar.planner.exact.model import Model, Units, price, solver  # noqa: E402
-from autopar.planner.exact.proof import exact  # noqa: E402
+from autopar.planner.exact.model import Model, Units, solver  # noqa: E402
+from autopar.planner.exact.proof import proofs  # noqa: E402
 from autopar.planner.exact.transfers import Transfers  # noqa: E402
 
 UNITS = 10_000
@@ -39,7 +38,6 @@ def solution(instance, best, play):
     model = Model(instance, units, best, around, units.floor(best.makespan))
     transfers = Transfers(model)
     model.limit()
-    price(model, load(instance, around))
     cap(model, transfers)
     for r, d in enumerate(play.device):
         model.cp.add_bool_or(model.on[r].get(d, False))
@@ -97,5 +95,5 @@ def test_a_transfer_that_is_not_made_takes_no_time():
     }
     instance = Instance(read(graph))
     assert instance.tight
-    found = exact(instance, Schedule("one lane", {"a/0": instance.names}))
-    assert (found.makespan, found.optimal) == (pytest.approx(3.0), True)
+    *_, found = proofs(instance, Schedule("one lane", {"a/0": instance.names}))
+    assert (found.best.makespan, found.optimal) == (pytest.approx(3.0), True)

@@ -24,7 +24,7 @@ from test_packed import race_of, short
 from autopar.errors import PlanError
 from autopar.planner import native, place
 from autopar.planner.candidates import Race
-from autopar.planner.duplication import search as repeated
+from autopar.planner.duplication import repeated
 from autopar.planner.formats import described, read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
@@ -218,7 +218,7 @@ def test_without_it_only_lists_are_made():
     pack(race, 20_000)
     assert race.best().makespan <= before and all(not entry.over for entry in race.entries[2:])
     entry = Race(instance).enter(heft(instance))
-    assert repeated.repeated(race, entry) is entry
+    assert repeated(race, entry) is entry
 
 
 @needs_native

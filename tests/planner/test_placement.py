@@ -14,7 +14,7 @@ from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, 
 
 from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.ir.plan import Plan
-from autopar.ir.steps import Placed
+from autopar.ir.timeline import Placed
 from autopar.planner import Schedule, place, replan
 from autopar.planner import portfolio as search
 

@@ -16,7 +16,7 @@ from taskfiles import link, randomly, small
 import autopar
 from autopar.planner import portfolio as search
 from autopar.planner import what_if as change
-from autopar.planner.duplication.duplicates import once
+from autopar.planner.duplication import once
 from autopar.planner.formats import read
 from autopar.planner.model.slots import Slots, together
 from autopar.planner.what_if import changes, options

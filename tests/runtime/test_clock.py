@@ -8,7 +8,7 @@ from naive import machine, plan, value
 from samples import R, graph, op
 
 from autopar.ir.costed import TaskCost
-from autopar.ir.steps import Placed
+from autopar.ir.timeline import Placed
 from autopar.runtime.lanes import emulated_clock as emulated
 from autopar.runtime.lanes.emulated_clock import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
 

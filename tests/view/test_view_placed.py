@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
-from autopar.ir.steps import Placed, Transfer
+from autopar.ir.timeline import Placed, Transfer
 from autopar.system.text import size
 from autopar.view import draw
 from autopar.view.drawing import fonts

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from test_view_placed import overlapping, texts
 
 from autopar.errors import AutoparError
-from autopar.ir.steps import Placed
-from autopar.ir.timeline import Memory, Span, Timeline
+from autopar.ir.timeline import Memory, Placed, Span, Timeline
 from autopar.view import save_timeline
 from autopar.view.report import statistics
 from autopar.view.timeline import corners, timeline_svg

@@ -13,8 +13,7 @@ from test_view_placed import check_fold, overlapping
 from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.graph import PART, SUM, Graph, Ref, Task, Value
 from autopar.ir.plan import Plan
-from autopar.ir.steps import Placed, Transfer
-from autopar.ir.timeline import Span, Timeline
+from autopar.ir.timeline import Placed, Span, Timeline, Transfer
 from autopar.view import draw, explain, hidden
 from autopar.view.drawing import fonts
 from autopar.view.placed import placed_svg

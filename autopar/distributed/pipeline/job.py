@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ...errors import PlanError, RunError
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
-from ...planner.pipelines.forecast import predicted
+from ...planner.pipelines.simulation import predicted
 from .reduction import Shared, Sums
 from .report import explained
 from .stages import StageModule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ir.distribution import Distribution
-from ...planner.pipelines.forecast import predicted, waits
+from ...planner.pipelines.simulation import predicted, waits
 from ...system.text import seconds, size, table
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 from ...errors import DeviceError
 from ...system.process import cores
-from ..device import HANDOFF_S, Device, Link
-from ..device_kind import kind_of
-from .buses import Bus, find_bus, nearest
+from ..device import HANDOFF_S, Device, Link, kind_of
+from .buses import BUSES, Bus, find
 
 COMPUTE_REACHED = 0.7
 """Share of the datasheet's FLOP/s that real kernels reach, as meta-pytorch's autoparallel takes it."""
@@ -159,12 +158,8 @@ def find_chip(name: str) -> Chip:
     known."""
     lowered = str(name).lower().replace("_", "-").replace(" ", "-")
     lowered = ALIASES.get(lowered, lowered)
-    if lowered in CHIPS:
-        return CHIPS[lowered]
-    raise DeviceError(
-        f"no chip {name!r} is known{nearest(lowered, [*CHIPS, *ALIASES])}; known are {', '.join(CHIPS)}. "
-        "For another chip, give a Device with its own figures instead of a name"
-    )
+    more = ". For another chip, give a Device with its own figures instead of a name"
+    return find("chip", lowered if lowered in CHIPS else name, CHIPS, ALIASES, more)
 
 
 def stood_in(devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -183,7 +178,7 @@ def declared(
     found = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
     if not found:
         raise DeviceError('the chip list is empty; give at least one, for example "cpu", "h100-sxm"')
-    given = [find_bus(name) for name in ([bus] if isinstance(bus, str) else bus or ())]
+    given = [find("bus", name, BUSES) for name in ([bus] if isinstance(bus, str) else bus or ())]
     devices: list[Device] = []
     buses: dict[str, tuple[Bus, Bus | None]] = {}
     accelerators = 0
@@ -200,11 +195,11 @@ def declared(
         if isinstance(chip, Chip):
             devices.append(chip.device(f"{kind}:{accelerators}", kind))
             accelerators += 1
-            host = host or find_bus(chip.bus)
-            peer = peer or (find_bus(chip.peer_bus) if chip.peer_bus else None)
+            host = host or find("bus", chip.bus, BUSES)
+            peer = peer or (find("bus", chip.peer_bus, BUSES) if chip.peer_bus else None)
         else:
             devices.append(chip)
-        buses[devices[-1].name] = (host or find_bus("pcie4"), peer)
+        buses[devices[-1].name] = (host or BUSES["pcie4"], peer)
     return tuple(devices), _links(devices, buses)
 
 

@@ -11,12 +11,8 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from ..bounds.critical_path import Ways
-from ..bounds.load import Load
 from ..model.instance import Instance
 from ..model.simulator import Play
-
-SCALE = 1000
-"""Whole prices add up to about this: the solver has no fractions."""
 
 Literal = Any
 """True, False, a Boolean variable or its negation."""
@@ -249,32 +245,6 @@ class Model:
 def total(terms: list[tuple[int, Literal]]) -> Any:
     """The sum of the sizes whose literals hold."""
     return sum(size * int(when) if isinstance(when, bool) else size * when for size, when in terms)
-
-
-def price(model: Model, load: Load) -> None:
-    """Keep the schedule as long as its work at the prices that prove most (`load`).
-
-    The cheapest device of each cluster is what must be paid; a dearer one takes of what is left, as reduced costs do,
-    so that where the load is what makes a schedule long few clusters have a choice.
-    """
-    instance = model.instance
-    prices = [round(SCALE * own) for own in load.price.tolist()]
-    lanes = [len(names) for names in instance.lane_names]
-    least, more = 0, []
-    for r in range(instance.clusters):
-        costs = [
-            (prices[d] * lanes_taken * size, when)
-            for d in model.on[r]
-            for lanes_taken, size, when in model.modes[r, d]
-        ]
-        cheapest = min(cost for cost, _ in costs)
-        least += cheapest
-        more += [(cost - cheapest, when) for cost, when in costs if cost > cheapest]
-    for d, own in enumerate(prices):
-        least += own * lanes[d] * model.around(("device", d))
-    paid = sum(own * count for own, count in zip(prices, lanes))
-    if paid:
-        model.cp.add(paid * model.makespan >= least + total(more))
 
 
 def solver(effort: float, until: float) -> cp_model.CpSolver:

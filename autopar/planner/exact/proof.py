@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ortools.sat.python import cp_model
 
@@ -14,10 +14,10 @@ from ..bounds import lower_bound
 from ..bounds.critical_path import ways
 from ..bounds.load import load
 from ..model.instance import Instance
-from ..model.memory import memory
+from ..model.memory import fits
 from ..model.simulator import Move, Play, Schedule
 from .memory import cap
-from .model import Model, Units, price, solver
+from .model import Model, Units, solver
 from .transfers import Transfers
 from .windows import narrowed
 
@@ -37,35 +37,6 @@ TOLERANCE = 2e-4
 """Share by which makespans differ that count as one, as the solver counts in whole units."""
 
 
-@dataclass(frozen=True)
-class Exact:
-    """The best schedule found, its makespan in `simulate`, and a bound below which there is none, in seconds.
-
-    `optimal`: the makespan is that of the bound, to within `TOLERANCE`. `effort` is what was spent of it.
-    `stopped`: the ceiling in seconds cut it short, so that another run may find something else.
-    """
-
-    schedule: Schedule
-    makespan: float
-    lower_bound: float
-    optimal: bool
-    effort: float
-    stopped: bool = False
-
-
-def exact(
-    instance: Instance,
-    start: Schedule,
-    effort: float = EFFORT,
-    *,
-    budget_s: float | None = None,
-    bound: float = 0.0,
-) -> Exact:
-    """Improve `start`, which must fit, until it is proven that nothing is shorter: the last of `proofs`."""
-    *_, last = proofs(instance, start, effort, budget_s=budget_s, bound=bound)
-    return last
-
-
 def proofs(
     instance: Instance,
     start: Schedule,
@@ -73,28 +44,29 @@ def proofs(
     *,
     budget_s: float | None = None,
     bound: float = 0.0,
-) -> Iterator[Exact]:
+) -> Iterator[Proof]:
     """Improve `start`, which must fit, until it is proven that nothing is shorter or the effort is spent.
 
-    What is known after each step: a short one first, then one for heads and tails, then longer ones. The bound holds
-    for schedules that do every cluster once; `bound` is one that is known. `budget_s` is a ceiling in seconds. The
-    model has a variable for each cluster, and each value, on each device: it is for up to some hundreds of clusters.
+    What is known after each step, which the next changes: a short one first, then one for heads and tails, then longer
+    ones. `bound` is a bound in seconds that is known, `budget_s` a ceiling. The model has a variable for each cluster,
+    and each value, on each device: it is for up to some hundreds of clusters.
     """
-    proof = _Proof(instance, start, bound, effort, budget_s)
+    proof = Proof(instance, start, bound, effort, budget_s)
     proof.solve(FIRST)
-    yield proof.known()
+    yield proof
     if proof.going:
         proof.narrow(NARROWING)
-        yield proof.known()
+        yield proof
     following = FOLLOWING
     while proof.going:
         proof.solve(following)
-        yield proof.known()
+        yield proof
         following *= GROWTH
 
 
-class _Proof:
-    """The best schedule known, a bound for schedules that do every cluster once, and what is left of the effort."""
+class Proof:
+    """The best `schedule` known and its simulation, a `bound` in seconds for schedules that do every cluster once, and
+    the effort `spent` of what there is."""
 
     def __init__(
         self, instance: Instance, start: Schedule, bound: float, effort: float, budget_s: float | None
@@ -102,9 +74,9 @@ class _Proof:
         began = time.monotonic()
         self.instance, self.schedule, self.best = instance, start, Play(instance, start)
         self.ways = ways(instance, once=True)
-        self.load = load(instance, self.ways)
+        shared = load(instance, self.ways)
         self.bound = 0.0
-        self._raise(max(bound, lower_bound(instance), self.ways.length, self.load.seconds))
+        self._raise(max(bound, lower_bound(instance), self.ways.length, shared.seconds))
         self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # What a model takes to be made is not cut short, and takes less than all this.
@@ -118,17 +90,14 @@ class _Proof:
 
     @property
     def late(self) -> bool:
-        """True if what is left until the ceiling in seconds is too little to prove anything more in."""
+        """True if what is left until the ceiling in seconds is too little to prove anything more in, so that another
+        run may find something else."""
         return not self.optimal and time.monotonic() >= self._last
 
     @property
     def going(self) -> bool:
         """True if there is something left to prove, and to spend on it."""
         return not self.optimal and not self.late and self.spent < self.effort and bool(self._stages)
-
-    def known(self) -> Exact:
-        """The best schedule and bound so far."""
-        return Exact(self.schedule, self.best.makespan, self.bound, self.optimal, self.spent, self.late)
 
     def solve(self, effort: float) -> None:
         """Look for a shorter schedule, or a proof that there is none, for so much effort at most."""
@@ -154,7 +123,6 @@ class _Proof:
         model = Model(instance, units, self.best, replace(self.ways, length=self.bound), aim)
         transfers = Transfers(model)
         model.limit()
-        price(model, self.load)
         if instance.tight:
             cap(model, transfers)
         own = solver(effort, self._until)
@@ -167,7 +135,7 @@ class _Proof:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             schedule = _read(model, transfers, own)
             play = Play(instance, schedule)
-            if play.makespan < self.best.makespan and _fits(instance, play):
+            if play.makespan < self.best.makespan and fits(instance, play):
                 self.schedule, self.best = schedule, play
                 self._raise(self.bound)
         return bool(status == cp_model.OPTIMAL)
@@ -179,11 +147,6 @@ class _Proof:
 
     def _raise(self, bound: float) -> None:
         self.bound = sound(max(self.bound, bound), self.best.makespan)
-
-
-def _fits(instance: Instance, play: Play) -> bool:
-    used = memory(instance, play) if instance.tight else ()
-    return all(one.cap is None or one.peak <= one.cap for one in used)
 
 
 def _read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:

@@ -40,6 +40,11 @@ def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
     return tuple(found)
 
 
+def fits(instance: Instance, play: Play) -> bool:
+    """True if a simulated schedule keeps all caps."""
+    return not instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
+
+
 def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, int]]:
     """Of each storage the device, from when to when in seconds, and the bytes: views are in that of what they are views
     of, and state where it is kept. O(V + E) for V steps."""

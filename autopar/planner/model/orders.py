@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...ir.plan import Plan
-from ...ir.steps import Placed
+from ...ir.timeline import Placed
 from .instance import Hop, Instance
 from .simulator import Move, Schedule
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import Any
 
 from ...errors import PlanError
-from .instance import Instance
-from .transfers import Steps
+from .instance import Hop, Instance
 
 Move = tuple[str, str, str]
 """A value, the device it comes from and the device it goes to: one entry of a copy queue."""
@@ -75,8 +75,7 @@ class Play:
                     f"{instance.names[r]!r} on {instance.devices[self.device[r]]}" for r in members
                 )
                 raise PlanError(f"the plan parts clusters that must share a device: {names}")
-        self.steps = Steps(instance, self.device)
-        self.moves = self.steps.moves
+        self._transfers()
         self._order_copies(schedule)
         self._times()
 
@@ -102,6 +101,67 @@ class Play:
                 f"the plan puts cluster {name!r} on {instance.devices[device]}; "
                 f"it can only run on {instance.where(r)}"
             )
+
+    def _transfers(self) -> None:
+        """Find the `moves` that bring values to all who want them: of each step, `waiting` has those that wait for it
+        and `missing` how many it waits for itself. Raises PlanError where no link leads. Linear in clusters and
+        reads."""
+        instance, device = self.instance, self.device
+        self.moves: list[tuple[int, Hop]] = []
+        self.missing = [*map(len, instance.before)]
+        # Lists of their own only where something is added.
+        self.waiting: list[Any] = [*instance.after]
+        alone = len(set(device)) == 1
+        for v, readers in enumerate(instance.readers):
+            maker = instance.maker[v]
+            if maker >= 0:
+                if alone and not instance.deliver[v]:
+                    continue
+                source = device[maker]
+            else:
+                source = instance.home[v]
+            wanted = {device[r] for r in readers}
+            if instance.deliver[v] or instance.carry[v]:
+                wanted.update(instance.deliver[v], (device[r] for r in instance.carry[v]))
+            wanted.discard(source)
+            if wanted:
+                self._bring(v, maker, source, wanted)
+
+    def _bring(self, v: int, maker: int, source: int, wanted: set[int]) -> None:
+        """Add the hops that bring a value to all devices that want it, and make its readers there wait for them."""
+        instance, device, waiting, missing = self.instance, self.device, self.waiting, self.missing
+        arrival = {source: maker}
+        if instance.holders and instance.values[v] in instance.holders:
+            arrival |= dict.fromkeys((device[r] for r in instance.holders[instance.values[v]]), -1)
+            wanted -= arrival.keys()
+        route = instance.route[source]
+        targets = sorted(wanted, key=lambda d: (len(route[d] or ()), d)) if len(wanted) > 1 else wanted
+        for target in targets:
+            hops = route[target]
+            if hops is None:
+                raise PlanError(
+                    f"no link leads from {instance.devices[source]} to {instance.devices[target]}, where "
+                    f"{instance.values[v]!r} is needed; add Link({instance.devices[source]!r}, "
+                    f"{instance.devices[target]!r}, …) to the machine"
+                )
+            for hop in hops:
+                if hop.dst not in arrival:
+                    step = arrival[hop.dst] = len(waiting)
+                    made = [arrival[hop.src]] if arrival[hop.src] >= 0 else []
+                    for p in made:
+                        later = waiting[p]
+                        if isinstance(later, tuple):
+                            waiting[p] = later = [*later]
+                        later.append(step)
+                    self.moves.append((v, hop))
+                    waiting.append([])
+                    missing.append(len(made))
+        first = instance.clusters
+        for r in instance.readers[v]:
+            step = arrival[device[r]]
+            if step >= first:
+                waiting[step].append(r)
+                missing[r] += 1
 
     def _order_copies(self, schedule: Schedule) -> None:
         instance = self.instance
@@ -171,7 +231,7 @@ class Play:
         count, shared = len(duration), len(self.copies) + self.instance.wires + 1
         self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
         self.turn = turn = [-1] * count
-        missing, waiting = [*self.steps.missing], self.steps.waiting
+        missing, waiting = [*self.missing], self.waiting
         behind, further, clear = self._queued(missing)
         free, held = [0.0] * shared, [False] * shared
         line: list[deque[tuple[int, int]]] = [deque() for _ in free]

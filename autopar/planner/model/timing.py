@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.costed import CostedGraph
-from ...ir.steps import Placed, Transfer
-from ...ir.timeline import Memory
+from ...ir.timeline import Memory, Placed, Transfer
 from .instance import Instance
 from .memory import memory
 from .simulator import Play, Schedule

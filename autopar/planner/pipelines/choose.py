@@ -13,10 +13,9 @@ from ...ir.hosts import Hosts
 from ...system.process import uncollected
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
-from .grid import Grid, grids
+from .grid import Grid, Process, grids, processes
 from .options import Asked, Option, options
 from .pricing import Priced, Setup
-from .processes import Process, processes
 
 TRIES = 4
 """Cuts under caps that are tried for one setup until they fit, with less memory each time."""

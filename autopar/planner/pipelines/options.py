@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import PlanError
 from ...ir.distribution import SCHEDULES
-from .orders import Action, forwards, orders, refusal
+from .orders import refusal
 
 OBJECTIVES = ("training", "latency", "throughput")
 """`training`: the shortest step of forward, backward and sum of gradients. `latency`: the shortest forward of one
@@ -34,12 +34,6 @@ class Option:
     def stages(self) -> int:
         """Number of stages."""
         return self.positions * self.chunks
-
-    def orders(self) -> list[list[Action]]:
-        """The actions of each position."""
-        if not self.trained:
-            return forwards(self.positions, self.micro_batches)
-        return orders(self.schedule, self.positions, self.chunks, self.micro_batches)
 
     def __str__(self) -> str:
         each = f" × {self.chunks} stages" if self.chunks > 1 else ""

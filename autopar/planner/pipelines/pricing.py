@@ -13,8 +13,8 @@ from .chain import Chain, Numbers
 from .cuts import Cutting
 from .grid import Grid
 from .options import Option
-from .orders import Action, in_flight
-from .simulation import Passes, simulate
+from .orders import Action, in_flight, orders
+from .simulation import simulate, sums
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Setup:
     @cached_property
     def orders(self) -> list[list[Action]]:
         """The actions of each position."""
-        return self.option.orders()
+        option = self.option
+        return orders(option.schedule, option.positions, option.chunks, option.micro_batches, option.trained)
 
     def live(self, position: int) -> NDArray[np.int64]:
         """Micro-batches of each chunk of a position whose saved bytes are held, at moments that may be the worst."""
@@ -117,24 +118,19 @@ class Priced:
         return float(upto[stop] - upto[first])
 
     @cached_property
-    def passes(self) -> Passes:
-        """What the simulator needs to know."""
-        setup, grid, chain, option = self.setup, self.setup.grid, self.setup.chain, self.setup.option
-        seconds, sums = [], []
-        for number, stage in enumerate(self.stages):
-            position = number % option.positions
-            kind = setup.kinds[position]
-            weights = self._seconds("weight", kind, stage.first, stage.stop) if option.trained else 0.0
-            seconds.append(
-                {"F": stage.forward_s, "B": stage.backward_s, "W": weights, "I": stage.backward_s - weights}
-            )
-            nbytes = chain.weight_bytes(stage.first, stage.stop) if option.trained else 0
-            sums.append(grid.reduce_s(position, nbytes))
-        ties = [
-            (on, grid.tie_s([stage % option.positions for stage in on], nbytes))
-            for on, nbytes in (self.ties if option.trained else ())
+    def weights(self) -> list[int]:
+        """Bytes of the parameters of each stage that are trained."""
+        trained = self.setup.option.trained
+        return [self.setup.chain.weight_bytes(s.first, s.stop) if trained else 0 for s in self.stages]
+
+    @cached_property
+    def weights_s(self) -> list[float]:
+        """Seconds of each stage's backward that make the gradients of weights."""
+        trained, kinds = self.setup.option.trained, self.setup.kinds
+        return [
+            self._seconds("weight", kinds[number % len(kinds)], stage.first, stage.stop) if trained else 0.0
+            for number, stage in enumerate(self.stages)
         ]
-        return Passes(seconds, [stage.bytes_out for stage in self.stages], sums, ties)
 
     @cached_property
     def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -185,7 +181,7 @@ class Priced:
     def bound_s(self, period: bool) -> float:
         """No step is shorter: the first micro-batch must come to a process and the last gradient go from there to the
         first, and in between it has all its work. With `period`, only the work, and that of each link."""
-        option, passes, grid = self.setup.option, self.passes, self.setup.grid
+        option, grid = self.setup.option, self.setup.grid
         count, m = option.positions, option.micro_batches
         links = [
             grid.ways[s % count, (s + 1) % count].seconds(self.stages[s].bytes_out) if count > 1 else 0.0
@@ -193,30 +189,35 @@ class Priced:
         ]
         if period:
             return max(self.ideal_s, m * max(links, default=0.0))
-        back = "I" if option.schedule == "zero-bubble" and count > 1 else "B"
-        reduced = [max(passes.reduce_s[s] for s in range(at, option.stages, count)) for at in range(count)]
+        apart = option.schedule == "zero-bubble" and count > 1
+        reduced = [grid.reduce_s(at, max(self.weights[at::count])) for at in range(count)]
         head = tail = found = 0.0
         for at in range(count):
             own = range(at, option.stages, count)
             work = m * sum(self.stages[s].forward_s + self.stages[s].backward_s for s in own)
-            end = work + (reduced[at] if back == "B" or not at else 0.0)
-            if back == "B":
+            end = work + (0.0 if apart and at else reduced[at])
+            if not apart:
                 end = max(end, work + tail + reduced[0])
             found = max(found, head + end)
             if at + 1 < count:
                 head += self.stages[at].forward_s + links[at]
-                tail += passes.seconds[at][back] if option.trained else 0.0
+                tail += self.stages[at].backward_s - (self.weights_s[at] if apart else 0.0)
         return found
 
     def step_s(self, period: bool) -> float:
         """Seconds of a step as the simulator plays it; with `period` those of one of many that follow each other."""
         setup = self.setup
+        first = self._played(setup.orders)
         if not period:
-            return simulate(self.passes, setup.orders, setup.grid.ways).makespan
+            return first
         once = setup.option.micro_batches
         twice = [
             [*order, *(action._replace(micro_batch=action.micro_batch + once) for action in order)]
             for order in setup.orders
         ]
-        first = simulate(self.passes, setup.orders, setup.grid.ways).makespan
-        return simulate(self.passes, twice, setup.grid.ways).makespan - first
+        return self._played(twice) - first
+
+    def _played(self, turns: list[list[Action]]) -> float:
+        grid = self.setup.grid
+        summed = sums(grid, self.weights, self.ties if self.setup.option.trained else ())
+        return simulate(self.stages, self.weights_s, summed, turns, grid.ways).makespan

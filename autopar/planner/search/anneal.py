@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from ...system.process import cores
 from ..lists.heft import placed
 from ..lists.ranking import cost_to_go, mean_first, urgent_first
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..native import searches
-from .core import KEEP, Timed
+from .core import CLOSE, KEEP, Chain, Listed, Timed
 from .large import WEIGHTS, polished
-from .population import Effort, winners
 
 POLICY = "search"
 """Policy of the schedules found by annealing."""
@@ -54,14 +56,19 @@ ROOM = 7_000
 """Steps of lists for each cluster from which on there is room for more than one chain."""
 CHAINS = 16
 """Chains that begin there."""
+STAGES = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
+"""Shares of the cooling, and of how many chains as began one is there in each."""
+QUARTER = 4
+"""Of so many chains one goes on from stage to stage."""
+AGREED = 8
+"""Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
+SEED = 3_000
+"""Of the first chain; the others count from there."""
+COOLING = 1 / 30
+"""Final temperature of the annealing as a share of the initial one."""
 
 
-def anneal(
-    instance: Instance,
-    bound: float,
-    steps: int = STEPS,
-    until: float = math.inf,
-) -> list[Schedule]:
+def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """The best schedules found, the shortest first.
 
     The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `FASTER`
@@ -82,37 +89,15 @@ def anneal(
     return _annealed(instance, starts, bound, steps - FIRST * clusters, until, KEEP)
 
 
-def refine(
-    instance: Instance,
-    bound: float,
-    device: list[int],
-    start: list[float],
-    steps: float,
-    until: float,
-    keep: int = KEEP,
-) -> list[Schedule]:
-    """The same in so many steps from a placement with whatever can start in the order of `start`, not from lists; as
-    many as `keep` of them."""
-    timed = Timed(instance, device, start, eager=True)
-    if timed.makespan == math.inf:
-        return []
-    return _annealed(instance, [timed], bound, steps, until, keep)
-
-
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
     """Refine a simulated schedule by annealing chains, where `anneal` has too few steps for a graph; nothing where they
     cannot go on from it (`polished`), or after `until`."""
     if _settled(instance) or not polished(instance) or time.monotonic() > until:
         return []
-    return refine(
-        instance,
-        bound,
-        play.device,
-        play.start[: instance.clusters],
-        min(steps, POLISH),
-        until,
-        keep=1,
-    )
+    timed = Timed(instance, play.device, play.start[: instance.clusters], eager=True)
+    if timed.makespan == math.inf:
+        return []
+    return _annealed(instance, [timed], bound, min(steps, POLISH), until, keep=1)
 
 
 def _settled(instance: Instance) -> bool:
@@ -138,21 +123,75 @@ def _first(instance: Instance) -> list[Timed]:
 
 
 def _annealed(
-    instance: Instance,
-    starts: list[Timed],
-    bound: float,
-    steps: float,
-    until: float,
-    keep: int,
+    instance: Instance, starts: list[Timed], bound: float, steps: float, until: float, keep: int
 ) -> list[Schedule]:
     """The shortest schedules found in about so many steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     several = steps / instance.clusters >= ROOM
     steps *= TOGETHER if several else FASTER
-    each = steps / instance.clusters
-    effort = Effort(
-        steps=steps,
-        chains=CHAINS if several else 1,
-        hot=min(HOTTEST, GAIN * above) * min(1.0, each / SLOW) ** 2,
-    )
-    return [timed.schedule(POLICY) for timed in winners(instance, starts, bound, effort, until, keep)]
+    hot = min(HOTTEST, GAIN * above) * min(1.0, steps / instance.clusters / SLOW) ** 2
+    found = winners(instance, starts, bound, steps, hot, until, keep, CHAINS if several else 1)
+    return [timed.schedule(POLICY) for timed in found]
+
+
+def winners(
+    instance: Instance,
+    starts: Sequence[Listed],
+    bound: float,
+    steps: float,
+    hot: float,
+    until: float,
+    keep: int,
+    count: int,
+    copies: int = 0,
+) -> list[Timed]:
+    """The `keep` shortest that any chain found, each placement once, the shortest first.
+
+    About `steps` steps are taken by `count` chains, which cool side by side from the heat `hot`, a share of the
+    makespan; `copies` is how often clusters are copied (`Chain`). In which basin a chain ends shows long before it
+    is cold, so the best go on (Aldous and Vazirani, "Go with the winners algorithms", FOCS 1994): after each of
+    `STAGES` one of `QUARTER`, and others begin from the shortest schedules of these. The end is at `until` of the
+    monotonic clock, where a chain is at the bound, or where `AGREED` of them agree.
+    """
+    pace = steps / sum(share * max(1, count // among) for share, among in STAGES)
+    begun: list[Chain] = []
+    chains: list[Chain] = []
+    cooled = 0.0
+    for share, among in STAGES:
+        chains = sorted(chains, key=lambda chain: chain.rank)
+        if len(chains) >= AGREED and chains[AGREED - 1].makespan <= chains[0].makespan * (1 + CLOSE):
+            break
+        chains = chains[: max(1, count // QUARTER)]
+        best = [chain.best[0] for chain in chains] or starts[:count]
+        for i in range(max(1, count // among) - len(chains)):
+            start = best[i % len(best)]
+            chains.append(Chain(instance, start, bound, SEED + len(begun), copies))
+            begun.append(chains[-1])
+        heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
+        cooled += share
+        chains = _cooled(chains, pace * share, heats, until)
+        if _at_bound(chains[-1]):
+            begun = chains
+            break
+    found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
+    best = sorted(found.values(), key=lambda kept: (kept.over, kept.makespan))[:keep]
+    return [Timed(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
+
+
+def _cooled(chains: list[Chain], steps: float, heats: tuple[float, float], until: float) -> list[Chain]:
+    """The chains after so many steps of each, up to the first that has come to the bound: where it does, those behind
+    it need not go on, and may or may not have, as there are cores."""
+
+    def cool(at: int) -> None:
+        if not any(map(_at_bound, chains[: at + 1])):
+            chains[at].cool(steps, heats, until)
+
+    numbers = range(len(chains))
+    # Chains leave the interpreter to others; what is raised there is raised here.
+    with ThreadPoolExecutor(min(len(chains), cores())) as pool:
+        list(pool.map(cool, numbers))
+    return chains[: next((at for at in numbers if _at_bound(chains[at])), numbers[-1]) + 1]
+
+
+def _at_bound(chain: Chain) -> bool:
+    return chain.makespan <= chain.bound * (1 + CLOSE)

@@ -13,9 +13,8 @@ from ..lists.ranking import urgent_first
 from ..model.instance import Instance
 from ..model.toposort import late
 from ..native import searches
-from .anneal import CHAINS, GAIN, HOTTEST, TOGETHER
+from .anneal import CHAINS, GAIN, HOTTEST, TOGETHER, winners
 from .core import KEEP, Timed, capped
-from .population import Effort, winners
 
 EACH = 7_000
 """Clusters placed for each cluster of a graph, at most; chains take `TOGETHER` times as many."""
@@ -48,13 +47,12 @@ def pack(race: Race, steps: int) -> None:
         return
     above = starts[0].makespan / race.bound - 1 if race.bound > 0 else math.inf
     hot = min(HOTTEST, GAIN * above)
-    effort = Effort(steps * TOGETHER, CHAINS, hot)
     with capped(instance):
         lists = [
             Timed(instance, entry.play.device, entry.play.start[:clusters], eager=True) for entry in starts
         ]
         lists.sort(key=lambda timed: (timed.over, timed.makespan))
-        found = winners(instance, lists, race.bound, effort, race.until, KEEP)
+        found = winners(instance, lists, race.bound, steps * TOGETHER, hot, race.until, KEEP, CHAINS)
     for timed in found:
         entry = race.trial(timed.schedule("packed"))
         if entry and not entry.over:

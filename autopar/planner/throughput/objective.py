@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ...errors import MemoryCapError
 from ...ir.costed import Cluster, CostedGraph
-from ...ir.plan import Plan
-from ...ir.steps import Placed
+from ...ir.plan import Plan, Reason
+from ...ir.timeline import Placed
+from ...system.text import seconds
 from ..bounds.critical_path import Ways
 from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
 from ..model.instance import Instance
 from ..portfolio import place, replan
 from ..prove import left
+from ..reasons import Lazily
 from .balance import balance
 from .loads import Loads, Standing, busiest, loads_of, share
-from .reasons import Shares
 
+POLICY = "throughput"
+"""Policy of the plans whose placement was chosen for the period."""
 TRIED = 16
 """Periods tried from the shortest to one call after the other, before the first that fits is halved towards."""
 HALVES = 8
 """Halvings of the last step of periods that leads to one that fits: to within a 256th of it."""
 TICKS = 10**12
 """Of a period: what ends as another begins, but for rounding, is gone by then."""
+NEGLIGIBLE = 1e-9
+"""Share of the period that is no reason for anything."""
+NAMED = 3
+"""Devices of one outcome that are named."""
 ROOM = (1.0, 0.8, 0.6)
 """Shares of the caps to balance for, in turn, while what is in flight does not fit."""
 
@@ -86,7 +94,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
             shortest = period
             best = replace(
                 plan,
-                policy="throughput",
+                policy=POLICY,
                 candidates=(),
                 period=period,
                 reasons=_reasons(instance, loads, groups, at),
@@ -103,11 +111,63 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     return replace(plan, period=plan.makespan, lower_bound=proven)
 
 
-def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list[int]) -> Shares:
+def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list[int]) -> Lazily:
     group = {r: g for g, members in enumerate(groups) for r in members}
     queues = [name if " → " in name else f"wire {name}" for name in instance.copy_lanes]
     called = [*instance.devices, *["a wire"] * instance.wires, *queues, "the host's dispatch"]
-    return Shares({instance.names[r]: group[r] for r in range(instance.clusters)}, loads, at, called)
+    of = [group[r] for r in range(instance.clusters)]
+    return Lazily(instance.names, partial(reason_by_period, instance.names, of, loads, at, called))
+
+
+def reason_by_period(
+    names: Sequence[str], group: Sequence[int], loads: Loads, at: Sequence[int], called: Sequence[str]
+) -> Callable[[int], Reason]:
+    """The reason of a cluster by its number: the load that would be the largest with the cluster, and its `group`, on
+    each other device, all else where it is. `at` is the device of each group in the plan, and `called` names the
+    resources of `loads`."""
+    standing = Standing(loads, at)
+    was = standing.period
+
+    def reason(r: int) -> Reason:
+        g, own = group[r], at[group[r]]
+        if loads.devices == 1:
+            return Reason(names[r], f"{called[own]} is the only device there is.")
+        if loads.allowed[g] == (own,):
+            return Reason(names[r], f"It can only run on {called[own]}.")
+        ends: dict[str, tuple[float, list[str]]] = {}
+        for d in loads.allowed[g]:
+            if d == own:
+                continue
+            standing.move(g, d)
+            period, what = math.inf, "no room"
+            if standing.lost:
+                what = "no link joins it to its values"
+            elif standing.over <= 0:
+                period, load = standing.period, standing.load
+                busiest = max(range(len(load)), key=load.__getitem__)
+                which = "" if busiest == d else f" ({called[busiest]} busy)"
+                longer = period > was * (1 + NEGLIGIBLE)
+                what = f"{seconds(period)}{which}" if longer else "no longer"
+            ends.setdefault(what, (period, []))[1].append(called[d])
+            standing.move(g, own)
+        return Reason(names[r], listed("period", ends))
+
+    return reason
+
+
+def listed(what: str, ends: Mapping[str, tuple[float, Sequence[str]]]) -> str:
+    """Sentence on the alternatives of a placement, the shortest first: `The period would be 3.1 s on cpu. Not on gpu:0,
+    gpu:1 and 3 more: no room.` Of each outcome `ends` has its seconds (inf: infeasible; its name says why) and the
+    devices."""
+    parts, text = [], ""
+    for how, (took, names) in sorted(ends.items(), key=lambda end: end[1][0]):
+        few = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
+        joined = few[0] if len(few) == 1 else f"{', '.join(few[:-1])} and {few[-1]}"
+        if took < math.inf:
+            parts.append(f"{how} on {joined}")
+        else:
+            text += f" Not on {joined}: {how}."
+    return ((f"The {what} would be {'; '.join(parts)}." if parts else "") + text).strip()
 
 
 def _given(where: dict[str, str]) -> Callable[[CostedGraph], dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
-from ...ir.steps import Placed, Step, Transfer
+from ...ir.timeline import Placed, Step, Transfer
 from ..drawing.free_space import Point
 from ..drawing.palette import Shade, shades
 from .fold import Card

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ...ir.display_names import CRITERION, common_module
 from ...ir.plan import Plan
-from ...ir.steps import Placed
+from ...ir.timeline import Placed
 from ..report.reasons import module_of
 
 BUDGET = 150

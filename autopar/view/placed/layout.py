@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
-from ...ir.steps import Transfer
+from ...ir.timeline import Transfer
 from ..drawing.frame import MARGIN, WIDTH
 from ..drawing.free_space import Rect, Room
 from .columns import Column, Piece, columns, critical_line, edges

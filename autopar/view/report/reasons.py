@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...ir.critical_path import Critical
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
-from ...ir.steps import Placed, Transfer
+from ...ir.timeline import Placed, Transfer
 from ...planner.what_if import changes
 from ...system.text import meant, percent, seconds, table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from ...ir.device_kind import kind_of
+from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
 from ...system.text import free, percent, seconds, size
 from ..drawing import fonts

@@ -11,8 +11,7 @@ from dataclasses import replace
 from autopar.errors import MemoryCapError, PlanError
 from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
-from autopar.ir.steps import Placed, Transfer
-from autopar.ir.timeline import Memory
+from autopar.ir.timeline import Memory, Placed, Transfer
 from autopar.planner.formats.dnn_partitioning import Partitioning, described
 from autopar.planner.formats.graph_file import costed
 from autopar.planner.model.simulator import Schedule

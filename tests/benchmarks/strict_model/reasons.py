@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from autopar.ir.plan import Reason
 from autopar.planner.formats.dnn_partitioning import Partitioning
-from autopar.planner.model.lazy_sequence import Lazily
+from autopar.planner.reasons import Lazily
 from autopar.planner.throughput import balance
 from autopar.planner.throughput.loads import Standing
-from autopar.planner.throughput.reasons import Shares, listed
+from autopar.planner.throughput.objective import listed, reason_by_period
 from autopar.system.text import seconds
 
 from .bound import bound
@@ -34,7 +34,7 @@ class StrictReasons(Lazily):
     def __init__(
         self, graph: Partitioning, clusters: Sequence[str], at: Sequence[int], called: Sequence[str]
     ) -> None:
-        super().__init__(clusters)
+        super().__init__(clusters, lambda: self.work_out)
         self.graph, self.at, self.called = graph, list(at), called
         self.calls = Calls.of(graph)
         self.node = {node.name: v for v, node in enumerate(graph.nodes)}
@@ -58,7 +58,7 @@ class StrictReasons(Lazily):
             ends.setdefault(what, (latency, []))[1].append(self.called[part])
         if not ends:
             return Reason(self.clusters[r], f"It can only run on {self.called[self.at[c]]}.")
-        return Reason(self.clusters[r], listed("latency", ends).strip())
+        return Reason(self.clusters[r], listed("latency", ends))
 
     def changes(self) -> Iterator[tuple[str, float]]:
         """What the latency would be, for each change of the machine."""
@@ -67,7 +67,7 @@ class StrictReasons(Lazily):
             yield what, min(was, resplit(Calls.of(changed), self.at))
 
 
-class StrictShares(Shares):
+class StrictShares(Lazily):
     """A reason for each node of a plan for throughput. `at` is the core or accelerator of each class."""
 
     def __init__(
@@ -75,8 +75,10 @@ class StrictShares(Shares):
     ) -> None:
         _, group = classes(graph)
         of = {node.name: group[v] for v, node in enumerate(graph.nodes)}
-        super().__init__({cluster: of[cluster] for cluster in clusters}, strict_loads(graph), at, called)
-        self.graph = graph
+        groups = [of[cluster] for cluster in clusters]
+        loads = strict_loads(graph)
+        super().__init__(clusters, lambda: reason_by_period(clusters, groups, loads, at, called))
+        self.graph, self.at, self.period = graph, tuple(at), Standing(loads, at).period
 
     def changes(self) -> Iterator[tuple[str, float]]:
         """What the period would be, for each change of the machine."""
@@ -85,7 +87,7 @@ class StrictShares(Shares):
             loads = strict_loads(changed)
             # A core more comes before the accelerators.
             at = [d + changed.cpus - self.graph.cpus if d >= self.graph.cpus else d for d in self.at]
-            found = min(self.standing.period, Standing(loads, at).period)
+            found = min(self.period, Standing(loads, at).period)
             hoped.append((bound(loads), position, what, loads, found))
         hoped.sort(key=lambda each: each[:2])
         for rank, (least, _, what, loads, found) in enumerate(hoped):

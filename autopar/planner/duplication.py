@@ -1,0 +1,208 @@
+"""Plans that compute clusters on several devices: which copies are worth what they take depends on where the rest is,
+and where the rest had better be on the copies, so that both are searched for together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TypeAlias
+
+from ..ir.costed import Cluster, CostedGraph, TaskCost, repeatable
+from ..ir.graph import Task, replace_refs
+from .candidates import SHORTER, Entry, Race
+from .model.instance import Instance
+from .model.simulator import Schedule
+from .native import searches
+from .search.anneal import CHAINS, TOGETHER, winners
+from .search.core import COPIES, Timed, capped
+
+EACH = 4_500
+STEPS = 225_000
+"""Steps of the search for each cluster, and in all at most; chains take `TOGETHER` times as many (`anneal`)."""
+LARGEST = 2_000
+"""Clusters and transfers of the largest plan for which this is done."""
+HOT = 0.07
+"""Share by which a plan may become longer at first."""
+TRIED = 3
+"""Plans with copies simulated, of those found."""
+POLICY = "search with copies"
+"""Policy of the schedules that have copies."""
+
+Names: TypeAlias = dict[tuple[str, str], str]
+"""What copies are called, by original and device."""
+
+
+def repeated(race: Race, start: Entry) -> Entry:
+    """A plan without copies, or a shorter one with clusters computed again, searched for as far as there is time for
+    it. What is returned has an `Instance` of its own where clusters are. Nothing is done for large plans, nor without
+    the native search.
+
+    Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
+    9(9), 1998.
+    """
+    instance = race.instance
+    ended = start.makespan <= race.bound * (1 + SHORTER) or race.late
+    large = instance.clusters + len(start.play.moves) > LARGEST
+    if ended or large or not _promising(instance) or not searches():
+        return start
+    begun = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
+    steps = min(STEPS, EACH * instance.clusters) * TOGETHER
+    with capped(instance) if instance.tight else nullcontext():
+        found = winners(instance, [begun], race.bound, steps, HOT, race.until, TRIED, CHAINS, COPIES)
+    entries = [scheduled(timed) for timed in found if timed.makespan < start.makespan]
+    fitting = [entry for entry in entries if entry and not entry.over]
+    return min([start, *fitting], key=lambda entry: entry.makespan)
+
+
+def _promising(instance: Instance) -> bool:
+    """True if there are lists of the graph (`anneal`), and a cluster in it that may be computed again and of which it
+    takes time to move what it makes."""
+    costed = instance.costed
+    return not (instance.modes or costed.again) and any(
+        repeatable(costed, cluster)
+        and any(
+            instance.travel(v, s, d)
+            for v in instance.makes[r]
+            if instance.readers[v]
+            for s in own
+            for d in own
+        )
+        for r, (cluster, own) in enumerate(zip(costed.clusters, instance.able))
+    )
+
+
+def scheduled(timed: Timed) -> Entry | None:
+    """The schedule that computes the clusters and copies of a list where and in the order in which it does, simulated;
+    None when that never ends. The entry has an `Instance` of its own. Linear in the graph but for sorting."""
+    instance, first = timed.instance, timed.instance.clusters + 1
+    names, devices = instance.names, instance.devices
+    more = [(names[r], devices[d]) for r, d in zip(timed.of, timed.device[first:])]
+    costed, called = again(instance, dict(zip(names, (devices[d] for d in timed.device))), more)
+    number = {cluster.name: i for i, cluster in enumerate(costed.clusters)}
+    steps = [*enumerate(names), *enumerate((called[key] for key in more), first)]
+    lanes: dict[str, list[str]] = {lane: [] for own in instance.lane_names for lane in own}
+    for i, name in sorted(
+        steps, key=lambda step: (timed.start[step[0]], timed.end[step[0]], number[step[1]])
+    ):
+        lanes[instance.lane_names[timed.device[i]][timed.lane[i]]].append(name)
+    orders = {lane: tuple(own) for lane, own in lanes.items()}
+    return Race(Instance(costed)).trial(Schedule(POLICY, orders))
+
+
+def again(
+    instance: Instance, device: Mapping[str, str], more: Collection[tuple[str, str]]
+) -> tuple[CostedGraph, Names]:
+    """The graph with each (cluster, device) of `more`, all `repeatable`, as a cluster of its own that is bound to its
+    device, and what these are called.
+
+    `device` is where all clusters are: those on a device with a copy read what the copy makes, other copies there
+    included, and what must be delivered there is the copy's. So is what would pass through a device with a copy, so
+    that no value comes to be on a device twice. Linear in the graph.
+    """
+    costed, graph = instance.costed, instance.costed.graph
+    steps, made = _named(costed, more)
+    copies: dict[str, list[str]] = {}
+    for name, where in more:
+        copies.setdefault(name, []).append(where)
+    # The one of a value and its copies that is on a device: made there, or brought.
+    present = {(value, device[cluster]): value for value, cluster in costed.producer.items()} | made
+
+    def source(value: str, at: str) -> str:
+        """The value that is read on a device for a value of the graph, or one of its copies."""
+        if value not in costed.producer:
+            return value
+        if (value, at) not in present:
+            hops = instance.route[costed.index[device[costed.producer[value]]]][costed.index[at]] or ()
+            between = instance.devices[hops[0].dst] if hops else at
+            present[value, at] = present.setdefault((value, between), value)
+        return present[value, at]
+
+    values = {value.name: value for value in graph.values}
+    tasks: list[Task] = []
+    costs: list[TaskCost] = []
+    clusters: list[Cluster] = []
+    for cluster in costed.clusters:
+        makes = [value for task in cluster.tasks for value in graph.task[task].outputs]
+        for copy in ("", *copies.get(cluster.name, ())):
+            own = {value: made[value, copy] for value in makes} if copy else {}
+            reads = {value: source(value, copy or device[cluster.name]) for value in cluster.reads}
+            for name in cluster.tasks:
+                task, called = graph.task[name], steps.get((name, copy), name)
+                renamed = tuple(own.get(value, value) for value in task.outputs)
+                tasks.append(replace(_reading(task, own | reads), name=called, outputs=renamed))
+                costs.append(replace(costed.cost[name], task=called))
+            clusters.append(
+                replace(
+                    cluster.on(costed.index[copy]) if copy else cluster,
+                    name=steps.get((cluster.name, copy), cluster.name),
+                    tasks=tuple(steps.get((task, copy), task) for task in cluster.tasks),
+                    reads=tuple(reads.values()),
+                    makes=tuple(own.get(value, value) for value in cluster.makes),
+                )
+            )
+            for value, called in own.items():
+                storage = values[value].storage
+                values[called] = replace(values[value], name=called, storage=own.get(storage, storage))
+    count = len(graph.outputs)
+    outputs = tuple(source(value, at) if at else value for value, at in costed.deliver[:count])
+    return replace(
+        costed,
+        graph=replace(graph, values=tuple(values.values()), tasks=tuple(tasks), outputs=outputs),
+        costs=tuple(costs),
+        clusters=tuple(clusters),
+        deliver=(*zip(outputs, (at for _, at in costed.deliver)), *costed.deliver[count:]),
+        again=tuple((copy, name) for of in (steps, made) for (name, _), copy in of.items()),
+    ), steps
+
+
+def _named(costed: CostedGraph, more: Iterable[tuple[str, str]]) -> tuple[Names, Names]:
+    """Names of the copies of clusters and tasks, and of the copies of values, one of which may be called what a task is
+    called."""
+    taken = {*costed.graph.value, *costed.graph.task, *costed.cluster}
+    steps: Names = {}
+    values: Names = {}
+    for name, where in more:
+        tasks = costed.cluster[name].tasks
+        made = [value for task in tasks for value in costed.graph.task[task].outputs]
+        for found, originals in ((steps, [name, *tasks]), (values, made)):
+            for original in dict.fromkeys(originals):
+                copy = f"{original} again on {where}"
+                while copy in taken:
+                    copy += "'"
+                taken.add(copy)
+                found[original, where] = copy
+    return steps, values
+
+
+def _reading(task: Task, of: Mapping[str, str]) -> Task:
+    """The task with other values in place of those that it reads."""
+    args = tuple(replace_refs(argument, of) for argument in task.args)
+    kwargs = tuple((key, replace_refs(argument, of)) for key, argument in task.kwargs)
+    return replace(task, args=args, kwargs=kwargs)
+
+
+def once(costed: CostedGraph) -> CostedGraph:
+    """The graph without the copies that `again` put in: what read a copy reads the original. Linear in the graph."""
+    if not costed.again:
+        return costed
+    of = dict(costed.again)
+    clusters = tuple(
+        replace(cluster, reads=tuple(dict.fromkeys(of.get(value, value) for value in cluster.reads)))
+        for cluster in costed.clusters
+        if cluster.name not in of
+    )
+    graph = replace(
+        costed.graph,
+        values=tuple(value for value in costed.graph.values if value.name not in of),
+        tasks=tuple(_reading(task, of) for task in costed.graph.tasks if task.name not in of),
+        outputs=tuple(of.get(value, value) for value in costed.graph.outputs),
+    )
+    return replace(
+        costed,
+        graph=graph,
+        costs=tuple(cost for cost in costed.costs if cost.task not in of),
+        clusters=clusters,
+        deliver=tuple((of.get(value, value), device) for value, device in costed.deliver),
+        again=(),
+    )
