@@ -14,7 +14,7 @@ from .roofline import CALL
 
 BUDGET_S = 0.3
 CALL_SCALE = (2e-5, 1.3)
-"""Launch and factor of calls where none was recorded: the middle of the models of `bench --suite predictions`."""
+"""Launch and factor of calls where none was recorded: the middle of the models of `tests/benchmarks/timed/zoo.py`."""
 
 
 def scaled(device: Device) -> scales.Scales:
