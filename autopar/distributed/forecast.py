@@ -13,7 +13,7 @@ from torch import nn
 
 from ..capture.ahead import ahead
 from ..capture.repeated import shortened
-from ..costs.row_costs import row_cost
+from ..costs.roofline import row_cost
 from ..errors import AutoparError, CaptureError, DeviceError, MemoryCapError, PlanError
 from ..ir.device import Device
 from ..ir.distribution import SCHEDULES, Distribution
