@@ -9,7 +9,7 @@ from functools import cached_property
 from ..errors import DeviceError
 from ..system.text import size, table
 from .device import Link
-from .hardware.networks import Network, find_network
+from .hardware.buses import NETWORKS, Bus, find
 from .machine import Machine
 
 MOST_HOSTS = 4_096
@@ -123,17 +123,17 @@ def compute_devices(machine: Machine) -> tuple[str, ...]:
     return found or tuple(device.name for device in machine.devices)
 
 
-def _host(name: str, machine: Machine, network: Network, ports: int) -> Host:
+def _host(name: str, machine: Machine, network: Bus, ports: int) -> Host:
     return Host(name, machine, ports * network.reached, network.latency_s, ports, network.title)
 
 
-def _ports(text: str) -> tuple[int, Network]:
+def _ports(text: str) -> tuple[int, Bus]:
     found = re.fullmatch(r"(?:(\d+)\s+)?(\S+)", text)
     if not found or found[1] == "0":
         raise DeviceError(
             f'"over {text}" names no network; write, for example, "over ib-400" or "over 8 ib-400"'
         )
-    return int(found[1] or 1), find_network(found[2])
+    return int(found[1] or 1), find("network", found[2], NETWORKS)
 
 
 def _groups(text: str) -> list[tuple[int, list[str]]]:

@@ -1,25 +1,29 @@
-"""Declared buses: what the datasheets promise in one direction, and the share of it that copies reach."""
+"""Declared buses between devices and networks between hosts: what the datasheets promise in one direction, and the
+share of it that copies and messages reach."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TypeVar
 
 from ...errors import DeviceError
 
+T = TypeVar("T")
+
 REACHED = 0.8
 """Share of a bus that large pinned copies reach: protocol headers and credits take the rest (PCIe 3 to 5
-cards commonly measure 0.78 to 0.87 of the encoded rate, NVLink about 0.8)."""
+cards commonly measure 0.78 to 0.87 of the encoded rate, NVLink about 0.8). The same of a network port that large
+messages reach: headers, and the pace of the collective above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """A way between two devices: datasheet bytes per second in one direction, and the latency of one copy.
+    """A way between two devices, or one port of a network: datasheet bytes per second in one direction, and latency.
 
     No datasheet gives a latency; `latency_s` is what an asynchronous copy of a few bytes commonly takes, call
-    included. `peer` marks a bus between accelerators.
+    included, or such a message from its send to its receipt. `peer` marks a bus between accelerators.
     """
 
     name: str
@@ -31,7 +35,7 @@ class Bus:
 
     @property
     def reached(self) -> float:
-        """Bytes per second that copies are expected to reach."""
+        """Bytes per second that large copies or messages are expected to reach."""
         return self.bytes_per_s * REACHED
 
 
@@ -86,14 +90,36 @@ BUSES: dict[str, Bus] = {
 }
 
 
-def find_bus(name: str) -> Bus:
-    """The bus called `name`; DeviceError lists those known and the nearest."""
-    if name in BUSES:
-        return BUSES[name]
-    raise DeviceError(f"no bus {name!r} is known{nearest(name, BUSES)}; known are {', '.join(BUSES)}")
+def _infiniband(gigabits: int, generation: str) -> Bus:
+    source = f"InfiniBand Trade Association roadmap: {generation}, {gigabits} Gb/s, 4 lanes"
+    return Bus(f"ib-{gigabits}", f"InfiniBand {generation}", gigabits / 8 * 1e9, 5e-6, source)
 
 
-def nearest(name: Any, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when nothing is near."""
+def _ethernet(gigabits: int, latency_s: float) -> Bus:
+    title = f"{gigabits} Gb/s Ethernet"
+    return Bus(f"ethernet-{gigabits}", title, gigabits / 8 * 1e9, latency_s, f"IEEE 802.3: {gigabits} Gb/s")
+
+
+NETWORKS: dict[str, Bus] = {
+    network.name: network
+    for network in (
+        _infiniband(100, "EDR"),
+        _infiniband(200, "HDR"),
+        _infiniband(400, "NDR"),
+        _infiniband(800, "XDR"),
+        _ethernet(1, 1e-4),
+        _ethernet(10, 5e-5),
+        _ethernet(25, 3e-5),
+        _ethernet(100, 2e-5),
+        _ethernet(400, 2e-5),
+    )
+}
+
+
+def find(what: str, name: str, known: Mapping[str, T], more: str = "") -> T:
+    """The bus, network or chip called `name`; DeviceError lists those known and the nearest, and says `more`."""
+    if name in known:
+        return known[name]
     close = get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    near = f" (did you mean {close[0]!r}?)" if close else ""
+    raise DeviceError(f"no {what} {name!r} is known{near}; known are {', '.join(known)}{more}")
