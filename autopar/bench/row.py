@@ -11,10 +11,9 @@ from typing import Any
 
 from ..costs.blocks import Block, counted, disturbed, median
 from ..system.text import seconds, table
-from ..view.drawing import fonts
-from ..view.drawing.frame import MARGIN
-from ..view.drawing.palette import INK, QUIET, shades
-from ..view.drawing.svg import Svg
+from ..view.drawing import design
+from ..view.drawing.design import INK, QUIET, shades
+from ..view.drawing.svg import MARGIN, Svg
 from ..view.save import kind_of, png
 from .rivals import EAGER
 
@@ -162,7 +161,9 @@ def chart(rows: Sequence[Row], machine: str) -> str:
     svg = Svg(WIDTH, drawn + 16, f"Seconds ÷ {EAGER}")
     room = WIDTH - 2 * MARGIN
     svg.text(MARGIN, 46, f"Seconds ÷ {EAGER}", 24, bold=True)
-    svg.text(MARGIN, 68, fonts.fit(f"shorter is faster; whiskers: quartiles; {machine}", room, 13), 13, QUIET)
+    svg.text(
+        MARGIN, 68, design.fit(f"shorter is faster; whiskers: quartiles; {machine}", room, 13), 13, QUIET
+    )
     ratios = [row.ratio(one.name) for row in rows for one in row.outcomes if one.blocks]
     low, high = math.log2(min([0.5, *ratios]) / 1.1), math.log2(max([2.0, *ratios]) * 1.1)
     start, length = MARGIN + LEFT, room - LEFT - RIGHT
@@ -176,7 +177,7 @@ def chart(rows: Sequence[Row], machine: str) -> str:
         svg.text(x, 90, f"{2.0**power:g}", 11, QUIET, anchor="middle")
     y = 104.0
     for row in rows:
-        svg.text(MARGIN, y + 14, fonts.fit(row.title, LEFT + length, 13, True), 13, bold=True)
+        svg.text(MARGIN, y + 14, design.fit(row.title, LEFT + length, 13, True), 13, bold=True)
         y += LINE * 1.2
         for index in range(len(row.outcomes)):
             _bar(svg, row, index, y, at)
@@ -191,7 +192,7 @@ def _bar(svg: Svg, row: Row, index: int, y: float, at: Callable[[float], float])
     start, end = MARGIN + LEFT, svg.width - MARGIN - RIGHT
     svg.text(start - 8, y + 14, one.name, 12, INK, bold=one.name.startswith("autopar"), anchor="end")
     if not one.blocks:
-        svg.text(start + 4, y + 14, fonts.fit(one.remark(), end + RIGHT - start - 4, 11), 11, QUIET)
+        svg.text(start + 4, y + 14, design.fit(one.remark(), end + RIGHT - start - 4, 11), 11, QUIET)
         return
     ratio, shade = row.ratio(one.name), own if one.name.startswith("autopar") else other
     svg.rect(start, y + 3, at(ratio) - start, LINE - 6, fill=shade.fill, stroke=shade.hue)
@@ -199,4 +200,4 @@ def _bar(svg: Svg, row: Row, index: int, y: float, at: Callable[[float], float])
     low, high = (min(max(x, start), end) for x in ends)
     svg.line((low, y + LINE / 2), (high, y + LINE / 2), "end")
     note = " ".join((f"{ratio:.3f}", f"({seconds(one.median)})", one.remark()))
-    svg.text(end + 8, y + 14, fonts.fit(note, RIGHT - 8, 11), 11, QUIET)
+    svg.text(end + 8, y + 14, design.fit(note, RIGHT - 8, 11), 11, QUIET)

@@ -45,19 +45,13 @@ def recorded(plan: Plan, seconds: Mapping[tuple[str, str], float]) -> Ratios:
 def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], float]:
     """Seconds of each task of recorded calls of a plan, by (task, device): the medians. Those of a declared clock are
     the chips' that it stands in for."""
-    scale = slowed(plan)
+    scale = plan.costed.machine.stretch
     samples: dict[tuple[str, str], list[float]] = {}
     for timeline in timelines:
         for span in timeline.spans:
             if span.kind == "compute" and span.cluster:
                 samples.setdefault((span.name, span.device), []).append((span.end - span.start) / scale)
     return {key: statistics.median(found) for key, found in samples.items()}
-
-
-def slowed(plan: Plan) -> float:
-    """Factor by which its calls last longer than on the devices that its machine declares."""
-    machine = plan.costed.machine
-    return machine.slow_down if machine.clock == "declared" else 1.0
 
 
 def _ratios(graph: Graph, machine: Machine, seconds: Mapping[tuple[str, str], float]) -> Ratios:

@@ -97,7 +97,7 @@ class _Regions:
         total, found = 0.0, {}
         for served, program in self.programs.items():
             lines = by_title[program.plan.costed.graph.name]
-            total += statistics.median(line.makespan for line in lines) / ratios.slowed(program.plan)
+            total += statistics.median(line.makespan for line in lines) / program.plan.costed.machine.stretch
             found[served] = ratios.medians(program.plan, lines)
         return total, found
 

@@ -55,6 +55,11 @@ class Machine:
         return next((device.name for device in self.devices if device.traits.host), self.devices[0].name)
 
     @property
+    def stretch(self) -> float:
+        """By how much a measured call lasts longer than on its devices: 1 unless its clock is a declared one."""
+        return self.slow_down if self.clock == "declared" else 1.0
+
+    @property
     def emulated(self) -> bool:
         """True if any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
         return any(device.traits.stand_in for device in self.devices)

@@ -33,7 +33,7 @@ _WIDTH = 30
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
     """Rows as aligned text, the first a heading. Columns in `right` are flush right; long cells end in `…`."""
-    cells = [[_clip(str(cell), widest) for cell in row] for row in rows]
+    cells = [[clip(str(cell), widest) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
@@ -46,8 +46,9 @@ def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: i
     return "\n".join(lines)
 
 
-def _clip(text: str, widest: int) -> str:
-    return text if len(text) <= widest else text[: widest - 1] + "…"
+def clip(text: str, widest: int) -> str:
+    """Text of at most `widest` characters, which ends in `…` where it was longer."""
+    return text if len(text) <= widest else text[: widest - 1] + "…" if widest > 0 else ""
 
 
 _UP = 0.9995
