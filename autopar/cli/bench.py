@@ -107,14 +107,14 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     """The model's name with its row for each batch, or for none where none is asked for; nothing is skipped."""
     import torch
 
-    from ..bench import rivals, steps
+    from ..bench import rivals
     from ..bench.case import Case
-    from ..bench.contest import Budget, contest
+    from ..bench.contest import contest
 
-    known = steps.RIVALS if chosen.train else rivals.RIVALS
+    known = rivals.TRAINERS if chosen.train else rivals.RIVALS
     taking = rivals.chosen(chosen.rivals.split(",") if chosen.rivals else [], known)
     given = {"rounds": chosen.rounds, "timing_s": chosen.seconds, "build_s": chosen.build_seconds}
-    budget = Budget(**{name: value for name, value in given.items() if value is not None})
+    budget = {name: value for name, value in given.items() if value is not None}
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
         model, args = made(chosen.factory, batch, "bench")
@@ -123,7 +123,7 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
         title = ", ".join(
             [name, *([f"batch {batch}"] if batch else []), *(["training"] if chosen.train else [])]
         )
-        yield name, [contest(title, case, taking, budget)], ""
+        yield name, [contest(title, case, taking, **budget)], ""
 
 
 def _words(chosen: argparse.Namespace) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autopar.costs.blocks import Block, Turn, disturbed, median, timed
+from autopar.costs.blocks import Block, disturbed, median, timed
 from autopar.costs.detect import detect
 from autopar.engine.api import compile
 from autopar.ir.machine import Machine
@@ -75,7 +75,7 @@ def judged(make: Callable[[], Call], fresh: Machine, blocks: int) -> dict[str, A
 
 
 def _blocks(call: Callable[[], Any], count: int) -> list[Block]:
-    (found,) = timed({"call": Turn(call, torch.get_num_threads())}, count, PATIENCE_S, BLOCK_S).values()
+    (found,) = timed({"call": (call, torch.get_num_threads())}, count, PATIENCE_S, BLOCK_S).values()
     return found
 
 
