@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-from ..errors import DeviceError, PlanError
+from ..errors import PlanError
 from ..ir.graph import SUM, Graph, Task
 from ..ir.machine import Machine
 
@@ -53,10 +53,7 @@ def resolve(
 def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
     """Raise DeviceError for a pin to a device that the machine has not."""
     for path, device in pins.items():
-        if device not in machine.device:
-            raise DeviceError(
-                f"the pin {path!r}: no device {device!r} in this machine; it has {', '.join(machine.device)}"
-            )
+        machine.require(device, f"the pin {path!r}: ")
 
 
 def require_paths(pins: Mapping[str, str], known: Collection[str], what: str = "pin") -> None:

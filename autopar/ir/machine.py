@@ -149,10 +149,10 @@ class Machine:
         """This machine with the memory of some devices limited, in bytes or as `"6GiB"`."""
         return self.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
 
-    def require(self, name: str) -> Device:
-        """The device called `name`, or DeviceError listing those there are."""
+    def require(self, name: str, what: str = "") -> Device:
+        """The device called `name`, or DeviceError that says `what` is wrong, and lists those there are."""
         if name not in self.device:
-            raise DeviceError(f"no device {name!r} in this machine; it has {', '.join(self.device)}")
+            raise DeviceError(f"{what}no device {name!r} in this machine; it has {', '.join(self.device)}")
         return self.device[name]
 
     def check(self) -> Machine:

@@ -10,9 +10,8 @@ import torch
 from autopar.costs import measure as measuring
 from autopar.costs.detect import detect
 from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
-from autopar.costs.measure import measure, note
+from autopar.costs.measure import measure, measured, note
 from autopar.costs.probes import operations
-from autopar.costs.ratios import measured
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
