@@ -19,9 +19,9 @@ import networkx
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from wallclock import wall
 
 import autopar
-from autopar.bench.wall import wall
 
 
 def machine(accelerators: int) -> autopar.Machine | list[str]:

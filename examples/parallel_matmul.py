@@ -11,10 +11,9 @@ import statistics
 from dataclasses import replace
 
 import torch
+from wallclock import in_time, one_lock, wall
 
 import autopar
-from autopar.bench.lock import one_lock
-from autopar.bench.wall import in_time, wall
 
 
 def two_devices() -> tuple[autopar.Machine | list[str], int]:

@@ -1,4 +1,4 @@
-"""Measurements beside rivals in the same run, interleaved: contests on a model, and suites."""
+"""Contests on a model: autopar beside rivals in the same run, interleaved."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ import platform
 from importlib.util import find_spec
 
 from ..system.cache import processor
-
-STACKS = "stacks"
-SUITES = (
-    "overhead",
-    "first_call",
-    "overlap",
-    "training",
-    "optimizers",
-    "predictions",
-    "pipelines",
-    "gpu",
-    STACKS,
-)
-"""Modules of this package with a `run`; the last is made of contests."""
 
 
 def machine() -> str:

@@ -11,13 +11,13 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from ..costs.blocks import Turn, timed
+from ..costs.blocks import timed
 from ..errors import AutoparError
 from ..system.text import bar, seconds
 from .case import Case, Entrant, unsteady, wrong
@@ -25,17 +25,19 @@ from .rivals import Rival
 from .row import Outcome, Row
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Undisturbed blocks of each; seconds after which timing ends; seconds in which a rival is to build and answer."""
-
-    rounds: int = 9
-    timing_s: float = 20.0
-    build_s: float = 120.0
-
-
-def contest(title: str, case: Case, rivals: Sequence[Rival], budget: Budget) -> Row:
+def contest(
+    title: str,
+    case: Case,
+    rivals: Sequence[Rival],
+    *,
+    rounds: int = 9,
+    timing_s: float = 20.0,
+    build_s: float = 120.0,
+) -> Row:
     """The outcome of every rival, the first of them eager: its blocks, or why it was not timed.
+
+    Each has `rounds` undisturbed blocks, fewer where `timing_s` seconds are over before, and `build_s` seconds to build
+    and answer.
 
     Raises AutoparError where eager fails, or its own answers differ from call to call.
     """
@@ -50,16 +52,16 @@ def contest(title: str, case: Case, rivals: Sequence[Rival], budget: Budget) -> 
 
         outcomes, turns = [], {}
         for rival in bar(rivals, f"{title}: building"):
-            outcome, entrant, answers = _built(rival, case, budget.build_s)
+            outcome, entrant, answers = _built(rival, case, build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, nudged, case.train)
                 finite = error if math.isfinite(error) else None
                 outcome = replace(outcome, error=finite, reason=why and f"WRONG: {why}")
                 if not why:
-                    turns[rival.name] = Turn(entrant.call, _threads(rival))
+                    turns[rival.name] = (entrant.call, _threads(rival))
             outcomes.append(outcome)
-        blocks = timed(turns, budget.rounds, budget.timing_s)
+        blocks = timed(turns, rounds, timing_s)
     return Row(
         title, case.train, tuple(replace(one, blocks=tuple(blocks.get(one.name, ()))) for one in outcomes)
     )

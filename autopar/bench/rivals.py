@@ -1,7 +1,11 @@
-"""The rivals of an inference contest: what may run a model, whether it is here, and how a user would have it run."""
+"""The rivals of a contest: what may run or train a model, whether it is here, and how a user would have it do so.
+
+A training step is zero_grad, forward, loss, backward and a step of SGD.
+"""
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -10,14 +14,21 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
-from ..engine.api import compile
+from ..engine.api import compile, train_step
+from ..engine.compiled import Compiled
 from ..errors import AutoparError, DeviceError
 from ..runtime import trial
 from .case import Case, Entrant, inference, tensors
+
+RATE = 1e-2
+"""Learning rate of SGD."""
+SETTLING = 5
+"""Steps after which the programs of a training step are made, and its kernels being compiled."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,51 @@ class Rival:
         return found
 
 
-def eager(case: Case) -> Entrant:
-    """The model as it is."""
-    return inference(case, case.model)
+def run(case: Case, wrap: Callable[[nn.Module], Any] = lambda model: model) -> Entrant:
+    """Calls of the model, or of what `wrap` makes of it; of a training case the plain loop about a copy."""
+    model = copy.deepcopy(case.model) if case.train else case.model
+    call = wrap(model)
+    close = call.close if isinstance(call, Compiled) else lambda: None
+    if not case.train:
+        return inference(case, call, close)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(call(*case.args))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return _training(model, step, close)
+
+
+def loss_of(answer: Any) -> torch.Tensor:
+    """The `.loss` of an answer, or the answer where it is one number, else the means of the squares of its floating
+    tensors: thousands of steps on these leave weights finite."""
+    loss = getattr(answer, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    if isinstance(answer, torch.Tensor) and answer.dim() == 0:
+        return answer
+    return torch.stack([leaf.square().mean() for leaf in tensors(answer) if leaf.is_floating_point()]).sum()
+
+
+def _training(model: nn.Module, step: Callable[[], torch.Tensor], close: Callable[[], None]) -> Entrant:
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def answers() -> list[torch.Tensor]:
+        """The loss of the first step, and how far each weight has moved in it by the unit of the rate."""
+        loss = step().detach().clone()
+        moved = (after.detach() - was for after, was in zip(model.parameters(), before))
+        return [loss, *(way / RATE for way in moved)]
+
+    return Entrant(step, answers, close)
 
 
 def autopar(case: Case) -> Entrant:
     """`autopar.compile`."""
-    fast = compile(case.model, list(case.devices))
-    return inference(case, fast, fast.close)
+    return run(case, lambda model: compile(model, list(case.devices)))
 
 
 def tried(call: Callable[[], object]) -> None:
@@ -79,9 +126,30 @@ def autopar_auto(case: Case) -> Entrant:
     return inference(case, fast, fast.close)
 
 
+def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
+    """`autopar.train_step`, from the first weights on once its kernels are chosen."""
+    model = copy.deepcopy(case.model)
+    step = train_step(
+        model,
+        None,
+        torch.optim.SGD(model.parameters(), lr=RATE),
+        list(case.devices),
+        step_fn=lambda model, *batch: loss_of(model(*batch)),
+        kernels=kernels,
+    )
+    if kernels != "eager":
+        first = copy.deepcopy(model.state_dict())
+        for _ in range(SETTLING):
+            step(*case.args)
+        step.wait()
+        tried(lambda: step(*case.args))
+        model.load_state_dict(first)
+    return _training(model, lambda: step(*case.args), step.close)
+
+
 def compiled(case: Case, **settings: Any) -> Entrant:
     """`torch.compile`."""
-    return inference(case, torch.compile(case.model, **settings))
+    return run(case, lambda model: torch.compile(model, **settings))
 
 
 def frozen(case: Case) -> Entrant:
@@ -151,17 +219,27 @@ def _require_cpu(case: Case, name: str) -> None:
 EAGER = "eager"
 """The rival that all others are compared with."""
 
+_BOTH = [Rival(EAGER, run), Rival("eager-1", run, one_thread=True), Rival("autopar", autopar)]
+_COMPILED = Rival("compile", compiled)
+_TUNED = Rival("max-autotune", partial(compiled, mode="max-autotune"), on_request=True)
 RIVALS: list[Rival] = [
-    Rival(EAGER, eager),
-    Rival("eager-1", eager, one_thread=True),
-    Rival("autopar", autopar),
+    *_BOTH,
     Rival("autopar-auto", autopar_auto),
-    Rival("compile", compiled),
+    _COMPILED,
     Rival("compile-frozen", frozen),
-    Rival("max-autotune", partial(compiled, mode="max-autotune"), on_request=True),
+    _TUNED,
     Rival("onnxruntime", onnxruntime, ("onnxruntime", "onnx", "onnxscript"), "onnxruntime"),
     Rival("openvino", openvino, ("openvino",), "openvino"),
 ]
+"""Who may run a model."""
+TRAINERS: list[Rival] = [
+    *_BOTH,
+    Rival("autopar-step", whole),
+    Rival("autopar-step-auto", partial(whole, kernels="auto")),
+    _COMPILED,
+    _TUNED,
+]
+"""Who may train it."""
 
 
 def chosen(names: Sequence[str], rivals: Sequence[Rival]) -> list[Rival]:

@@ -1,17 +1,25 @@
 """Models of several kinds with random weights: autopar beside eager and the compilers that are installed.
 
-Each model is a process of its own, `python -m autopar bench autopar.bench.stack_models:NAME`, so that none finds
-another's threads or compiled code.
+Each function from `googlenet` on takes a batch and gives a model and its inputs. Each model is a process of its own,
+`python -m autopar bench autopar.bench.stacks:NAME`, so that none finds another's threads or compiled code.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch import library as operators
+from torch.nn import functional
 
 from ..errors import AutoparError
 from .row import Row, read
@@ -45,10 +53,210 @@ def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[R
     for name in only or MODELS:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.json"
-            command = [sys.executable, "-m", "autopar", "bench", f"{__package__}.stack_models:{name}"]
+            command = [sys.executable, "-m", "autopar", "bench", f"{__name__}:{name}"]
             command += [word for batch in MODELS[name] for word in ("--batch", batch)]
             command += [*words, "--json", str(path), *(["--train"] if name in TRAINED else [])]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             found = json.loads(path.read_text())["rows"] if path.exists() else []
         said = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
         yield name, [read(row) for row in found], said[-1] if done.returncode else ""
+
+
+def library(name: str) -> Any:
+    """The module of this name; ModuleNotFoundError where it is not installed.
+
+    A torchvision built for another torch lacks its compiled operators and so does not import, and then nor do timm
+    and the vision half of transformers. Models that call none of these operators need their schemas alone.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
+    except RuntimeError:
+        for stale in [module for module in sys.modules if module.split(".")[0] == "torchvision"]:
+            del sys.modules[stale]
+        for operator in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            operators.define(f"torchvision::{operator}", schema)
+    return importlib.import_module(name)
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers of these widths with a ReLU between each two."""
+    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def transformer(width: int, layers: int) -> dict[str, int]:
+    """Settings that configurations of transformers share: heads of 64, a feed-forward part four times as wide."""
+    return {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64,
+            "intermediate_size": 4 * width}  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    """Stacks of recurrent layers beside each other over one sequence, and a linear layer over their last states."""
+
+    def __init__(self, stacks: Sequence[nn.LSTM | nn.GRU], answers: int) -> None:
+        super().__init__()
+        self.stacks = nn.ModuleList(stacks)
+        self.head = nn.Linear(sum(stack.hidden_size for stack in stacks), answers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (batch, answers) of sequences (batch, length, features)."""
+        scores: Tensor = self.head(torch.cat([stack(x)[0][:, -1] for stack in self.stacks], 1))
+        return scores
+
+
+class Recommender(nn.Module):
+    """Embedding bags and an MLP of numbers, their products, and an MLP above; `hidden` are the widths within both.
+
+    Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
+    """
+
+    def __init__(self, bags: int, rows: int, width: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(bags))
+        self.below = nn.Sequential(*mlp(13, *hidden, width), nn.ReLU())
+        self.above = mlp(width + bags * (bags + 1) // 2, *hidden, 1)
+        self.pairs: Tensor
+        self.register_buffer("pairs", torch.triu_indices(bags + 1, bags + 1, 1), persistent=False)
+
+    def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
+        """Scores (batch, 1) of numbers (batch, 13) and row ids (bags, batch, ids in a bag)."""
+        dense = self.below(numbers)
+        found = torch.stack([dense, *(bag(own) for bag, own in zip(self.bags, ids))], 1)
+        products = found @ found.transpose(1, 2)
+        scores: Tensor = self.above(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
+        return scores
+
+
+class Experts(nn.Module):
+    """A residual layer: a mixture of MLPs, of which a gate counts the `best` for each row."""
+
+    def __init__(self, experts: int, width: int, best: int) -> None:
+        super().__init__()
+        self.gate, self.best = nn.Linear(width, experts), best
+        self.experts = nn.ModuleList(mlp(width, 4 * width, width) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The argument (…, width) plus the mixture, in the same shape."""
+        scores = self.gate(x)
+        if self.best < len(self.experts):
+            least = scores.topk(self.best, -1).values[..., -1:]
+            scores = scores.masked_fill(scores < least, float("-inf"))
+        made = torch.stack([expert(x) for expert in self.experts], -2)
+        mixed: Tensor = x + (made * scores.softmax(-1)[..., None]).sum(-2)
+        return mixed
+
+
+Made: TypeAlias = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def _settled(model: nn.Module, images: Tensor) -> nn.Module:
+    """The model with the statistics of these images: without them each layer's numbers are smaller than those before,
+    and the answer is the last bias whatever the images are."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(images)
+    return model
+
+
+def googlenet(batch: int) -> Made:
+    """GoogLeNet, of four branches a block; images of 224 × 224."""
+    model = library("torchvision.models").googlenet(weights=None, init_weights=False, aux_logits=False)
+    images = torch.randn(batch, 3, 224, 224)
+    return _settled(model, images), (images,)
+
+
+def inception_v3(batch: int) -> Made:
+    """Inception-v3; images of 299 × 299."""
+    model = library("torchvision.models").inception_v3(weights=None, init_weights=False, aux_logits=False)
+    images = torch.randn(batch, 3, 299, 299)
+    return _settled(model, images), (images,)
+
+
+def resnet18(batch: int) -> Made:
+    """ResNet-18, trained; images of 128 × 128."""
+    return library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
+
+
+class _Last(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        answer: Tensor = self.model(input_ids=ids).last_hidden_state
+        return answer
+
+
+def bert_small(batch: int) -> Made:
+    """BERT of four layers of 512; 128 tokens."""
+    models = library("transformers")
+    config = models.BertConfig(**transformer(512, 4))
+    return _Last(models.BertModel(config)), (torch.randint(5, config.vocab_size, (batch, 128)),)
+
+
+class _Towers(nn.Module):
+    def __init__(self, image: nn.Module, text: nn.Module, width: int) -> None:
+        super().__init__()
+        self.image, self.text = image, text
+        self.image_head, self.text_head = nn.Linear(384, width), nn.Linear(256, width)
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        a = self.image_head(self.image(pixel_values=pixels).pooler_output)
+        b = self.text_head(self.text(input_ids=ids).last_hidden_state[:, 0])
+        return functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T
+
+
+def clip(batch: int) -> Made:
+    """Two towers as CLIP has: a vision transformer of six layers of 384 over 49 patches, and a BERT of six
+    layers of 256 over 32 tokens."""
+    models = library("transformers")
+    image = models.ViTConfig(**transformer(384, 6), patch_size=32)
+    text = models.BertConfig(**transformer(256, 6))
+    model = _Towers(models.ViTModel(image), models.BertModel(text), 256)
+    return model, (torch.randn(batch, 3, 224, 224), torch.randint(5, text.vocab_size, (batch, 32)))
+
+
+def lstms(batch: int) -> Made:
+    """Four LSTMs of two layers of 256 beside each other; 64 steps."""
+    layers = [nn.LSTM(128, 256, num_layers=2, batch_first=True) for _ in range(4)]
+    return Recurrent(layers, 64), (torch.randn(batch, 64, 128),)
+
+
+class _Mean(nn.Module):
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([model(x) for model in self.models]).mean(0)
+
+
+def mlps(batch: int) -> Made:
+    """An ensemble of eight MLPs 784-512-512-10."""
+    return _Mean([mlp(784, 512, 512, 10) for _ in range(8)]), (torch.randn(batch, 784),)
+
+
+def mlp784(batch: int) -> Made:
+    """An MLP 784-256-10."""
+    return mlp(784, 256, 10), (torch.randn(batch, 784),)
+
+
+def mlp2048(batch: int) -> Made:
+    """An MLP 2048-2048-2048."""
+    return mlp(2048, 2048, 2048), (torch.randn(batch, 2048),)
+
+
+def dlrm(batch: int) -> Made:
+    """A recommendation model of 26 bags of 20,000 rows of 64, four ids each."""
+    model = Recommender(26, 20_000, 64, hidden=(512, 256))
+    return model, (torch.randn(batch, 13), torch.randint(20_000, (26, batch, 4)))
+
+
+def moe(batch: int) -> Made:
+    """A mixture of experts: two layers of eight each, of which two count; 32 tokens of 256."""
+    return nn.Sequential(Experts(8, 256, best=2), Experts(8, 256, best=2)), (torch.randn(batch, 32, 256),)

@@ -14,7 +14,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from .factory import made
+from .arguments import made, require_folder
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine; those of chips have a number."""
@@ -73,14 +73,13 @@ def _check_names(chosen: argparse.Namespace) -> None:
     """Refuse files that could not be written before anything is planned."""
     from ..view.save import kind_of, suffixes
 
-    for word, what, known in (
-        ("out", "a plan", (".json", *suffixes(Plan))),
-        ("timeline", "a timeline", suffixes(Timeline)),
+    for names, what, known in (
+        (chosen.out, "a plan", (".json", *suffixes(Plan))),
+        (chosen.timeline, "a timeline", suffixes(Timeline)),
     ):
-        for name in getattr(chosen, word):
+        for name in names:
             kind_of(Path(name), known, what)
-            if not Path(name).parent.is_dir():
-                raise AutoparError(f"the folder of --{word} {name} is not there; make it, or give another")
+            require_folder(Path(name))
 
 
 def _graph(chosen: argparse.Namespace) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import AutoparError
 from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
-from .factory import made
+from .arguments import above_zero, made, require_folder, require_torch
 
 if TYPE_CHECKING:
     from ..distributed.forecast import Forecast
@@ -29,10 +27,8 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     if len(chosen.batch) not in (1, len(chosen.hosts)):
         parser.error("give one --batch, or one for each --hosts")
-    if not find_spec("torch"):
-        raise AutoparError("torch is not installed, and whatif captures a model with it; install torch")
-    if chosen.json and not chosen.json.parent.is_dir():
-        raise AutoparError(f"the folder of {chosen.json} is not there; make it, or give another name")
+    require_torch("whatif captures a model with it")
+    require_folder(chosen.json)
     from ..distributed import forecast as of
 
     declared = [Hosts.declare(text) for text in chosen.hosts]
@@ -68,9 +64,7 @@ def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # to
     from ..distributed import forecast as of
 
     with torch.device("meta"):
-        model, args = made(chosen.factory)
-    if not isinstance(model, torch.nn.Module):
-        raise AutoparError(f"{chosen.factory} gives a {type(model).__name__}; whatif needs an nn.Module")
+        model, args = made(chosen.factory, command="whatif")
     model = of.on_meta(model, chosen.dtype)
     wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     given = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in args]
@@ -95,17 +89,17 @@ def _parser() -> argparse.ArgumentParser:
         help='such as "8 x (cpu + 8 h100) over 8 ib-400"; may be given several times',
     )  # fmt: skip
     parser.add_argument(
-        "--batch", type=_above_zero, action="append", required=True, metavar="N",
+        "--batch", type=above_zero, action="append", required=True, metavar="N",
         help="rows of a step over all replicas; one for all hosts, or one for each",
     )  # fmt: skip
-    parser.add_argument("--micro-batch", type=_above_zero, metavar="N", help="rows of a micro-batch")
+    parser.add_argument("--micro-batch", type=above_zero, metavar="N", help="rows of a micro-batch")
     parser.add_argument(
         "--optimizer", default="adam", metavar="NAME", help="none, sgd, momentum or adam (default)"
     )
     parser.add_argument("--dtype", metavar="NAME", help="dtype of the model's weights, such as bfloat16")
-    parser.add_argument("--tensor", type=_above_zero, metavar="N", help="accelerators that share each layer")
-    parser.add_argument("--stages", type=_above_zero, metavar="N", help="stages of the pipeline")
-    parser.add_argument("--replicas", type=_above_zero, metavar="N", help="replicas of the whole model")
+    parser.add_argument("--tensor", type=above_zero, metavar="N", help="accelerators that share each layer")
+    parser.add_argument("--stages", type=above_zero, metavar="N", help="stages of the pipeline")
+    parser.add_argument("--replicas", type=above_zero, metavar="N", help="replicas of the whole model")
     parser.add_argument("--schedule", action="append", choices=SCHEDULES, help="may be given several times")
     parser.add_argument(
         "--recompute", choices=("auto", "always", "never"), default="auto",
@@ -119,10 +113,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all plans")
     return parser
-
-
-def _above_zero(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number

@@ -56,24 +56,16 @@ def disturbed(blocks: Sequence[Block]) -> bool:
     return any(block.disturbed for block in counted(blocks))
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What is timed, and torch's number of threads while it is."""
-
-    call: Callable[[], Any]
-    threads: int
-
-
 def timed(
-    turns: Mapping[str, Turn],
+    turns: Mapping[str, tuple[Callable[[], Any], int]],
     rounds: int,
     limit_s: float,
     block_s: float | None = None,
     guard: AbstractContextManager[Any] = ALONE,
 ) -> dict[str, list[Block]]:
-    """Blocks of each contestant of at least `block_s` seconds (`BLOCK_S`), each within `guard`, in an order that
-    changes from round to round: until each has `rounds` that nobody disturbed, `LEAST` × `rounds` in all, or, `LEAST`
-    each, `limit_s` seconds have passed."""
+    """Blocks of each contestant, a call and torch's number of threads, of at least `block_s` seconds (`BLOCK_S`), each
+    within `guard`, in an order that changes from round to round: until each has `rounds` that nobody disturbed,
+    `LEAST` × `rounds` in all, or, `LEAST` each, `limit_s` seconds have passed."""
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     threads, began = torch.get_num_threads(), time.perf_counter()
@@ -83,8 +75,8 @@ def timed(
             for name in order:
                 if sum(not block.disturbed for block in found[name]) < rounds:
                     with guard:
-                        torch.set_num_threads(turns[name].threads)
-                        found[name].append(_block(turns[name].call, block_s or BLOCK_S))
+                        torch.set_num_threads(turns[name][1])
+                        found[name].append(_block(turns[name][0], block_s or BLOCK_S))
             if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
                 break
     finally:

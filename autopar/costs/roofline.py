@@ -9,7 +9,7 @@ included, and a factor on the rest for each family of them (`Device.scales`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..ir.costed import CostedGraph, TaskCost
 from ..ir.device import Device
@@ -49,7 +49,6 @@ def cost(
     homes: Mapping[str, str],
     deliver: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     pins: Mapping[str, str] | None = None,
-    measured: Mapping[tuple[str, str], float] | None = None,
     ratios: Mapping[tuple[str, str], float] | None = None,
 ) -> CostedGraph:
     """The graph with seconds of each task on each device, fused into clusters.
@@ -57,10 +56,9 @@ def cost(
     `homes` says where each input and state value is before the call; what it leaves out, or places on no
     device of the machine, is the host's. `deliver` says where outputs must come, by name, or as the whole
     list of pairs of `CostedGraph.deliver`; "" leaves an output where it is made. By default outputs come to
-    the host and updates to the home of what they update. `pins` is the only device of some tasks. `measured`
-    has seconds by (`signature` of the task, device name) and goes before the roofline. `ratios` has, by (name of a
-    task, device name), what its seconds are ÷ those of the roofline, for it and for the parts it was cut into; they
-    go before both. Linear in tasks.
+    the host and updates to the home of what they update. `pins` is the only device of some tasks.
+    `ratios` has, by (name of a task, device name), what its measured seconds are ÷ those of the roofline, for it and
+    for the parts it was cut into. Linear in tasks.
     """
     home = {
         name: homes[name] if homes.get(name) in machine.device else machine.host
@@ -69,8 +67,10 @@ def cost(
     delivered = _delivered(graph, machine, home, deliver)
     caller = home[graph.inputs[0]] if graph.inputs else machine.host
     allowed = _allowed(graph, pins or {}, caller)
-    price = _Price(graph, machine, measured or {}, ratios or {})
-    costs = tuple(price.of(task, allowed.get(task.name)) for task in graph.tasks)
+    estimators = [Estimator(machine, device) for device in machine.devices]
+    costs = tuple(
+        _cost(graph, task, estimators, allowed.get(task.name), ratios or {}) for task in graph.tasks
+    )
     clusters = fuse(graph, machine, costs)
     return CostedGraph(
         graph, machine, costs, clusters, tuple(home.items()), delivered, call_s=call_seconds(graph, machine)
@@ -168,46 +168,28 @@ class Estimator:
         return found
 
 
-class _Price:
-    """Costs of a graph's tasks: measured seconds where they are known, else the roofline's."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        machine: Machine,
-        measured: Mapping[tuple[str, str], float],
-        ratios: Mapping[tuple[str, str], float],
-    ) -> None:
-        self.graph, self.measured, self.ratios = graph, measured, ratios
-        self.estimators = [Estimator(machine, device) for device in machine.devices]
-
-    def of(self, task: Task, only: str | None) -> TaskCost:
-        """The cost of a task, which may be tied to one device."""
-        graph = self.graph
-        todo, kind = work(graph, task), family(graph, task)
-        key = signature(graph, task) if self.measured else ""
-        seconds: list[float | None] = []
-        how = "roofline"
-        for estimator in self.estimators:
-            if only is not None and estimator.device.name != only:
-                seconds.append(None)
-                continue
-            guess = estimator.seconds(todo, kind)
-            known = self._known(task, key, estimator.device.name, guess)
-            how = how if known is None else "measured"
-            seconds.append(guess if known is None else known)
-        workspace = touched(graph, task) if task.target.startswith(_SCRATCH) else 0
-        return TaskCost(task.name, tuple(seconds), workspace, how)
-
-    def _known(self, task: Task, key: str, device: str, guess: float) -> float | None:
-        """Seconds that were measured of a task, or follow from those of the one that it is a part of."""
-        exact = self.ratios.get((task.name, device))
-        if exact is not None:
-            return exact * guess
-        known = self.measured.get((key, device)) if key else None
-        if known is None and task.origin and (task.origin, device) in self.ratios:
-            return self.ratios[task.origin, device] * guess
-        return known
+def _cost(
+    graph: Graph,
+    task: Task,
+    estimators: Sequence[Estimator],
+    only: str | None,
+    ratios: Mapping[tuple[str, str], float],
+) -> TaskCost:
+    """The cost of a task, which may be tied to one device; by what was measured of it, or of the one that it is a part
+    of, where that is known."""
+    todo, kind = work(graph, task), family(graph, task)
+    seconds: list[float | None] = []
+    how = "roofline"
+    for estimator in estimators:
+        name = estimator.device.name
+        if only is not None and name != only:
+            seconds.append(None)
+            continue
+        ratio = ratios.get((task.name, name), ratios.get((task.origin, name)) if task.origin else None)
+        how = how if ratio is None else "measured"
+        seconds.append(estimator.seconds(todo, kind) * (1.0 if ratio is None else ratio))
+    workspace = touched(graph, task) if task.target.startswith(_SCRATCH) else 0
+    return TaskCost(task.name, tuple(seconds), workspace, how)
 
 
 def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, str]:
@@ -219,3 +201,27 @@ def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, st
     return {
         task.name: device for task in graph.tasks if (device := caller if task.home else pins.get(task.name))
     }
+
+
+def row_cost(
+    graph: Graph, task: Task, device: Device, rows: int, fixed: Container[str]
+) -> tuple[float, float]:
+    """(seconds beside the rows, seconds per row) of a task that was captured with `rows` of them, by the roofline.
+
+    What limits it there is taken to limit it anywhere: FLOPs, which all go by rows, or bytes, of which those of state
+    and of the values in `fixed` (gradients of weights) do not.
+    """
+    if task.free:
+        return 0.0, 0.0
+    todo = work(graph, task)
+    launch = device.launch_s * todo.kernels
+    rate = device.flops_per_s(todo.dtype)
+    busy = todo.seconds(rate, device.bytes_per_s)
+    if todo.flops / rate >= busy:
+        return launch, busy / rows
+    names = {*task.inputs, *task.outputs}
+    beside = sum(
+        value.bytes for name in names if (value := graph.value[name]).kind == "state" or name in fixed
+    )
+    constant = min(busy, min(beside, touched(graph, task)) / device.bytes_per_s)
+    return launch + constant, (busy - constant) / rows

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..capture.ahead import ahead, shortened
-from ..costs.row_costs import row_cost
+from ..costs.roofline import row_cost
 from ..errors import AutoparError, CaptureError, DeviceError, MemoryCapError, PlanError
 from ..ir.device import Device
 from ..ir.distribution import SCHEDULES, Distribution

@@ -14,8 +14,7 @@ from torch import nn
 
 from ..capture.ahead import ahead
 from ..costs.detect import detect
-from ..costs.homes import Home
-from ..costs.pins import unused
+from ..costs.pins import Home, unused
 from ..errors import CaptureError, DeviceError, PlanError
 from ..ir.device import Device
 from ..ir.machine import Machine

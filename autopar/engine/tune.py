@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..costs import ratios
+from ..costs import measure as measuring
 from ..costs.detect import present
 from ..costs.measure import note
 from ..costs.replay import FEWEST, preemptions, undisturbed
@@ -97,8 +97,8 @@ class _Regions:
         total, found = 0.0, {}
         for served, program in self.programs.items():
             lines = by_title[program.plan.costed.graph.name]
-            total += statistics.median(line.makespan for line in lines) / ratios.slowed(program.plan)
-            found[served] = ratios.medians(program.plan, lines)
+            total += statistics.median(line.makespan for line in lines) / program.plan.costed.machine.stretch
+            found[served] = measuring.medians(program.plan, lines)
         return total, found
 
     def _recorded(self, calls: int) -> list[tuple[int, list[Timeline]]]:
@@ -164,7 +164,7 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
         log.info("tune, round %d: %s", number, seconds(took))
         seen.add(_placements(regions.programs))
         for served, program in regions.programs.items():
-            program.reprice(ratios.recorded(program.plan, tasks[served]))
+            program.reprice(measuring.recorded(program.plan, tasks[served]))
         if number == 0:
             _keep(backend, regions, tasks)
         if took < best[0] * (1 - WORTH):
@@ -198,7 +198,7 @@ def _planned(
             for name in captured.graph.inputs
         ]
         options = dataclasses.replace(backend.options.within(captured.graph), measure=False)
-        known = ratios.recorded(plan, tasks[served])
+        known = measuring.recorded(plan, tasks[served])
         other: Plan = timed("plan", plan_captured, captured, machine, options, tensors, None, known)
         shorter = other.makespan < plan.makespan * (1 - WORTH)
         found[served] = bind(captured, other, backend.pool) if shorter else program

@@ -108,8 +108,8 @@ class Device:
 MOST_LANES = 1_000_000
 """Compute queues of one device: more than any has, and few enough to be written down."""
 HANDOFF_S = 1e-5
-"""Seconds to wake the thread of another lane (`bench --suite overhead`: 8 to 12 µs). A copy's queue waits for who made
-the value, and who reads it for the queue, so that the latency of a link holds two of these."""
+"""Seconds to wake the thread of another lane (8 to 12 µs by `tests/benchmarks/timed/overhead.py`). A copy's queue waits
+for who made the value, and who reads it for the queue, so that the latency of a link holds two of these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 
 from .costed import CostedGraph
-from .graph import JOIN, PART, SUM, UPDATES, Graph, Task
+from .graph import JOIN, PART, SUM, UPDATES, Task
 
 PHASES = ("forward", "backward", "reduction", "update")
 """Of a training step."""
@@ -68,13 +68,45 @@ class Words:
 
     @cached_property
     def phase_of_task(self) -> dict[str, str]:
-        """See `phase_of_tasks`."""
-        return phase_of_tasks(self.graph)
+        """The phase of each task, of `PHASES`.
+
+        The reduction are the sums of gradients over the parts of the batch, what packs for them, and the copies that
+        bring the gradients there and the sums on. A sum that a part of the backward waits for, as of BatchNorm's
+        statistics, is backward.
+        """
+        waited: set[str] = set()
+        awaited: set[str] = set()
+        found: dict[str, str] = {task.name: task.phase for task in self.graph.tasks}
+        for task in reversed(self.graph.tasks):
+            if (task.part and task.phase == "backward" and task.target != _PACKS) or not waited.isdisjoint(
+                task.outputs
+            ):
+                waited.update(task.inputs)
+            elif task.target == SUM and task.phase == "backward":
+                found[task.name] = "reduction"
+                awaited.update(task.inputs)
+            elif task.target == _PACKS and not awaited.isdisjoint(task.outputs):
+                found[task.name] = "reduction"
+        return found
 
     @cached_property
     def phase_of_value(self) -> dict[str, str]:
-        """See `phase_of_values`."""
-        return phase_of_values(self.graph, self.phase_of_task)
+        """The phase that the copies of each value are of: gradients to and from their sum are of the reduction, what an
+        update makes is of the update, and what is there before the call of the first phase that reads it."""
+        rank = {name: index for index, name in enumerate(PHASES)}
+        found: dict[str, str] = {}
+        for task in self.graph.tasks:
+            phase = self.phase_of_task[task.name]
+            if task.free and task.inputs and found.get(task.inputs[0]) == "reduction":
+                phase = "reduction"
+            found.update(dict.fromkeys(task.outputs, phase))
+            for name in task.inputs:
+                if name not in self.graph.producer:
+                    found[name] = min(found.get(name, phase), phase, key=lambda each: rank[each])
+        for task in self.graph.tasks:
+            if self.phase_of_task[task.name] == "reduction":
+                found.update(dict.fromkeys(task.inputs, "reduction"))
+        return found
 
     def _cluster(self, name: str) -> str:
         tasks = [self.graph.task[task] for task in self.costed.cluster[name].tasks]
@@ -274,45 +306,3 @@ def common_module(paths: list[str]) -> str:
             same += 1
         parts = parts[:same]
     return ".".join(parts)
-
-
-def phase_of_tasks(graph: Graph) -> dict[str, str]:
-    """The phase of each task, of `PHASES`.
-
-    The reduction are the sums of gradients over the parts of the batch, what packs for them, and the copies that bring
-    the gradients there and the sums on. A sum that a part of the backward waits for, as of BatchNorm's statistics, is
-    backward.
-    """
-    waited: set[str] = set()
-    awaited: set[str] = set()
-    found: dict[str, str] = {task.name: task.phase for task in graph.tasks}
-    for task in reversed(graph.tasks):
-        if (task.part and task.phase == "backward" and task.target != _PACKS) or not waited.isdisjoint(
-            task.outputs
-        ):
-            waited.update(task.inputs)
-        elif task.target == SUM and task.phase == "backward":
-            found[task.name] = "reduction"
-            awaited.update(task.inputs)
-        elif task.target == _PACKS and not awaited.isdisjoint(task.outputs):
-            found[task.name] = "reduction"
-    return found
-
-
-def phase_of_values(graph: Graph, of_task: dict[str, str]) -> dict[str, str]:
-    """The phase that the copies of each value are of: gradients to and from their sum are of the reduction, what an
-    update makes is of the update, and what is there before the call of the first phase that reads it."""
-    rank = {name: index for index, name in enumerate(PHASES)}
-    found: dict[str, str] = {}
-    for task in graph.tasks:
-        phase = of_task[task.name]
-        if task.free and task.inputs and found.get(task.inputs[0]) == "reduction":
-            phase = "reduction"
-        found.update(dict.fromkeys(task.outputs, phase))
-        for name in task.inputs:
-            if name not in graph.producer:
-                found[name] = min(found.get(name, phase), phase, key=lambda each: rank[each])
-    for task in graph.tasks:
-        if of_task[task.name] == "reduction":
-            found.update(dict.fromkeys(task.inputs, "reduction"))
-    return found

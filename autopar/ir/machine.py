@@ -55,6 +55,11 @@ class Machine:
         return next((device.name for device in self.devices if device.traits.host), self.devices[0].name)
 
     @property
+    def stretch(self) -> float:
+        """By how much a measured call lasts longer than on its devices: 1 unless its clock is a declared one."""
+        return self.slow_down if self.clock == "declared" else 1.0
+
+    @property
     def emulated(self) -> bool:
         """True if any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
         return any(device.traits.stand_in for device in self.devices)
@@ -144,10 +149,10 @@ class Machine:
         """This machine with the memory of some devices limited, in bytes or as `"6GiB"`."""
         return self.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
 
-    def require(self, name: str) -> Device:
-        """The device called `name`, or DeviceError listing those there are."""
+    def require(self, name: str, what: str = "") -> Device:
+        """The device called `name`, or DeviceError that says `what` is wrong, and lists those there are."""
         if name not in self.device:
-            raise DeviceError(f"no device {name!r} in this machine; it has {', '.join(self.device)}")
+            raise DeviceError(f"{what}no device {name!r} in this machine; it has {', '.join(self.device)}")
         return self.device[name]
 
     def check(self) -> Machine:

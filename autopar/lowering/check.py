@@ -14,9 +14,8 @@ from ..errors import ProgramError
 from ..ir.graph import Graph
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Wait
 from ..system.text import size
-from .draw_turns import turns
 from .memory_bound import Peak, footprint
-from .requirements import At, Demand, demands, matches
+from .requirements import At, Demand, demands, matches, turns
 from .vector_clocks import History, Stuck
 
 

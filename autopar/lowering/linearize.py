@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 from ..errors import PlanError
 from ..ir.plan import Plan
 from ..ir.timeline import Placed, Transfer
+from ..planner.model.toposort import topological
 
 Item: TypeAlias = Placed | Transfer
 _At: TypeAlias = tuple[int, int]
@@ -23,6 +23,7 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
     """
     costed, graph = plan.costed, plan.costed.graph
     lanes = [(name.rsplit("/", 1)[0], items) for name, items in plan.orders.items()]
+    key: dict[_At, tuple[float, float, int, int]] = {}
     makes: dict[str, _At] = {}
     clusters: dict[str, _At] = {}
     needs: dict[_At, list[str]] = {}
@@ -30,6 +31,7 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
     for lane, (device, items) in enumerate(lanes):
         for position, item in enumerate(items):
             here = (lane, position)
+            key[here] = (item.start, item.end, lane, position)
             if isinstance(item, Transfer):
                 made = [f"{item.value}@{item.dst}"]
                 needs[here] = [f"{item.value}@{item.src}"]
@@ -69,41 +71,17 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
         found.pop(here, None)
         return found
 
-    yield from _topological(lanes, {here: earlier(here) for here in needs})
-
-
-def _topological(
-    lanes: Sequence[tuple[str, Sequence[Item]]], earlier: Mapping[_At, Collection[_At]]
-) -> Iterator[tuple[int, Item]]:
-    """The items of all lanes, each after those of `earlier`, the one that starts first before others."""
-    waiting = {here: len(found) for here, found in earlier.items()}
-    followers: dict[_At, list[_At]] = {}
-    for here, found in earlier.items():
-        for previous in found:
-            followers.setdefault(previous, []).append(here)
-
-    def key(here: _At) -> tuple[float, float, int, int]:
-        item = lanes[here[0]][1][here[1]]
-        return (item.start, item.end, *here)
-
-    heap = [key(here) for here, count in waiting.items() if not count]
-    heapq.heapify(heap)
-    while heap:
-        *_, lane, position = heapq.heappop(heap)
-        del waiting[lane, position]
-        yield lane, lanes[lane][1][position]
-        for follower in followers.get((lane, position), ()):
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(heap, key(follower))
-    if waiting:
-        lane, position = min(waiting, key=key)
+    order = topological({key[here]: [key[before] for before in earlier(here)] for here in needs})
+    if len(order) < len(needs):
+        *_, lane, position = min(set(key.values()).difference(order))
         item = lanes[lane][1][position]
         what = item.cluster if isinstance(item, Placed) else f"the transfer of {item.value}"
         raise PlanError(
             f"the orders of the plan's lanes go round in a circle: {what!r} in {item.lane} and "
-            f"{len(waiting) - 1} more wait for each other; each must come after what it reads"
+            f"{len(needs) - len(order) - 1} more wait for each other; each must come after what it reads"
         )
+    for *_, lane, position in order:
+        yield lane, lanes[lane][1][position]
 
 
 def _absent(item: Item, name: str) -> str:

@@ -15,16 +15,15 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import MemoryCapError
+from ..ir.graph import LOCAL
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
 from ..ir.timeline import Transfer
 from ..system.text import size
 from .cap_ledger import Ledger
-from .draw_turns import Turns
 from .linearize import sequence
 from .memory_bound import footprint
-from .tape import Tape
-from .vector_clocks import Clock, joined, needed
+from .vector_clocks import Clock, Tape, joined, needed
 
 
 def lower(plan: Plan) -> Program:
@@ -78,7 +77,8 @@ class _Lowering:
         # Where each made buffer and each task was written, and who is still to touch each buffer.
         self.writer: dict[str, tuple[int, int]] = {}
         self.done: dict[str, tuple[int, int]] = {}
-        self.turns = Turns()
+        # The task whose turn it was last to draw from the generator of each device.
+        self.drew: dict[str, str] = {}
         self.left = self.touches()
         self.last: dict[str, dict[int, int]] = {}
         self.missing: dict[str, int] = {}
@@ -193,7 +193,11 @@ class _Lowering:
                 self.parents[write] = parents
                 for parent in parents:
                     self.left[parent] += 1
-        wanted = self.before(tape, reads, self.turns.after(task, tape.device))
+        after = task.after
+        if task.random == LOCAL:
+            after += (self.drew[tape.device],) if tape.device in self.drew else ()
+            self.drew[tape.device] = name
+        wanted = self.before(tape, reads, after)
         new = sum(buffer.bytes for buffer in made if buffer.storage == buffer.name)
         scratch = self.scratch.get(name, 0)
         position = self.step(tape, wanted, Compute(name, reads, writes), tape.device, new, scratch)
@@ -277,15 +281,12 @@ class _Lowering:
         over = list(names)
         for name in over:
             owner = self.tapes[self.writer[name][0]]
-            late = {lane: last for lane, last in self.last[name].items() if self.unknown(owner, lane, last)}
+            late = {lane: last for lane, last in self.last[name].items() if not owner.knows(lane, last)}
             self.missing[name] = len(late)
             for lane, last in late.items():
                 heapq.heappush(owner.pending.setdefault(lane, []), (last, name))
             if not late:
                 over += self.free(owner, name)
-
-    def unknown(self, tape: Tape, lane: int, position: int) -> bool:
-        return lane != tape.index and tape.clock[lane] <= position
 
     def free(self, tape: Tape, name: str) -> list[str]:
         """Write the free of a buffer; the buffers it is a view of that nothing touches after it."""

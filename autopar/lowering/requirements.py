@@ -1,15 +1,17 @@
 """Happens-before requirements of a program: each pair of steps of which one has to follow the other, and why.
 
 `demands` asks what the program alone can tell and refuses what no order can mend: a buffer on the wrong
-device, made twice, never made, freed twice, never freed. `matches` asks what the graph adds.
+device, made twice, never made, freed twice, never freed. `matches` asks what the graph adds, `turns` in which order
+tasks draw from the generator of one device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from ..errors import ProgramError
-from ..ir.graph import Graph, Task
+from ..ir.graph import LOCAL, Graph, Task
 from ..ir.program import Buffer, Compute, Copy, Free, Piece, Program, tasks_of
 
 At: TypeAlias = tuple[int, int]
@@ -260,6 +262,22 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
             for name in task.after
             if at[name] != at[task.name]
         ]
+    return found
+
+
+def turns(program: Program, graph: Graph, order: Iterable[At]) -> list[Demand]:
+    """Happens-before requirements for the draws of each device to come in one order, which is the one they have in
+    `order`, in which the steps of the program can run."""
+    last: dict[str, At] = {}
+    found: list[Demand] = []
+    for at in order:
+        lane = program.lanes[at[0]]
+        step = lane.steps[at[1]]
+        if not isinstance(step, Compute) or graph.task[step.task].random != LOCAL:
+            continue
+        if lane.device in last:
+            found.append(Demand(last[lane.device], at, f"draws from the generator of {lane.device} next"))
+        last[lane.device] = at
     return found
 
 

@@ -1,4 +1,4 @@
-"""Vector clocks over lanes: who is known to have happened before whom.
+"""Vector clocks over lanes, of a program or while it is written: who is known to have happened before whom.
 
 A step is (lane, position). The clock of a lane says, for every lane, how many of its steps are known to have
 ended before the lane's next step starts; a wait takes in the clock of the step it waits for (Fidge 1988,
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from ..ir.program import Program, Record, Wait
+from ..ir.program import Program, Record, Step, Wait
 
 Clock: TypeAlias = tuple[int, ...]
 
@@ -39,6 +39,45 @@ def needed(
         for lane, position in missing
         if not any(clocks[other][last][lane] > position for other, last in missing if other != lane)
     )
+
+
+class Tape:
+    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane,
+    position).
+    """
+
+    def __init__(self, index: int, name: str, device: str, lanes: int):
+        self.index, self.name, self.device = index, name, device
+        self.steps: list[Step | tuple[int, int]] = []
+        self.clock: Clock = (0,) * lanes
+        self.clocks: list[Clock] = []
+        # Buffers to free here, by the lane and position of a reader not known to be over, first position
+        # first.
+        self.pending: dict[int, list[tuple[int, str]]] = {}
+
+    def knows(self, lane: int, position: int) -> bool:
+        """True if a step is known to have ended before the next one here."""
+        return lane == self.index or self.clock[lane] > position
+
+    def append(self, step: Step | tuple[int, int]) -> int:
+        """Add a step; its index."""
+        self.steps.append(step)
+        self.clocks.append(self.clock)
+        return len(self.steps) - 1
+
+    def wait(self, waits: list[tuple[int, int]], clocks: list[list[Clock]]) -> None:
+        """Wait for the last of some steps; waits right before this that it makes needless are taken back."""
+        before: list[tuple[int, int]] = []
+        while self.steps and isinstance(last := self.steps[-1], tuple):
+            before.append(last)
+            self.steps.pop()
+            self.clock = self.clocks.pop()
+        both = dict(reversed(before))
+        for lane, position in waits:
+            both[lane] = max(position, both.get(lane, 0))
+        for lane, position in needed(both, self.clock, clocks):
+            self.append((lane, position))
+            self.clock = joined(self.clock, clocks[lane][position], lane, position)
 
 
 class Stuck(Exception):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..costs.blocks import Turn, median, timed
+from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
 from ..ir.plan import Plan
 from ..runtime.executor import Executor
@@ -228,7 +228,7 @@ class _Race:
         inputs, turns = self.samples[0].inputs, {}
         for name in names:
             call = self.made[name].tried if name in self.made else self.plain
-            turns[name] = Turn(partial(call, inputs), self.choice.form.threads)
+            turns[name] = (partial(call, inputs), self.choice.form.threads)
         with ticking("autopar: timing kernels"):
             blocks = timed(turns, rounds, RACE_S, BLOCK_S, self.tuned.turn)
         self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..costs.detect import current, present
-from ..costs.homes import Home, lives, require_home
-from ..costs.pins import naming, require_devices, require_paths
+from ..costs.pins import Home, lives, naming, require_devices, require_home, require_paths
 from ..errors import DeviceError, PlanError
 from ..ir.graph import Graph
 from ..ir.machine import Machine

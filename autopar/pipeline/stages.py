@@ -16,9 +16,8 @@ from ..capture import Captured
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import detect
 from ..costs.emulation import slowed, with_slow_down
-from ..costs.homes import Home, homes_asked, streamed
-from ..costs.pins import pinned_sums, resolve, resolve_sums
-from ..costs.ratios import Ratios, measured
+from ..costs.measure import Ratios, measured
+from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
 from ..costs.roofline import cost
 from ..errors import MemoryCapError, PlanError
 from ..ir.costed import CostedGraph

@@ -180,7 +180,7 @@ class CallRecord:
         label = machine.label
         if enough:
             label += f", LATE by {late:.0%}: these are no figures, it needs slow_down={math.ceil(enough)}"
-        scale = machine.slow_down if machine.clock == "declared" else 1.0
+        scale = machine.stretch
         return Timeline(
             self.plan.costed.graph.name,
             machine.lanes,

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -33,7 +33,7 @@ _WIDTH = 30
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
     """Rows as aligned text, the first a heading. Columns in `right` are flush right; long cells end in `…`."""
-    cells = [[_clip(str(cell), widest) for cell in row] for row in rows]
+    cells = [[clip(str(cell), widest) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
@@ -46,8 +46,9 @@ def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: i
     return "\n".join(lines)
 
 
-def _clip(text: str, widest: int) -> str:
-    return text if len(text) <= widest else text[: widest - 1] + "…"
+def clip(text: str, widest: int) -> str:
+    """Text of at most `widest` characters, which ends in `…` where it was longer."""
+    return text if len(text) <= widest else text[: widest - 1] + "…" if widest > 0 else ""
 
 
 _UP = 0.9995
@@ -127,59 +128,53 @@ def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
 def bar(items: Sequence[T], title: str, stream: TextIO | None = None) -> Iterator[T]:
     """The items, with a bar on a terminal once they have taken over a second; it is wiped at the end. Elsewhere a
     warning every five seconds says how far they are."""
-    out = sys.stderr if stream is None else stream
-    terminal = out.isatty()
-    start = said = time.monotonic()
-    shown = 0
-    try:
-        for number, item in enumerate(items):
-            now = time.monotonic()
-            if terminal and now - start > PATIENCE_S:
-                filled = "#" * (_WIDTH * number // len(items))
-                line = f"{title} [{filled.ljust(_WIDTH)}] {number}/{len(items)}"
-                out.write("\r" + line.ljust(shown))
-                out.flush()
-                shown = len(line)
-            elif not terminal and now - said > EVERY_S:
-                log.warning("%s: %d of %d, after %.0f s", title, number, len(items), now - start)
-                said = now
+    number, count = 0, len(items)
+
+    def line(_: float) -> str:
+        return f"{title} [{('#' * (_WIDTH * number // count)).ljust(_WIDTH)}] {number}/{count}"
+
+    with _told(line, lambda took: f"{title}: {number} of {count}, after {took:.0f} s", stream):
+        for number, item in enumerate(items):  # noqa: B007 - what is told goes by it
             yield item
-    finally:
-        if shown:
-            out.write("\r" + " " * shown + "\r")
-            out.flush()
 
 
 @contextmanager
 def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
     """Count the seconds of the block on a terminal once there is more than one; they are wiped at the end. Elsewhere a
     warning every five seconds says that it is at work."""
+    with _told(
+        lambda took: f"{title} … {took:.0f} s", lambda took: f"{title}: at work for {took:.0f} s", stream
+    ):
+        yield
+
+
+@contextmanager
+def _told(
+    line: Callable[[float], str], report: Callable[[float], str], stream: TextIO | None
+) -> Iterator[None]:
+    """Write the line of so many seconds on a terminal, else log the report, from a thread while the block runs."""
     out = sys.stderr if stream is None else stream
     over = threading.Event()
-    count = _counted if out.isatty() else _logged
-    counter = threading.Thread(target=count, args=(title, over, out), name="autopar progress", daemon=True)
-    counter.start()
+
+    def tell() -> None:
+        start, shown, terminal = time.monotonic(), 0, out.isatty()
+        while not over.wait(PATIENCE_S if terminal else EVERY_S):
+            if terminal:
+                text = line(time.monotonic() - start)
+                out.write("\r" + text.ljust(shown))
+                out.flush()
+                shown = len(text)
+            else:
+                # A logger without handlers shows warnings and nothing below.
+                log.warning("%s", report(time.monotonic() - start))
+        if shown:
+            out.write("\r" + " " * shown + "\r")
+            out.flush()
+
+    teller = threading.Thread(target=tell, name="autopar progress", daemon=True)
+    teller.start()
     try:
         yield
     finally:
         over.set()
-        counter.join()
-
-
-def _counted(title: str, over: threading.Event, out: TextIO) -> None:
-    start, shown = time.monotonic(), 0
-    while not over.wait(PATIENCE_S):
-        line = f"{title} … {time.monotonic() - start:.0f} s"
-        out.write("\r" + line)
-        out.flush()
-        shown = len(line)
-    if shown:
-        out.write("\r" + " " * shown + "\r")
-        out.flush()
-
-
-def _logged(title: str, over: threading.Event, _: TextIO) -> None:
-    start = time.monotonic()
-    while not over.wait(EVERY_S):
-        # A logger without handlers shows warnings and nothing below.
-        log.warning("%s: at work for %.0f s", title, time.monotonic() - start)
+        teller.join()

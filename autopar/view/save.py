@@ -83,8 +83,8 @@ writer(".html", Timeline)(timeline_page)
 writer(".png", Timeline)(lambda timeline: png(timeline_svg(timeline)))
 
 
-def png(svg: str, scale: float = 2.0) -> bytes:
-    """A picture as PNG, `scale` pixels for each of the SVG's.
+def png(svg: str) -> bytes:
+    """A picture as PNG, two pixels for each of the SVG's.
 
     Raises AutoparError when cairosvg, or the cairo library of the system below it, is not installed.
     """
@@ -101,4 +101,4 @@ def png(svg: str, scale: float = 2.0) -> bytes:
             "install it (Debian: apt install libcairo2, macOS: brew install cairo), "
             "or write .svg or .html instead"
         ) from error
-    return bytes(cairosvg.svg2png(bytestring=svg.encode(), scale=scale))
+    return bytes(cairosvg.svg2png(bytestring=svg.encode(), scale=2.0))

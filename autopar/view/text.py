@@ -6,8 +6,8 @@ import json
 
 from ..ir.plan import Plan
 from ..ir.timeline import Placed, Transfer
-from ..system.text import percent, seconds, size
-from .drawing.palette import INK, QUIET, fill_of, shades
+from ..system.text import clip, percent, seconds, size
+from .drawing.design import INK, QUIET, fill_of, shades
 from .report.statistics import busy_shares
 
 _WIDE = 100
@@ -72,8 +72,8 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
-    """A swim-lane chart, time running down, of at most `wide` columns and about `rows` lines; `┃` is the critical path.
+def text_chart(plan: Plan) -> str:
+    """A swim-lane chart, time running down, of at most 100 columns and about 48 lines; `┃` is the critical path.
 
     A line stands for one slice of time. A box shows the cluster that fills most of the slice, with `+2` when
     it hides more; transfers are listed at the line in which they begin.
@@ -91,12 +91,12 @@ def text_chart(plan: Plan, *, wide: int = _WIDE, rows: int = 48) -> str:
     found = plan.critical
     hot = {id(found.steps[index]) for index in found.path}
     notes_wide = 34 if plan.transfers and len(lanes) <= 4 else 0
-    column = max(8, min(30, (wide - _AXIS - notes_wide) // len(lanes) - 1))
+    column = max(8, min(30, (_WIDE - _AXIS - notes_wide) // len(lanes) - 1))
     shares = busy_shares(plan.timeline())
-    rows = max(8, min(rows, 3 * len(plan.placed) + 4))
+    rows = max(8, min(48, 3 * len(plan.placed) + 4))
     tick = plan.makespan / rows
     grid = [_column(plan, lane, rows, tick, column, hot) for lane in lanes]
-    moves = _moves(plan, rows, tick, hot, wide - _AXIS - len(lanes) * (column + 1) - 1)
+    moves = _moves(plan, rows, tick, hot, _WIDE - _AXIS - len(lanes) * (column + 1) - 1)
     lines += [
         "",
         " " * _AXIS
@@ -137,7 +137,7 @@ def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[i
         if len(name) > room:
             after = more
             room = wide - 2 - len(after)
-        cells.append(f"{edge} {_clip(name, room).ljust(room)}{after}")
+        cells.append(f"{edge} {clip(name, room).ljust(room)}{after}")
     return cells
 
 
@@ -157,10 +157,6 @@ def _moves(plan: Plan, rows: int, tick: float, hot: set[int], room: int) -> list
         tail = f" {first.src} → {first.dst}{more} {size(total)} · {seconds(first.end - first.start)}"
         if len(tail) + 8 > room:
             tail = f" {first.src}→{first.dst}{more} {size(total)}"
-        name = _clip(plan.words.value(first.value), max(0, room - len(mark) - 1 - len(tail)))
-        lines.append(_clip(f"{mark} {name}{tail}", room))
+        name = clip(plan.words.value(first.value), max(0, room - len(mark) - 1 - len(tail)))
+        lines.append(clip(f"{mark} {name}{tail}", room))
     return lines
-
-
-def _clip(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…" if room > 0 else ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autopar.__main__ import main
-from autopar.bench import stack_models, stacks
+from autopar.bench import stacks
 from autopar.costs import blocks
 from autopar.pipeline import compare
 
@@ -109,10 +109,11 @@ def test_what_means_nothing_is_refused_in_one_sentence(folder, capsys, words, an
 @pytest.mark.parametrize(
     "words",
     [
-        ["mine:make", "--suite", "overhead"],
-        ["--suite", "stacks", "--suite", "overhead"],
+        [],
+        ["mine:make", "--suite", "stacks"],
+        ["--suite", "overhead"],
         ["--suite", "stacks", "--batch", "2"],
-        ["--suite", "overhead", "--rivals", "compile"],
+        ["--suite", "stacks", "--train"],
         ["mine:make", "--only", "moe"],
         ["mine:make", "--rounds", "0"],
     ],
@@ -140,19 +141,19 @@ def test_a_model_of_the_suite_that_lacks_its_library_is_skipped(tmp_path, monkey
 
 def test_every_model_of_the_suite_is_there():
     for name, batches in stacks.MODELS.items():
-        assert list(inspect.signature(getattr(stack_models, name)).parameters) == ["batch"]
-        assert len(batches) >= 2 and getattr(stack_models, name).__doc__
+        assert list(inspect.signature(getattr(stacks, name)).parameters) == ["batch"]
+        assert len(batches) >= 2 and getattr(stacks, name).__doc__
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", stacks.MODELS)
 def test_the_answer_to_a_batch_has_its_rows_and_depends_on_them(name):
     try:
-        model, args = getattr(stack_models, name)(3)
+        model, args = getattr(stacks, name)(3)
     except ImportError as error:
         pytest.skip(f"needs the extra [zoo]: {error}")
     torch.manual_seed(1)
-    other = getattr(stack_models, name)(3)[1]
+    other = getattr(stacks, name)(3)[1]
     with torch.no_grad():
         model.train(name in stacks.TRAINED)
         first, second = model(*args), model(*other)

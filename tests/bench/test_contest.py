@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.bench import steps
 from autopar.bench.case import Case, Entrant, inference
-from autopar.bench.contest import Budget, contest
-from autopar.bench.rivals import RIVALS, Rival, autopar, chosen, eager
+from autopar.bench.contest import contest
+from autopar.bench.rivals import RIVALS, TRAINERS, Rival, autopar, chosen, run
 from autopar.costs import blocks
 from autopar.errors import AutoparError
 
-QUICK = Budget(rounds=1, timing_s=1.0)
+QUICK = {"rounds": 1, "timing_s": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,7 @@ def case():
 
 def outcome(case, rival):
     """The rival's, in a contest with eager."""
-    row = contest("case", case, [Rival("eager", eager), rival], QUICK)
+    row = contest("case", case, [Rival("eager", run), rival], **QUICK)
     assert row.outcomes[0].blocks
     return row.outcomes[1]
 
@@ -93,7 +92,7 @@ def test_what_the_last_bits_decide_may_differ(far, right):
 
 
 def test_what_is_not_installed_is_named(case):
-    found = outcome(case, Rival("absent", eager, ("torch", "no_such_package"), "absent"))
+    found = outcome(case, Rival("absent", run, ("torch", "no_such_package"), "absent"))
     assert found.remark() == "no_such_package is not installed; pip install 'autopar[absent]'"
     assert not found.blocks and found.built_s is None
 
@@ -113,8 +112,7 @@ def test_who_builds_too_long_is_stopped(case):
             raise AssertionError("a compiler that catches every Exception goes on") from None
 
     began = time.monotonic()
-    budget = replace(QUICK, build_s=0.2)
-    row = contest("case", case, [Rival("eager", eager), Rival("slow", build)], budget)
+    row = contest("case", case, [Rival("eager", run), Rival("slow", build)], **QUICK, build_s=0.2)
     assert row.outcomes[1].remark() == "not built within 200 ms" and time.monotonic() - began < 30
 
 
@@ -128,14 +126,14 @@ def test_random_answers_are_refused(train):
         def forward(self, x):
             return nn.functional.dropout(self.layer(x))
 
-    rivals = steps.RIVALS if train else RIVALS
+    rivals = TRAINERS if train else RIVALS
     with pytest.raises(AutoparError, match=r"the answers of noise differ from call to call.*dropout"):
-        contest("noise", Case(Noisy(), (torch.randn(8, 4),), train=train), rivals[:1], QUICK)
+        contest("noise", Case(Noisy(), (torch.randn(8, 4),), train=train), rivals[:1], **QUICK)
 
 
 def test_a_model_that_fails_is_said_to(case):
     with pytest.raises(AutoparError, match="case fails as it is: RuntimeError: mat1 and mat2"):
-        contest("case", Case(case.model, (torch.randn(4, 9),)), RIVALS[:1], QUICK)
+        contest("case", Case(case.model, (torch.randn(4, 9),)), RIVALS[:1], **QUICK)
 
 
 def test_autopar_takes_part(case):
@@ -145,7 +143,7 @@ def test_autopar_takes_part(case):
 
 def test_training_leaves_the_model_as_it_was(case):
     before = [tensor.clone() for tensor in case.model.state_dict().values()]
-    row = contest("case", replace(case, train=True), chosen(["autopar", "autopar-step"], steps.RIVALS), QUICK)
+    row = contest("case", replace(case, train=True), chosen(["autopar", "autopar-step"], TRAINERS), **QUICK)
     assert [one.name for one in row.outcomes if one.blocks] == ["eager", "autopar", "autopar-step"]
     assert all(map(torch.equal, before, case.model.state_dict().values()))
 
@@ -158,7 +156,7 @@ def test_a_wrong_gradient_is_found_out(case):
     found = contest(
         "case",
         replace(case, train=True),
-        [*steps.RIVALS[:1], Rival("scaled", lambda case: steps.loop(case, scaled))],
-        QUICK,
+        [*TRAINERS[:1], Rival("scaled", lambda case: run(case, scaled))],
+        **QUICK,
     ).outcomes[1]
     assert not found.blocks and "WRONG: answer 1: error" in found.remark()

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from benchmarks.timed import predictions, zoo
 from torch import nn
 
-from autopar.bench import predictions, zoo
 from autopar.costs.detect import detect
 
 

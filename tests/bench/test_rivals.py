@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.bench import steps
 from autopar.bench.case import Case, wrong
-from autopar.bench.rivals import RIVALS, chosen
+from autopar.bench.rivals import RIVALS, TRAINERS, chosen
 from autopar.errors import AutoparError
 
 
@@ -70,7 +69,7 @@ def test_unasked_all_but_the_slowest_take_part():
     assert [rival.name for rival in chosen(["max-autotune"], RIVALS)] == ["eager", "max-autotune"]
 
 
-@pytest.mark.parametrize("rivals", [RIVALS, steps.RIVALS])
+@pytest.mark.parametrize("rivals", [RIVALS, TRAINERS])
 def test_a_rival_that_is_none_is_refused_with_those_there_are(rivals):
     with pytest.raises(
         AutoparError, match="the rival 'tensorrt' is not known; there are eager, eager-1, autopar"

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autopar.bench.chart import chart
-from autopar.bench.row import Outcome, Row, read, summary
+from autopar.bench.row import Outcome, Row, chart, read, summary
 from autopar.costs.blocks import Block
 
 

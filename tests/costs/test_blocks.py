@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costs import blocks
-from autopar.costs.blocks import LEAST, Block, Turn, disturbed, median, timed
+from autopar.costs.blocks import LEAST, Block, disturbed, median, timed
 
 
-def slept(calls: list[int] | None = None, threads: int = 1) -> Turn:
+def slept(calls: list[int] | None = None, threads: int = 1) -> tuple:
     def call() -> None:
         if calls is not None:
             calls.append(torch.get_num_threads())
         time.sleep(0.01)
 
-    return Turn(call, threads)
+    return call, threads
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_calls_that_get_slower_do_not_make_a_block_long(load, monkeypatch):
         calls.append(1)
         now[0] += 0.0001 if len(calls) < 60 else 0.02
 
-    (found,) = timed({"a": Turn(call, 1)}, 1, 60.0).values()
+    (found,) = timed({"a": (call, 1)}, 1, 60.0).values()
     assert (
         found[0].calls * 0.0001 < blocks.BLOCK_S / 2 and found[0].seconds * found[0].calls >= blocks.BLOCK_S
     )

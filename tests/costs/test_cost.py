@@ -124,8 +124,8 @@ def test_pins_leave_one_device_and_home_goes_before_them():
 
 def test_measured_seconds_go_before_the_roofline_and_say_so():
     graph = one_task()
-    priced = cost(graph, MACHINE, homes={}, measured={(signature(graph, graph.tasks[0]), "cuda:0"): 0.25})
-    assert priced.costs[0].seconds[1] == 0.25
+    priced = cost(graph, MACHINE, homes={}, ratios={("t", "cuda:0"): 2.5})
+    assert priced.costs[0].seconds[1] == 2.5 * seconds(graph)[1]
     assert priced.costs[0].how == "measured"
     assert priced.costs[0].seconds[2] == seconds(graph)[2]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.costs.homes import lives
+from autopar.costs.pins import lives
 from autopar.errors import DeviceError, PlanError
 from autopar.ir.machine import Machine
 from autopar.lowering.check import check

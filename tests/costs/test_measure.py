@@ -10,7 +10,7 @@ import torch
 from autopar.costs import measure as measuring
 from autopar.costs.detect import detect
 from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
-from autopar.costs.measure import measure, note
+from autopar.costs.measure import measure, measured, note
 from autopar.costs.probes import operations
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
@@ -96,9 +96,9 @@ def test_what_is_measured_prices_the_graph():
     machine = detect(["cpu", "emulated:0"])
     one = square(64, matmul(64))
     found = measure(one, machine, {}, **QUICK)
-    priced = cost(one, machine, homes={}, measured=found)
+    priced = cost(one, machine, homes={}, ratios=measured(one, machine, {}, {}))
     key = signature(one, one.tasks[0])
-    assert priced.costs[0].seconds == (found[key, "cpu"], found[key, "emulated:0"])
+    assert priced.costs[0].seconds == pytest.approx((found[key, "cpu"], found[key, "emulated:0"]))
     assert priced.costs[0].how == "measured"
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.costs import ratios
+from autopar.costs import measure as measuring
 from autopar.engine.tune import Round, Tuned
 from autopar.errors import PlanError
 
@@ -103,9 +103,9 @@ def test_tuning_ends_with_a_plan_that_is_proved_and_answers_alike(model, devices
 
 
 def test_costs_after_tuning_are_what_was_recorded_and_the_clock_is_the_declared_one(model, monkeypatch):
-    real, noted = ratios.medians, {}
+    real, noted = measuring.medians, {}
     monkeypatch.setattr(
-        "autopar.engine.tune.ratios.medians", lambda *given: noted.update(real(*given)) or {**noted}
+        "autopar.engine.tune.measuring.medians", lambda *given: noted.update(real(*given)) or {**noted}
     )
     fast = called(model, autopar.Machine.emulate("cpu", "t4", "t4"))
     declared = fast.plan.makespan
@@ -123,14 +123,14 @@ def test_costs_after_tuning_are_what_was_recorded_and_the_clock_is_the_declared_
 def test_seconds_that_were_recorded_move_work_to_where_it_is_quicker(model, monkeypatch):
     fast = called(model, EMULATED, policy="auto", split=None)
     real, slow = (
-        ratios.medians,
+        measuring.medians,
         "emulated:0" if "emulated:0" in {p.device for p in fast.plan.placed} else "cpu",
     )
 
     def told(plan, timelines):
         return {key: 0.5 if key[1] == slow else took for key, took in real(plan, timelines).items()}
 
-    monkeypatch.setattr("autopar.engine.tune.ratios.medians", told)
+    monkeypatch.setattr("autopar.engine.tune.measuring.medians", told)
     with torch.no_grad():
         found = fast.tune(torch.randn(16, 64), rounds=2, calls=3)
     assert len(found.rounds) == 2

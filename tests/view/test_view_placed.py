@@ -18,7 +18,7 @@ from autopar.errors import AutoparError
 from autopar.ir.timeline import Placed, Transfer
 from autopar.system.text import size
 from autopar.view import draw
-from autopar.view.drawing import fonts
+from autopar.view.drawing import design
 from autopar.view.drawing.free_space import Rect, Room
 from autopar.view.placed import placed_svg
 from autopar.view.placed.fold import BUDGET, fold
@@ -42,8 +42,8 @@ def texts(svg):
         if element.get("aria-hidden"):
             continue
         size, bold = float(element.get("font-size")), element.get("font-weight") == "bold"
-        wide = fonts.width(element.text or "", size, bold)
-        wide += sum(5 + fonts.width(inner.text, float(inner.get("font-size"))) for inner in element)
+        wide = design.width(element.text or "", size, bold)
+        wide += sum(5 + design.width(inner.text, float(inner.get("font-size"))) for inner in element)
         x = float(element.get("x")) - {"end": wide, "middle": wide / 2}.get(element.get("text-anchor"), 0)
         y = float(element.get("y")) + down.get(element, 0.0)
         found.append(
@@ -357,8 +357,8 @@ def test_room_agrees_with_looking_at_everything(taken, asked):
 @given(st.text(max_size=60), st.floats(10, 300), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_shortened_text_fits(text, room, bold):
-    short = fonts.fit(text, room, 13, bold)
-    assert fonts.width(short, 13, bold) <= room
+    short = design.fit(text, room, 13, bold)
+    assert design.width(short, 13, bold) <= room
     assert short == text or short == "" or "…" in short
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.bench import libraries
+from autopar.bench import stacks
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A module or plain function, and the positional and keyword arguments it is called with."""
@@ -58,7 +58,7 @@ def add(name: str, family: str, make: Callable[[], Call], **options: Any) -> Non
 def library(name: str) -> Any:
     """Import a model library, or skip the test."""
     try:
-        return libraries.library(name)
+        return stacks.library(name)
     except ModuleNotFoundError as lacking:
         pytest.skip(str(lacking), allow_module_level=True)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...capture import Captured
 from ...capture.ahead import ahead
-from ...costs.ratios import Ratios, measured
+from ...costs.measure import Ratios, measured
 from ...costs.roofline import Estimator
 from ...costs.work import family, work
 from ...errors import PlanError

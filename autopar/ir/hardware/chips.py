@@ -9,8 +9,10 @@ which errs on the side of what fits. `float64` rates of consumer chips follow fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 
 from ...errors import DeviceError
 from ...system.process import cores
@@ -56,18 +58,24 @@ class Chip:
         )
 
 
-def _gpu(
-    name: str, title: str, memory: float, bandwidth: float, bus: str, peer: str, source: str, **tflops: float
-) -> Chip:
-    half = tflops.pop("half")
-    rates = {"float32": tflops["fp32"], "float64": tflops["fp64"], "float16": half}
-    # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
-    rates["bfloat16"] = tflops.get("bf16", half)
-    if "tf32" in tflops:
-        rates["tf32"] = tflops["tf32"]
-    return Chip(
-        name, title, "cuda", int(memory * 1e9), bandwidth * 1e9, tuple(rates.items()), bus, peer, source
-    )
+def _accelerators() -> Iterator[Chip]:
+    """The rows of `chips.csv`: gigabytes, gigabytes per second and TFLOP/s by dtype."""
+    text = (files(__package__) / "chips.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
+        rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
+        rates["bfloat16"] = rates["bfloat16"] or rates["float16"]
+        yield Chip(
+            row["chip"],
+            row["title"],
+            "cuda",
+            int(float(row["memory_gb"]) * 1e9),
+            float(row["gb_per_s"]) * 1e9,
+            tuple((name, float(rate)) for name, rate in rates.items() if rate),
+            row["bus"],
+            row["peer_bus"],
+            row["source"],
+        )
 
 
 def _cpu(name: str, title: str, cores: int, clock: float, bandwidth: float, source: str) -> Chip:
@@ -77,79 +85,16 @@ def _cpu(name: str, title: str, cores: int, clock: float, bandwidth: float, sour
     return Chip(name, title, "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
 
 
-_TABLE = (
-    _cpu("cpu-16", "16-core CPU", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
-    _cpu("cpu-64", "64-core CPU", 64, 2.45, 204.8, "AMD EPYC 7763 product page: 2.45 GHz base, 204.8 GB/s"),
-    _gpu(
-        "t4", "NVIDIA T4", 16, 320, "pcie3", "", "NVIDIA T4 datasheet; Turing white paper",
-        fp32=8.1, fp64=8.1 / 32, half=65, bf16=8.1,
-    ),
-    _gpu(
-        "v100", "NVIDIA V100 SXM2 32 GB", 32, 900, "pcie3", "nvlink2", "NVIDIA V100 datasheet",
-        fp32=15.7, fp64=7.8, half=125, bf16=15.7,
-    ),
-    _gpu(
-        "a10", "NVIDIA A10", 24, 600, "pcie4", "", "NVIDIA A10 datasheet",
-        fp32=31.2, fp64=31.2 / 64, half=125, tf32=62.5,
-    ),
-    _gpu(
-        "a100-40", "NVIDIA A100 SXM 40 GB", 40, 1555, "pcie4", "nvlink3", "NVIDIA A100 datasheet",
-        fp32=19.5, fp64=19.5, half=312, tf32=156,
-    ),
-    _gpu(
-        "a100-80", "NVIDIA A100 SXM 80 GB", 80, 2039, "pcie4", "nvlink3", "NVIDIA A100 datasheet",
-        fp32=19.5, fp64=19.5, half=312, tf32=156,
-    ),
-    _gpu(
-        "rtx-3090", "NVIDIA GeForce RTX 3090", 24, 936, "pcie4", "", "NVIDIA Ampere GA102 white paper",
-        fp32=35.6, fp64=35.6 / 64, half=71, tf32=35.6,
-    ),
-    _gpu(
-        "rtx-4090", "NVIDIA GeForce RTX 4090", 24, 1008, "pcie4", "", "NVIDIA Ada architecture white paper",
-        fp32=82.6, fp64=82.6 / 64, half=165.2, tf32=82.6,
-    ),
-    _gpu(
-        "rtx-6000-ada", "NVIDIA RTX 6000 Ada", 48, 960, "pcie4", "",
-        "NVIDIA RTX 6000 Ada datasheet; Ada architecture white paper",
-        fp32=91.1, fp64=91.1 / 64, half=364.2, tf32=182.1,
-    ),
-    _gpu(
-        "l4", "NVIDIA L4", 24, 300, "pcie4", "", "NVIDIA L4 datasheet",
-        fp32=30.3, fp64=30.3 / 64, half=121, tf32=60,
-    ),
-    _gpu(
-        "l40s", "NVIDIA L40S", 48, 864, "pcie4", "", "NVIDIA L40S datasheet",
-        fp32=91.6, fp64=91.6 / 64, half=362.05, tf32=183,
-    ),
-    _gpu(
-        "h100-pcie", "NVIDIA H100 PCIe", 80, 2000, "pcie5", "nvlink4-bridge", "NVIDIA H100 datasheet",
-        fp32=51, fp64=51, half=756.5, tf32=378,
-    ),
-    _gpu(
-        "h100-sxm", "NVIDIA H100 SXM", 80, 3350, "pcie5", "nvlink4", "NVIDIA H100 datasheet",
-        fp32=67, fp64=67, half=989.5, tf32=494.5,
-    ),
-    _gpu(
-        "h200", "NVIDIA H200 SXM", 141, 4800, "pcie5", "nvlink4", "NVIDIA H200 datasheet",
-        fp32=67, fp64=67, half=989.5, tf32=494.5,
-    ),
-    _gpu(
-        "b200", "NVIDIA B200", 180, 8000, "pcie5", "nvlink5",
-        "NVIDIA DGX B200 datasheet (memory, bandwidth, PCIe 5 host); Blackwell architecture brief (FLOP/s)",
-        fp32=80, fp64=40, half=2250, tf32=1100,
-    ),
-    _gpu(
-        "mi250x", "AMD Instinct MI250X, one of its two dies", 64, 1638.4, "pcie4", "infinity3",
-        "AMD Instinct MI250X data sheet, halved: torch sees each die as a device",
-        fp32=47.85, fp64=47.85, half=191.5,
-    ),
-    _gpu(
-        "mi300x", "AMD Instinct MI300X", 192, 5300, "pcie5", "infinity4", "AMD Instinct MI300X data sheet",
-        fp32=163.4, fp64=163.4, half=1307.4, tf32=653.7,
-    ),
-)  # fmt: skip
-
-CHIPS: dict[str, Chip] = {chip.name: chip for chip in _TABLE}
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        _cpu("cpu-16", "16-core CPU", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
+        _cpu(
+            "cpu-64", "64-core CPU", 64, 2.45, 204.8, "AMD EPYC 7763 product page: 2.45 GHz base, 204.8 GB/s"
+        ),
+        *_accelerators(),
+    )
+}
 ALIASES = {"cpu": "cpu-16", "a100": "a100-80", "h100": "h100-sxm"}
 
 

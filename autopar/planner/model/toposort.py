@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+K = TypeVar("K", bound=Any)
 
 
 def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
@@ -39,14 +42,14 @@ def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
     return found
 
 
-def topological(before: Mapping[int, Collection[int]]) -> list[int]:
+def topological(before: Mapping[K, Collection[K]]) -> list[K]:
     """The keys of `before`, each after those it lists there, of all that are ready the smallest first.
 
     Kahn, "Topological sorting of large networks", CACM 5(11), 1962. What is in a cycle, or waits for one, is left
     out. O((V + E) log V).
     """
-    after: dict[int, list[int]] = {number: [] for number in before}
-    missing: dict[int, int] = {}
+    after: dict[K, list[K]] = {number: [] for number in before}
+    missing: dict[K, int] = {}
     for number, earlier in before.items():
         distinct = set(earlier)
         missing[number] = len(distinct)
@@ -54,7 +57,7 @@ def topological(before: Mapping[int, Collection[int]]) -> list[int]:
             after[p].append(number)
     ready = [number for number, count in missing.items() if not count]
     heapq.heapify(ready)
-    found: list[int] = []
+    found: list[K] = []
     while ready:
         number = heapq.heappop(ready)
         found.append(number)

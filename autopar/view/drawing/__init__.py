@@ -1,1 +1,1 @@
-"""SVG and PNG, fonts and colours."""
+"""SVG, its look, and free space for labels."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from . import fonts
-from .palette import INK
+from . import design
+from .design import INK
 
 Point: TypeAlias = tuple[float, float]
 _CELL = 64.0
@@ -68,7 +68,7 @@ class Label:
     @property
     def rect(self) -> Rect:
         """Bounding box, from the top of its capitals to below its baseline."""
-        w = fonts.width(self.text, self.size, self.bold)
+        w = design.width(self.text, self.size, self.bold)
         x = self.x - (w if self.anchor == "end" else w / 2 if self.anchor == "middle" else 0)
         return Rect(x, self.y - self.size * 0.8, w, self.size)
 

@@ -1,19 +1,34 @@
 """A writer of SVG: shapes and text with rounded coordinates and escaped strings, so that equal pictures are equal
-bytes.
+bytes; and the frame of every picture: title, badge, key figures, legend, ticks of a time axis.
 
 Patterns are drawn as plain lines and not as `<pattern>`, which looks the same in every viewer and printer.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
-from . import fonts
+from . import design
+from .design import INK, QUIET, STYLES, WAIT, Shade, fill_of, strips
 from .free_space import Label, Point
-from .palette import INK, QUIET, STYLES, Shade
+
+MARGIN = 32.0
+WIDTH = 1200.0
+_STEP = 5.0
+"""Pixels between the lines of a pattern, about."""
+SAMPLE = 34.0
+"""Pixels that the sample of a legend is wide."""
+
+Sample: TypeAlias = tuple[str, Callable[[float, float], None]]
+"""An entry of the legend: its meaning, and a function that draws a sample from `x` on around `y`."""
+
+
+Figure: TypeAlias = tuple[str, str]
+"""A key number with its unit, and what it is."""
 
 _REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -46,7 +61,7 @@ def _attributes(style: str, pairs: dict[str, object]) -> str:
 class Svg:
     """One picture of `width` × `height` pixels; shapes are painted in the order of the calls.
 
-    `style` is a name of `palette.STYLES`; attributes come on top of it, `stroke_width` for `stroke-width`.
+    `style` is a name of `design.STYLES`; attributes come on top of it, `stroke_width` for `stroke-width`.
     """
 
     def __init__(self, width: float, height: float, title: str) -> None:
@@ -152,7 +167,7 @@ class Svg:
         w, h = number(self.width), number(self.height)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
-            f'font-family="{escape(fonts.FAMILY)}" style="font-variant-numeric:tabular-nums">'
+            f'font-family="{escape(design.FAMILY)}" style="font-variant-numeric:tabular-nums">'
             f'<title>{escape(self.title)}</title><rect width="{w}" height="{h}" fill="#FFFFFF"/>'
             + "\n".join(self.parts)
             + "</svg>\n"
@@ -164,7 +179,7 @@ def trace(points: Sequence[Point]) -> str:
     return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
 
-def hatch(pattern: str, x: float, y: float, w: float, h: float, step: float = 5) -> str:
+def hatch(pattern: str, x: float, y: float, w: float, h: float) -> str:
     """Path data of a pattern clipped to a rectangle; tiles of one pattern meet without a seam."""
     if w <= 0 or h <= 0:
         return ""
@@ -172,20 +187,20 @@ def hatch(pattern: str, x: float, y: float, w: float, h: float, step: float = 5)
         inset = 1.0 if w > 12 else 0.0
         return "".join(
             f"M{number(px)} {number(py)}h.01"
-            for py in _multiples(y + 1, y + h - 1, step * 0.8)
-            for px in _multiples(x + inset, x + w - inset, step * 0.8)
+            for py in _multiples(y + 1, y + h - 1, _STEP * 0.8)
+            for px in _multiples(x + inset, x + w - inset, _STEP * 0.8)
         )
     parts: list[str] = []
     if pattern == "level":
-        parts += [f"M{number(x)} {number(py)}h{number(w)}" for py in _multiples(y, y + h, step * 0.8)]
+        parts += [f"M{number(x)} {number(py)}h{number(w)}" for py in _multiples(y, y + h, _STEP * 0.8)]
     if pattern == "upright":
-        parts += [f"M{number(px)} {number(y)}v{number(h)}" for px in _multiples(x, x + w, step * 0.8)]
+        parts += [f"M{number(px)} {number(y)}v{number(h)}" for px in _multiples(x, x + w, _STEP * 0.8)]
     if pattern in ("slash", "cross"):
-        for c in _multiples(x + y, x + w + y + h, step * 1.3):
+        for c in _multiples(x + y, x + w + y + h, _STEP * 1.3):
             low, high = max(x, c - y - h), min(x + w, c - y)
             parts.append(trace(((low, c - low), (high, c - high))))
     if pattern in ("backslash", "cross"):
-        for c in _multiples(x - y - h, x + w - y, step * 1.3):
+        for c in _multiples(x - y - h, x + w - y, _STEP * 1.3):
             low, high = max(x, c + y), min(x + w, c + y + h)
             parts.append(trace(((low, low - c), (high, high - c))))
     return "".join(parts)
@@ -194,3 +209,79 @@ def hatch(pattern: str, x: float, y: float, w: float, h: float, step: float = 5)
 def _multiples(low: float, high: float, step: float) -> Iterable[float]:
     first = int(low // step) + 1
     return [index * step for index in range(first, int(high // step) + 1) if index * step < high]
+
+
+def heading(
+    svg: Svg, title: str, under: str, label: str, figures: Sequence[Figure], samples: Sequence[Sample]
+) -> float:
+    """Title, the badge that says what the figures are, the figures and the legend; returns where they end."""
+    room = svg.width - 2 * MARGIN
+    if label:
+        wide = design.width(label, 12, True) + 36
+        x = svg.width - MARGIN - wide
+        svg.rect(x, 25, wide, 27, "badge", rx=13.5)
+        svg.text(x + wide / 2, 43, label, 12, WAIT, bold=True, anchor="middle")
+        svg.text(MARGIN, 46, design.fit(title, room - wide - 24, 24, True), 24, bold=True)
+    else:
+        svg.text(MARGIN, 46, design.fit(title, room, 24, True), 24, bold=True)
+    svg.text(MARGIN, 68, design.fit(under, room, 13), 13, QUIET)
+    places = list(_flow([_width(*figure) for figure in figures], 20.0, room, 34.0))
+    bottom = 150.0 + 64 * max((row for _, row in places), default=0)
+    svg.rect(MARGIN, 86, room, bottom - 86, "lane", rx=6)
+    for (quantity, caption), (x, row) in zip(figures, places):
+        svg.quantity(MARGIN + x, 116 + 64 * row, quantity)
+        svg.text(MARGIN + x, 137 + 64 * row, caption, 12, QUIET)
+    rows = 0
+    widths = [SAMPLE + 8 + design.width(text, 12) for text, _ in samples]
+    for (text, draw), (x, row) in zip(samples, _flow(widths, 0.0, room, 26.0)):
+        draw(MARGIN + x, bottom + 20 + 22 * row)
+        svg.text(MARGIN + x + SAMPLE + 8, bottom + 24 + 22 * row, text)
+        rows = row + 1
+    return bottom + 22 * rows
+
+
+def _width(quantity: str, caption: str) -> float:
+    number, _, unit = quantity.partition(" ")
+    return max(design.width(number, 24, True) + 5 + design.width(unit, 14), design.width(caption, 12))
+
+
+def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> Iterator[tuple[float, int]]:
+    """Position and row of each of some things side by side: what would pass `right` begins another row."""
+    x, row = left, 0
+    for wide in widths:
+        if x > left and x + wide > right:
+            x, row = left, row + 1
+        yield x, row
+        x += wide + gap
+
+
+def phases(svg: Svg, shade: Shade) -> list[Sample]:
+    """Samples of how forward, backward, sums and updates look."""
+
+    def sample(phase: str) -> Callable[[float, float], None]:
+        def draw(x: float, y: float) -> None:
+            svg.rect(x, y - 7, SAMPLE, 14, rx=2, fill=fill_of(shade, phase))
+            left, right = strips(phase)
+            for at in [x] * left + [x + SAMPLE - 7] * right:
+                svg.pattern(shade, at, y - 7, 7, 14)
+            svg.rect(x, y - 7, SAMPLE, 14, rx=2, fill="none", stroke=shade.hue)
+
+        return draw
+
+    named = (("forward", "forward"), ("backward", "backward"), ("sum, update", "update"))
+    return [(text, sample(phase)) for text, phase in named]
+
+
+def ticks(span: float, length: float, apart: float) -> tuple[list[tuple[float, str]], str]:
+    """Round moments of `span` seconds on `length` pixels, about `apart` pixels from one another, with their labels; and
+    the unit of these."""
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+    unit, scale = next((u, s) for u, s in units if span >= s or u == "ns")
+    if not span:
+        return [(0.0, "0")], unit
+    rough = span * apart / length
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
+    places = max(0, -math.floor(math.log10(step / scale) + 1e-9))
+    moments = [index * step for index in range(int(span / step + 1e-9) + 1)]
+    return [(when, f"{when / scale:.{places}f}") for when in moments], unit

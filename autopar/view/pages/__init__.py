@@ -12,12 +12,12 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
-from ..drawing import fonts
+from ..drawing import design
 from ..drawing.svg import Svg, clean
 from ..placed import placed_picture, placed_svg
 from ..placed.fold import Card
 from ..placed.layout import Layout, lay_out
-from ..report.reasons import best_of_each, choices, chosen, module_of, slow_down, waited
+from ..report.reasons import best_of_each, choices, chosen, module_of, waited
 from ..report.statistics import device_busy, level_at
 from ..timeline import timeline_picture, timeline_svg
 
@@ -53,7 +53,8 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     for span in timeline.spans if timeline else ():
         if span.kind == "compute" and not span.cluster:
             ran[span.name] = ran.get(span.name, 0.0) + span.seconds
-    clock = "" if slow_down(plan) == 1 else f" (clock × {slow_down(plan):g})"
+    stretch = plan.costed.machine.stretch
+    clock = "" if stretch == 1 else f" (clock × {stretch:g})"
 
     def took(clusters: Sequence[str]) -> str:
         known = [ran[cluster] for cluster in clusters if cluster in ran]
@@ -116,7 +117,7 @@ def _page(template: str, *, picture: Svg, **values: Any) -> str:
 
 
 _TEMPLATES.globals |= {
-    "font": fonts.FAMILY,
+    "font": design.FAMILY,
     "choices": choices,
     "level_at": level_at,
     "longest_clusters": _longest_clusters,

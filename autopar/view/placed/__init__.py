@@ -9,11 +9,10 @@ from ...ir.graph import SUM
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
-from ..drawing import fonts
-from ..drawing.frame import MARGIN, SAMPLE, WIDTH, Figure, Sample, heading, phases, ticks
-from ..drawing.palette import INK, LANE, QUIET, fill_of, strips
-from ..drawing.svg import Svg, trace
-from ..report.reasons import alternative, baseline, slow_down
+from ..drawing import design
+from ..drawing.design import INK, LANE, QUIET, fill_of, strips
+from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
+from ..report.reasons import alternative, baseline
 from ..report.statistics import device_busy, hidden
 from .columns import Column
 from .labels import box_labels, brackets, free_labels
@@ -47,7 +46,9 @@ def placed_picture(layout: Layout, timeline: Timeline | None) -> Svg:
     notes = [_left_out(layout), *NOTES] if layout.undrawn or layout.unnamed else NOTES
     svg.height = top + layout.bottom + 44 + 18 * len(notes)
     for index, note in enumerate(reversed(notes)):
-        svg.text(MARGIN, svg.height - 18 - 18 * index, fonts.fit(note, svg.width - 2 * MARGIN, 12), 12, QUIET)
+        svg.text(
+            MARGIN, svg.height - 18 - 18 * index, design.fit(note, svg.width - 2 * MARGIN, 12), 12, QUIET
+        )
     return svg
 
 
@@ -82,7 +83,7 @@ def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
     plan = layout.plan
     found = [(seconds(plan.makespan), "predicted")]
     if timeline:
-        slow = slow_down(plan)
+        slow = plan.costed.machine.stretch
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
         found.append((seconds(timeline.makespan), what))
     if plan.period is not None:
@@ -173,9 +174,9 @@ def _columns(svg: Svg, layout: Layout) -> None:
     for column in layout.columns.values():
         svg.swatch(column.shade, column.x + 2, 18, 28, 40)
         room = column.w - 38
-        fitting = (s for s in (17.0, 15.0, 13.0) if fonts.width(column.device, s, True) <= room)
+        fitting = (s for s in (17.0, 15.0, 13.0) if design.width(column.device, s, True) <= room)
         tall = next(fitting, 12.0)
-        svg.text(column.x + 38, 30, fonts.fit(column.device, room, tall, True), tall, bold=True)
+        svg.text(column.x + 38, 30, design.fit(column.device, room, tall, True), tall, bold=True)
         for index, text in enumerate(_use(layout, column, busy.get(column.device, 0.0), room)):
             svg.text(column.x + 38, 45 + 14 * index, text, 12, QUIET)
         for lane, x, w in column.lanes or (("", column.x, column.w),):
@@ -193,7 +194,7 @@ def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
     full = f"{held} of {size(cap)}" if cap else held
     lines = [
         f"busy {percent(busy)}" if column.lanes else "no clusters",
-        full if fonts.width(full, 12) <= room else held,
+        full if design.width(full, 12) <= room else held,
     ]
     return lines if column.lanes or peak else lines[:1]
 
@@ -253,7 +254,7 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
             svg.label(label)
         if card.copies and box.h >= 40 and labels:
             text = f"× {len(card.copies)}"
-            wide = fonts.width(text, 12, True) + 16
+            wide = design.width(text, 12, True) + 16
             right = box.x + box.w - 9 - 10 * at_right
             svg.rect(right - wide, labels[-1].y - 13, wide, 18, rx=9, fill=INK)
             svg.text(right - wide / 2, labels[-1].y, text, 12, "#FFFFFF", bold=True, anchor="middle")

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
 from ...ir.timeline import Placed, Step, Transfer
+from ..drawing.design import Shade, shades
 from ..drawing.free_space import Point
-from ..drawing.palette import Shade, shades
 from .fold import Card
 
 _MOST_TRIED = 6

@@ -8,9 +8,9 @@ from itertools import pairwise, product
 
 from ...ir.display_names import operator
 from ...system.text import percent, seconds, size
-from ..drawing import fonts
+from ..drawing import design
+from ..drawing.design import INK, QUIET, WAIT, strips
 from ..drawing.free_space import Label, Rect
-from ..drawing.palette import INK, QUIET, WAIT, strips
 from ..report.reasons import Stretch, module_of, stretches
 from .layout import LEFT, Arrow, Box, Gap, Layout
 
@@ -34,12 +34,12 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     shown = 13.0 if box.h >= 18 else 11.5
     strip_left, strip_right = strips(card.phase)
     left, right = box.x + _STRIP * strip_left + _PAD, box.x + box.w - _STRIP * strip_right - _PAD
-    badge = fonts.width(f"× {len(card.copies)}", 12, True) + 22 if card.copies else 0.0
+    badge = design.width(f"× {len(card.copies)}", 12, True) + 22 if card.copies else 0.0
     time, second = seconds(card.busy), _second_line(layout, box)
     two = box.h >= 40
-    room = right - left - fonts.width(time, shown, bold) - 10
-    name = fonts.fit_words(card.title, room, shown, bold)
-    wider = fonts.fit_words(card.title, right - left, shown, bold)
+    room = right - left - design.width(time, shown, bold) - 10
+    name = design.fit_words(card.title, room, shown, bold)
+    wider = design.fit_words(card.title, right - left, shown, bold)
     if name != wider and two:
         name, second, time = wider, " · ".join(filter(None, (time, second))), ""
     elif name != wider and (name.endswith("…") or len(name) < 8 or f" {card.phase}" in wider[len(name) :]):
@@ -47,8 +47,8 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     third = ""
     if card.copies and not time and box.h >= 60:
         second, _, third = second.partition(" · ")
-        third = fonts.fit_words(third, right - left - badge, 12)
-    second = fonts.fit_words(second, right - left - badge, 12) if two else ""
+        third = design.fit_words(third, right - left - badge, 12)
+    second = design.fit_words(second, right - left - badge, 12) if two else ""
     half = 28.0 if third else 20.0 if second else 8.0
     for middle in _middles(box, half):
         base = middle - 3.5 if second else middle + shown * 0.36
@@ -116,7 +116,7 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
     count, bold = len(arrow.transfers), arrow.critical
     name = layout.plan.words.value(arrow.transfers[0].value) if count == 1 else f"{count} transfers"
     figures = f"{size(arrow.bytes)} · {seconds(sum(t.end - t.start for t in arrow.transfers))}"
-    name, figures = fonts.fit_words(name, widest, 12, bold), fonts.fit(figures, widest, 11.5)
+    name, figures = design.fit_words(name, widest, 12, bold), design.fit(figures, widest, 11.5)
     lines = [
         Label(0, 0, name, 12, INK, bold, halo=True),
         Label(0, 0, figures, 11.5, INK if bold else QUIET, halo=True),
@@ -170,11 +170,11 @@ def _gap_places(gap: Gap) -> Iterator[list[Label]]:
     x, room = gap.x + gap.w / 2, gap.w - 14
     last, time = gap.cause == "done", seconds(gap.end - gap.start)
     heads = [f"idle to the end {time}"] * last + [f"idle {time}", time]
-    head = next((text for text in heads if fonts.width(text, 12) <= room), "")
+    head = next((text for text in heads if design.width(text, 12) <= room), "")
     what = gap.cause.removeprefix("waits for ")
     causes = (gap.cause, what, what.rpartition(" of ")[0] or what)
-    cause = next((text for text in causes if fonts.width(text, 12) <= room), "")
-    cause = "" if last else cause or fonts.fit_words(causes[-1], room, 12)
+    cause = next((text for text in causes if design.width(text, 12) <= room), "")
+    cause = "" if last else cause or design.fit_words(causes[-1], room, 12)
     middles = [gap.y + gap.h * share for share in (0.5, 0.3, 0.7, 0.16, 0.84)]
     if gap.h >= 44 and cause:
         for y in middles:
@@ -224,7 +224,7 @@ def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
     bold = any(box.critical for box in group)
     tall = _LINE * len(titles)
     for mark, top in (("↑", last.y + last.h + 2), ("↓", first.y - 3 - tall)):
-        texts = [fonts.fit_words(f"{mark} {title}", first.w - 16, 11.5, bold) for title in titles]
+        texts = [design.fit_words(f"{mark} {title}", first.w - 16, 11.5, bold) for title in titles]
         if layout.top <= top <= layout.bottom - tall and not any(text.endswith("…") for text in texts):
             lines = enumerate(texts)
             yield [Label(first.x + 8, top + 10 + _LINE * n, text, 11.5, INK, bold) for n, text in lines]
@@ -248,7 +248,7 @@ def _led(layout: Layout, box: Box, right: bool, room: float, down: float) -> Lab
     """The label of a thin box at a spot; None where that is taken."""
     sign = 1 if right else -1
     edge, middle = box.x + box.w * right, box.y + box.h / 2
-    text = fonts.fit_words(box.card.title, room - _LEAD - 10, 11.5, box.critical)
+    text = design.fit_words(box.card.title, room - _LEAD - 10, 11.5, box.critical)
     start, end = (edge + sign, middle), (edge + sign * (_LEAD - 3), middle + down)
     anchor = "start" if right else "end"
     y = middle + down + 4
@@ -279,10 +279,10 @@ def _bracket_labels(part: Stretch, x: float, middle: float, tall: float) -> list
     }[part.kind]
     if tall < 42 or not verdict:
         return [Label(x, middle + 4, time, 11.5, color, anchor="end")] if tall >= 12 else []
-    bold = not fonts.fit_words(head, x - 8, 12, True).endswith("…")
+    bold = not design.fit_words(head, x - 8, 12, True).endswith("…")
     shown = 12 if bold else 11.5
     return [
-        Label(x, middle - 11, fonts.fit_words(head, x - 8, shown, bold), shown, INK, bold, "end"),
+        Label(x, middle - 11, design.fit_words(head, x - 8, shown, bold), shown, INK, bold, "end"),
         Label(x, middle + 4, time, 12, QUIET, anchor="end"),
         Label(x, middle + 19, verdict, 12, color, anchor="end"),
     ]

@@ -8,8 +8,8 @@ from itertools import pairwise
 from ...ir.critical_path import Critical
 from ...ir.plan import Plan
 from ...ir.timeline import Transfer
-from ..drawing.frame import MARGIN, WIDTH
 from ..drawing.free_space import Rect, Room
+from ..drawing.svg import MARGIN, WIDTH
 from .columns import Column, Piece, columns, critical_line, edges
 from .fold import Card, fold
 

@@ -20,7 +20,6 @@ from .reasons import (
     faster,
     helps,
     path_shares,
-    slow_down,
     stretches,
     waited,
 )
@@ -116,7 +115,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
 
 def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> tuple[str, str, str]:
     """The measured time of a call against the predicted one; refused where emulated work was too late to say."""
-    slow, late = slow_down(plan), percent(timeline.late)
+    slow, late = plan.costed.machine.stretch, percent(timeline.late)
     if timeline.needs_slow_down:
         enough = math.ceil(timeline.needs_slow_down)
         advice = f"needs slow_down ≥ {enough}"

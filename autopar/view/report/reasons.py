@@ -233,10 +233,3 @@ def change(share: float) -> str:
     """A relative change as a signed whole percentage: `+5 %`, `0 %`, `−3 %`."""
     rounded = round(share * 100)
     return f"{'+' if rounded > 0 else '−' if rounded < 0 else ''}{abs(rounded)} %"
-
-
-def slow_down(plan: Plan) -> float:
-    """By how much a measured call of this plan is stretched: 1 unless the machine's clock is a declared
-    one."""
-    machine = plan.costed.machine
-    return machine.slow_down if machine.clock == "declared" else 1.0

@@ -93,11 +93,10 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase of a step: `work` seconds of its clusters and copies over all lanes, `span` in which any of them is under
-    way, `adds` of these in which nothing of the phases before it is; `start` of the first and `end` of the last."""
+    """A phase of a step: `span` seconds in which any of its clusters and copies is under way, `adds` of these in which
+    nothing of the phases before it is; `start` of the first and `end` of the last."""
 
     name: str
-    work: float
     span: float
     adds: float
     start: float
@@ -115,7 +114,7 @@ def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
             own = union(held)
             span = length(own)
             adds = span - shared(own, before)
-            made.append(_Phase(name, length(held), span, adds, own[0][0], own[-1][1]))
+            made.append(_Phase(name, span, adds, own[0][0], own[-1][1]))
             before = union((*before, *own))
     return tuple(made)
 

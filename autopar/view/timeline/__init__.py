@@ -8,11 +8,10 @@ from itertools import pairwise
 from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
 from ...system.text import free, percent, seconds, size
-from ..drawing import fonts
-from ..drawing.frame import MARGIN, SAMPLE, Figure, Sample, heading
+from ..drawing import design
+from ..drawing.design import GRID, INK, QUIET, Shade, shades
 from ..drawing.free_space import Label, Point
-from ..drawing.palette import GRID, INK, QUIET, Shade, shades
-from ..drawing.svg import Svg, trace
+from ..drawing.svg import MARGIN, SAMPLE, Figure, Sample, Svg, heading, trace
 from ..report.reasons import change
 from ..report.statistics import (
     busy_shares,
@@ -161,10 +160,10 @@ def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
     """The name of a lane at the left, after that of its device in the first; under it where both have no room."""
     room = LEFT - 12 - MARGIN - 32
-    beside = not device or fonts.width(device, 13, True) + 8 + fonts.width(lane, 12) <= room
+    beside = not device or design.width(device, 13, True) + 8 + design.width(lane, 12) <= room
     if device:
         svg.swatch(shade, MARGIN, middle - 12, 24, 22)
-        text = fonts.fit(device, room, 13, True)
+        text = design.fit(device, room, 13, True)
         svg.text(MARGIN + 32, middle + (5 if beside else -2), text, 13, bold=True)
     svg.text(LEFT - 12, middle + (4 if beside else 14), lane, 12, INK if beside else QUIET, anchor="end")
 
@@ -234,7 +233,7 @@ def _memory_row(
         svg.line((LEFT, at), (RIGHT, at), "cap")
         svg.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
     svg.swatch(shade, MARGIN, y + 34, 22, 20)
-    svg.text(MARGIN + 30, y + 43, fonts.fit(memory.device, 86, 12, True), 12, bold=True)
+    svg.text(MARGIN + 30, y + 43, design.fit(memory.device, 86, 12, True), 12, bold=True)
     svg.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
     _peak(svg, memory, shade, axis, level, points)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]

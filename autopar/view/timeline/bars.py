@@ -9,11 +9,10 @@ from typing import Any
 
 from ...ir.timeline import Span
 from ...system.text import seconds, size
-from ..drawing import fonts
-from ..drawing.frame import MARGIN, ticks
+from ..drawing import design
+from ..drawing.design import INK, QUIET, WAIT, Shade, fill_of
 from ..drawing.free_space import Label, Rect, Room
-from ..drawing.palette import INK, QUIET, WAIT, Shade, fill_of
-from ..drawing.svg import Svg
+from ..drawing.svg import MARGIN, Svg, ticks
 from ..report.statistics import union
 
 WIDTH = 1600.0
@@ -142,17 +141,17 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
 def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
     """The name inside its bar where it fits, else to the right where that is free; returns its right edge there."""
     span, count = bar.spans[0], len(bar.spans)
-    text = fonts.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
+    text = design.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
     if text == span.title or len(text) >= 7:
         light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
         color = INK if light or span.phase in ("reduction", "update") else "#FFFFFF"
-        half = fonts.width(text, 11.5, True) / 2
+        half = design.width(text, 11.5, True) / 2
         places = (bar.x + bar.w / 2, bar.x + 5 + half, bar.right - 5 - half)
         inside = [Label(at, y, text, 11.5, color, True, "middle") for at in places]
         svg.label(next((label for label in inside if axis.room.unlined(label.rect)), inside[0]))
         return 0.0
     name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'clusters'}"
-    label = Label(bar.right + 7, y, fonts.fit_words(name, 170, 11.5), 11.5, halo=True)
+    label = Label(bar.right + 7, y, design.fit_words(name, 170, 11.5), 11.5, halo=True)
     right = label.rect.x + label.rect.w
     if right >= RIGHT - 3 or not axis.room.first([[label]], pad=3):
         return 0.0

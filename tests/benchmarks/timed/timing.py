@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..system.text import table
+from autopar.system.text import table
 
 
 def interleaved(

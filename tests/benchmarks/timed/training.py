@@ -2,7 +2,7 @@
 
 The rivals of one process take turns with DistributedDataParallel, whose two processes (gloo) wait at a pipe
 between their turns; each of them has half the batch and one thread. `nn.DataParallel` and DDP over NCCL join in
-where there are two GPUs (`--suite gpu`). What the comparison leaves out: the start of DDP's processes, and that
+where there are two GPUs (suite `gpu`). What the comparison leaves out: the start of DDP's processes, and that
 DDP's batch must be shared out by the user.
 """
 
@@ -17,7 +17,8 @@ import torch
 from torch import multiprocessing, nn
 from torch.nn import functional
 
-from ..engine.api import compile, train_step
+from autopar.engine.api import compile, train_step
+
 from .timing import interleaved, report
 
 BATCH = 1024

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engine.api import train_step
+from autopar.engine.api import train_step
+
 from .timing import interleaved, report
 
 LAYERS, WIDTH, ROWS = 50, 16, 32

@@ -1,19 +1,48 @@
-"""The baseline of figures of overlap: all lanes serialized by one lock."""
-
-from __future__ import annotations
+"""What several examples time by: the caller's wall clock, and one lock round all lanes to hold figures of overlap
+against."""
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..engine.compiled import Compiled
-from ..runtime.lane_threads import Call
+import torch
+
+import autopar
+from autopar.runtime.lane_threads import Call
+
+SLOWER = 4
+"""Times that the declared clock is slowed down when the first one was too fast for this machine."""
+
+
+def wall(function: Callable[..., object], *inputs: Any) -> float:
+    """Seconds by the caller's clock until everything is there."""
+    start = time.perf_counter()
+    function(*inputs)
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(index)
+    return time.perf_counter() - start
+
+
+def in_time(measure: Callable[..., dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """The figures of a script's `measure`; where the clock was too fast for it, those with `slower=SLOWER`.
+
+    Raises SystemExit with a sentence where that is too fast as well.
+    """
+    with torch.no_grad():
+        try:
+            try:
+                return measure(**options)
+            except autopar.LateError as error:
+                print(f"once more on a clock {SLOWER} times as slow: {error}")
+                return measure(**options, slower=SLOWER)
+        except autopar.LateError as error:
+            raise SystemExit(f"no figures from this run: {error}") from None
 
 
 @contextmanager
-def one_lock(compiled: Compiled) -> Iterator[None]:
+def one_lock(compiled: autopar.Compiled) -> Iterator[None]:
     """Inside, each compute and each copy of `compiled` ends before the next begins, whichever lane it is in."""
     lock = threading.Lock()
     clocks: dict[str, Any] = {}

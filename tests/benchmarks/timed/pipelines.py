@@ -24,10 +24,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..errors import AutoparError
-from ..system.process import cores
-from ..system.text import table
-from .networks import mlp
+from autopar.bench.stacks import mlp
+from autopar.errors import AutoparError
+from autopar.system.process import cores
+from autopar.system.text import table
 
 ROUNDS = 15
 PROCESSES = 2
@@ -97,7 +97,7 @@ def run(rounds: int = 0) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command += [str(PROCESSES), "-m", __name__, str(rounds or ROUNDS), str(path)]
+        command += [str(PROCESSES), __file__, str(rounds or ROUNDS), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not path.exists():
             raise AutoparError(f"the processes of the job failed:\n{done.stderr[-2000:]}")
@@ -121,8 +121,8 @@ def _contestants(model: Callable[[], Any]) -> tuple[dict[str, Callable[[], Any]]
     """A step of each way, and the jobs among them, by name. Every process makes the same."""
     import torch.distributed as dist
 
-    from ..distributed.distribute import distribute
-    from ..ir.distribution import Stage
+    from autopar.distributed.distribute import distribute
+    from autopar.ir.distribution import Stage
 
     def loss(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(scores.flatten(0, -2), target.flatten())

@@ -1,20 +1,44 @@
-"""`MODULE:FACTORY`: a user's callable that returns a model and its example arguments."""
+"""Arguments that several commands take: `MODULE:FACTORY`, numbers and files; and what they need."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..errors import AutoparError
 
 
-def made(text: str, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
+def above_zero(text: str) -> int:
+    """The number that an argument of a command is; argparse's error where it is not above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def require_folder(path: Path | None) -> None:
+    """Raise AutoparError where the folder of a file that is to be written is not there."""
+    if path and not path.parent.is_dir():
+        raise AutoparError(f"the folder of {path} is not there; make it, or give another name")
+
+
+def require_torch(why: str) -> None:
+    """Raise AutoparError where torch is not installed, with the reason why it is needed."""
+    if not find_spec("torch"):
+        raise AutoparError(f"torch is not installed, and {why}; install torch")
+
+
+def made(text: str, batch: int | None = None, command: str = "") -> tuple[Any, tuple[Any, ...]]:
     """The model and the arguments that `MODULE:FACTORY` returns, asked with `batch=` where one is given.
 
-    Raises AutoparError for what cannot be loaded, takes no batch, lacks a package, or returns something else.
+    Raises AutoparError for what cannot be loaded, takes no batch, lacks a package, or returns something else, and
+    where the `command` is given, which needs a module, for a function.
     """
     factory = _factory(text)
     given = {} if batch is None else {"batch": batch}
@@ -31,6 +55,11 @@ def made(text: str, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
         raise AutoparError(f"{text} lacks a package: {error}; install it") from None
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], (tuple, list)):
         raise AutoparError(f"{text} must return (model, (x, …)): a model and the tuple of its arguments")
+    if command:
+        from torch.nn import Module
+
+        if not isinstance(found[0], Module):
+            raise AutoparError(f"{text} gives a {type(found[0]).__name__}; {command} needs an nn.Module")
     return found[0], tuple(found[1])
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..costs.detect import accelerators
-from ..engine.api import compile
-from ..errors import DeviceError
-from ..pipeline import compare as equal
-from ..system.text import table
+from autopar.costs.detect import accelerators
+from autopar.engine.api import compile
+from autopar.errors import DeviceError
+from autopar.pipeline import compare as equal
+from autopar.system.text import table
+
 from . import overhead, overlap, training
 from .timing import interleaved, report
 
@@ -26,7 +27,7 @@ def run(rounds: int = 0) -> dict[str, Any]:
     there = [name for name in accelerators() if name.startswith("cuda:")]
     if not there:
         raise DeviceError(
-            "the gpu suite needs a CUDA device and there is none here; `--suite overlap` runs its figures on stand-ins"
+            "the gpu suite needs a CUDA device and there is none here; the suite overlap runs its figures on stand-ins"
         )
     print(", ".join(f"{name} {torch.cuda.get_device_name(name)}" for name in there))
     if len(there) == 1:

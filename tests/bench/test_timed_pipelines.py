@@ -1,10 +1,9 @@
-"""`bench --suite pipelines`: every way has a row, and what was planned says what it predicted."""
+"""`python -m tests.benchmarks.timed pipelines`: every way has a row, and what was planned says what it predicted."""
 
 from __future__ import annotations
 
 import pytest
-
-from autopar.bench import pipelines
+from benchmarks.timed import pipelines
 
 
 @pytest.mark.slow

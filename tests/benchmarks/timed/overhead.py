@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.ahead import ahead
-from ..costs.clustering import fuse
-from ..costs.roofline import cost
-from ..engine.api import compile
-from ..ir.device import Device
-from ..ir.machine import Machine
-from ..lowering.lower import lower
-from ..planner import Schedule, place
-from ..runtime.executor import Executor
+from autopar.capture.ahead import ahead
+from autopar.costs.clustering import fuse
+from autopar.costs.roofline import cost
+from autopar.engine.api import compile
+from autopar.ir.device import Device
+from autopar.ir.machine import Machine
+from autopar.lowering.lower import lower
+from autopar.planner import Schedule, place
+from autopar.runtime.executor import Executor
+
 from .timing import interleaved, report
 
 OPS = 400

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from ..costs.blocks import Block, Turn, disturbed, median, timed
-from ..costs.detect import detect
-from ..engine.api import compile
-from ..ir.machine import Machine
-from ..system.text import seconds as shown
-from ..system.text import table
+from autopar.costs.blocks import Block, disturbed, median, timed
+from autopar.costs.detect import detect
+from autopar.engine.api import compile
+from autopar.ir.machine import Machine
+from autopar.system.text import seconds as shown
+from autopar.system.text import table
+
 from .zoo import Call, models
 
 WAYS = ("probes", "learned", "measured")
@@ -74,7 +75,7 @@ def judged(make: Callable[[], Call], fresh: Machine, blocks: int) -> dict[str, A
 
 
 def _blocks(call: Callable[[], Any], count: int) -> list[Block]:
-    (found,) = timed({"call": Turn(call, torch.get_num_threads())}, count, PATIENCE_S, BLOCK_S).values()
+    (found,) = timed({"call": (call, torch.get_num_threads())}, count, PATIENCE_S, BLOCK_S).values()
     return found
 
 

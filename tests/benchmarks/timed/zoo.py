@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from .libraries import library
-from .networks import Experts, Recommender, Recurrent, mlp, transformer
+from autopar.bench.stacks import Experts, Recommender, Recurrent, library, mlp, transformer
 
 Call: TypeAlias = tuple[nn.Module, tuple[Any, ...]]
 """A model and the arguments it is called with."""
