@@ -17,6 +17,7 @@ import networkx
 
 from ..errors import PlanError
 from ..system.text import table
+from .slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Value:
     `kind` says where it comes from: an `input` of the call, `state` (a parameter, buffer or constant), or `made`
     by a task. `path` is the state_dict key of state and the argument path of an input. `dtype` "object" is a
     Python value without bytes. `order` has the axes from the slowest to the fastest in memory, as they were when
-    captured, where they are not in order.
+    captured, where they are not in order. State with a `slice` is part of other state, in its memory, copied alone.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Value:
     kind: Literal["input", "state", "made"] = "made"
     path: str = ""
     order: tuple[int, ...] = ()
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class Graph:
                 found[name] = first[whole[name]], self.value[whole[name]].bytes
                 continue
             value = self.value[name]
-            root = self.value[value.storage]
+            root = value if value.slice else self.value[value.storage]
             found[name] = root.name, max(padded(root), padded(value))
         return found
 
@@ -383,6 +385,9 @@ def _wrong_state(graph: Graph) -> Iterator[str]:
     for name in (*graph.changing, *graph.carried, *graph.streamed):
         if name not in graph.state:
             yield f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+    for value in graph.values:
+        if (part := value.slice) and part.shape(graph.value[part.of].shape) != value.shape:
+            yield f"{value.name!r} is no part of {part.of!r}"
     held = dict.fromkeys(graph.flat, 0)
     for made, target in graph.updates:
         if target in graph.carried and made not in graph.producer:
