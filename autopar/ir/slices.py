@@ -1,8 +1,12 @@
-"""`Slice`: which part of a parameter a state is."""
+"""`Slice`: which part of a parameter a state is; the lookup in a part of a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+WORDS = "autopar.embedding.words"
+"""Target of a lookup in rows of a table, from `first` on, of `count` in all; zeros for what is in the others: args
+`(table, indices, first, count)`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,8 +159,8 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
             race.enter(cut_costed, policy)
     if split == "features" and not race.plans and not race.refusal:
         raise PlanError(
-            f'split="features": no product of {graph.name!r} can be cut along features on this machine; it takes a '
-            "forward without gradients, and several lanes or devices"
+            f'split="features": no product of {graph.name!r} can be cut along features on this machine; it takes '
+            "linears whose weights nothing else reads, and several lanes or devices"
         )
     if race.refusal and wanted == "auto" and policy == "auto":
         for priced, parts in _by_room(graph, price, batch_norm, costed, singles):

@@ -24,7 +24,7 @@ millisecond costs more than is predicted."""
 def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: bool) -> Iterator[CostedGraph]:
     """The graph, which is `costed` as a whole, with products in 2, 3, … parts.
 
-    With `forced` all that can be cut, in as many parts as there are lanes. Without, in as many as there are devices,
+    With `forced` all products, in as many parts as there are lanes. Without, in as many as there are devices,
     for lanes of one share its memory, which products of one row wait for: of a batch of one row what takes longer than
     `LEAST_PRODUCT_S`, of any batch what reads more state than some device has memory for.
     """
@@ -32,11 +32,13 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
     count = sum(device.lanes for device in devices) if forced else len(devices)
     cap = min((d.memory_bytes for d in devices if d.memory_bytes is not None), default=math.inf)
     one_row = (batch_of(graph) or 1) < 2
+    if not (forced or one_row or math.isfinite(cap)):
+        return
     for parts in range(2, min(count, MOST_PARTS) + 1):
         begun = [
-            stretch.columns[0]
+            stretch.tasks[0]
             for stretch in products(graph, parts)
-            if forced
+            if (forced and stretch.columns)
             or _state(graph, stretch) > cap
             or (one_row and sum(_least(costed, name) for name in stretch.tasks) > LEAST_PRODUCT_S)
         ]
@@ -51,4 +53,5 @@ def _state(graph: Graph, stretch: Stretch) -> int:
 
 def _least(costed: CostedGraph, task: str) -> float:
     """Seconds of a task where it is quickest."""
-    return min((time for time in costed.cost[task].seconds if time is not None), default=0.0)
+    known = costed.cost.get(task)
+    return min((time for time in known.seconds if time is not None), default=0.0) if known else 0.0

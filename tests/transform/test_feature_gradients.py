@@ -21,7 +21,7 @@ def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2) -> tuple[Graph
     model = model.double()
     captured = joint(model, args)
     graph = captured.graph
-    cut = split_features(graph, parts, [stretch.columns[0] for stretch in products(graph, parts)]).check()
+    cut = split_features(graph, parts, [stretch.tasks[0] for stretch in products(graph, parts)]).check()
     tangents = [torch.randn(graph.value[name].shape, dtype=torch.float64) for name, _ in captured.tangents]
     with torch.no_grad():
         inputs = [*captured.flatten(args), *tangents]
@@ -70,8 +70,20 @@ def test_gates_and_heads_are_trained_in_parts(model: nn.Module, x: torch.Tensor,
     assert sum(task.flops for task in cut.tasks) == sum(task.flops for task in graph.tasks)
 
 
-def test_what_draws_random_numbers_is_not_cut() -> None:
-    _, cut, off = halves(mlp(dropout=0.5).eval(), rows(4, 8))
-    assert off < 1e-12 and cut.split
-    captured = joint(mlp(dropout=0.5).train(), (torch.randn(4, 8),))
-    assert not products(captured.graph, 2)
+@pytest.mark.parametrize("train", [True, False])
+def test_dropouts_within_draw_their_masks_whole(train: bool) -> None:
+    model, x = mlp(dropout=0.5).train(train), torch.randn(4, 8)
+    captured = joint(model, (x,))
+    graph = captured.graph
+    cut = split_features(graph, 2, [stretch.tasks[0] for stretch in products(graph, 2)])
+    drawn = [task for task in cut.tasks if task.random]
+    assert cut.split.startswith(LABEL) and not any(task.part for task in drawn) and len(drawn) == 2 * train
+    inputs = [*captured.flatten((x,)), torch.ones(4, 8)]
+    found = []
+    for each in (graph, cut):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            live = interpret(each, captured, inputs)
+        found.append([live[name] for name in graph.outputs])
+    for whole, parted in zip(*found):
+        torch.testing.assert_close(parted, whole)

@@ -12,11 +12,15 @@ from .dropout import native_dropout, noise
 from .losses import LOSSES, backward, loss, nll_backward, nll_forward
 from .moments import batch_norm, batch_norm_backward, mean, per_part, single_valued, variance
 
-__all__ = ["single_valued", "summed"]
+__all__ = ["drawn", "single_valued", "summed"]
 
 Rule: TypeAlias = Callable[[Steps], bool]
 """Fills in what takes the task's place and says whether it did."""
 
+_DRAWS: dict[str, Rule] = {
+    "native_dropout": native_dropout,
+    **dict.fromkeys(("new_empty", "empty_like"), noise),
+}
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys((f"{name}_backward" for name in LOSSES), backward),
@@ -24,8 +28,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_backward),
     "mean": mean,
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
-    "native_dropout": native_dropout,
-    **dict.fromkeys(("new_empty", "empty_like"), noise),
+    **_DRAWS,
     **dict.fromkeys(
         ("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm"), batch_norm
     ),
@@ -46,10 +49,19 @@ def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
     `t#sum`, …, `t`; values keep the names their readers know. Meant for the way to a split: an uncut
     batch is better off with the tasks as they were captured. Linear in tasks.
     """
+    return _rewritten(graph, lambda task: _rule(task, batch_norm))
+
+
+def drawn(graph: Graph) -> Graph:
+    """The graph whose dropouts draw the whole mask from shape and type alone, as in `summed`, and nothing else."""
+    return _rewritten(graph, lambda task: _DRAWS.get(_name(task)))
+
+
+def _rewritten(graph: Graph, ruled: Callable[[Task], Rule | None]) -> Graph:
     values: dict[str, Value] = {value.name: value for value in graph.values}
     tasks: list[Task] = []
     for task in graph.tasks:
-        rule = _rule(task, batch_norm)
+        rule = ruled(task)
         steps = Steps(graph, task, values)
         if rule is None or not rule(steps):
             tasks.append(task)
@@ -64,8 +76,11 @@ def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
 
 
 def _rule(task: Task, batch_norm: str) -> Rule | None:
-    space, _, rest = task.target.partition(".")
-    name = rest.partition(".")[0]
-    if space != "aten":
-        return None
+    name = _name(task)
     return per_part if batch_norm == "per_part" and name in _BATCH_NORM else _RULES.get(name)
+
+
+def _name(task: Task) -> str:
+    """The operator of aten that a task calls, without its overload; "" for others."""
+    space, _, rest = task.target.partition(".")
+    return rest.partition(".")[0] if space == "aten" else ""
