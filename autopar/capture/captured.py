@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..ir.graph import Graph
+from .sliced import sliced
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class Captured:
         graph has eager's strides. Fake tensors do not always know them (`roll`, `batch_norm`)."""
         strides = [None if same else wanted for wanted, same in zip(self.strides, self.alike)]
         return replace(self, strides=strides)
+
+    def with_slices(self, graph: Graph) -> Captured:
+        """For a rewritten graph, of which some state is part of this one's."""
+        parts = {value.name: value.slice for value in graph.values if value.slice}
+        found = {
+            name: (sliced(*self.state[part.of], part), self.state[part.of][1]) for name, part in parts.items()
+        }
+        return replace(self, state={**self.state, **found}) if found else self
 
     @cached_property
     def stateful(self) -> bool:

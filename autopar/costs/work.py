@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple
 
 from ..ir.graph import UPDATES, Graph, Task
+from ..ir.slices import WORDS
 
 MISS_S = 2e-8
 """Seconds that a row costs which lies anywhere in memory: a cache miss, of which several are under way at once."""
@@ -22,6 +23,7 @@ CACHE_BYTES = 2 << 20
 
 _LOOKUPS = (
     "aten.embedding.",
+    WORDS,
     "aten.index_select.",
     "aten.index.",
     "aten.gather.",
@@ -33,7 +35,7 @@ _LOOKUPS = (
 """Ops that read of their first input only as much as they write."""
 _BAGS = ("aten._embedding_bag", "aten.embedding_bag.", "autopar.embedding_bag.")
 """Ops that read a row of their first input for each element of their second."""
-ROWS = ("aten.embedding.", "aten.index_select.", *_BAGS)
+ROWS = ("aten.embedding.", WORDS, "aten.index_select.", *_BAGS)
 """Ops that read whole rows of their first input, anywhere in it."""
 _UNREAD = ("aten.empty", "aten.new_empty")
 _FLOATING = ("float", "bfloat", "complex")

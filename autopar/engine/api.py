@@ -65,7 +65,7 @@ def compile(
     pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
     model, a number an accelerator.
     policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
-    split: "auto", a number of even parts, {device: share of the batch}, "features" (of a forward), or None.
+    split: "auto", a number of even parts, {device: share of the batch}, "features", or None.
     measure: time each operation on each device here, about a second in all, kept from then on: None, where there are
     several lanes to choose from and none is emulated (for one lane `explain` does so); True, also what the plan and the
     best single device take as a whole; False, nothing.

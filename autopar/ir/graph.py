@@ -1,7 +1,7 @@
 """Task graph: `Value`, `Task` and `Graph`. Pure data, made by capture and rewritten by split.
 
-A graph is in capture order, which is a topological order. Arguments of a task are plain Python values in
-which a tensor is a `Ref` to a value and anything that only torch can name is a `Const`.
+A graph is in capture order, which is a topological order. Arguments of a task are plain Python values in which a tensor
+is a `Ref` to a value and anything that only torch can name is a `Const`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import networkx
 
 from ..errors import PlanError
 from ..system.text import table
+from .slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ OWN = -2
 class Cut:
     """One way in which a task may be cut into parts that need nothing of each other.
 
-    `inputs` has one axis (or None: needed whole) for each of `Task.inputs`, `outputs` one for each output.
-    Instead of an axis an output may be `SUMMED`, and either may be `OWN`.
-    `scale` names the integer arguments that shrink with the part, as paths into `args`: `((1, 0),)` is `args[1][0]`.
+    `inputs` has one axis (or None: needed whole) for each of `Task.inputs`, `outputs` one for each output. Instead of
+    an axis an output may be `SUMMED`, and either may be `OWN`. `scale` names the integer arguments that shrink with the
+    part, as paths into `args`: `((1, 0),)` is `args[1][0]`.
     """
 
     inputs: tuple[int | None, ...]
@@ -86,7 +87,7 @@ class Value:
     `kind` says where it comes from: an `input` of the call, `state` (a parameter, buffer or constant), or `made`
     by a task. `path` is the state_dict key of state and the argument path of an input. `dtype` "object" is a
     Python value without bytes. `order` has the axes from the slowest to the fastest in memory, as they were when
-    captured, where they are not in order.
+    captured, where they are not in order. State with a `slice` is part of other state, in its memory, copied alone.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Value:
     kind: Literal["input", "state", "made"] = "made"
     path: str = ""
     order: tuple[int, ...] = ()
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,7 @@ class Task:
     `after` names tasks that must have ended though no value says so (random order). `random` is the generator it draws
     from, `DEFAULT` or `LOCAL`. `free` marks views, which move no data. `home` ties a task to the device the user's
     call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
-    it. `phase` is the part of a training step it belongs to. `inputs` are the names of the values it reads, each once,
-    in argument order.
+    it. `phase` is the part of a training step it belongs to. `inputs` are names of values, each once, in order.
     """
 
     name: str
@@ -239,8 +240,8 @@ class Graph:
     def copies(self) -> dict[str, tuple[str, int]]:
         """Of each state, the state in whose memory the copies of it are kept, and how many bytes that has.
 
-        Copies come in flat buffers, in which each begins at a multiple of `ALIGNED`, and those of `pieces` stay
-        together: where one is read, all are there.
+        Copies come in flat buffers, in which each begins at a multiple of `ALIGNED`. Where one of `pieces` is read, all
+        are there.
         """
         first: dict[str, str] = {}
         for made, target in self.updates:
@@ -252,7 +253,7 @@ class Graph:
                 found[name] = first[whole[name]], self.value[whole[name]].bytes
                 continue
             value = self.value[name]
-            root = self.value[value.storage]
+            root = value if value.slice else self.value[value.storage]
             found[name] = root.name, max(padded(root), padded(value))
         return found
 
@@ -383,6 +384,9 @@ def _wrong_state(graph: Graph) -> Iterator[str]:
     for name in (*graph.changing, *graph.carried, *graph.streamed):
         if name not in graph.state:
             yield f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+    for value in graph.values:
+        if value.slice and value.slice.shape(graph.value[value.slice.of].shape) != value.shape:
+            yield f"{value.name!r} is no part of {value.slice.of!r}"
     held = dict.fromkeys(graph.flat, 0)
     for made, target in graph.updates:
         if target in graph.carried and made not in graph.producer:

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import ProgramError
 from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref, Task
+from ..ir.slices import WORDS
 
 
 def _join(
@@ -39,6 +40,16 @@ def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return total
 
 
+def _words(table: torch.Tensor, indices: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    own = indices - first
+    # What is in no part is left to the first or the last, which refuses it as the whole table would.
+    others = own < 0 if first else torch.zeros_like(own, dtype=torch.bool)
+    if first + len(table) < count:
+        others |= own >= len(table)
+    made = torch.nn.functional.embedding(own.masked_fill_(others, 0), table)
+    return made.masked_fill_(others.unsqueeze(-1), 0.0)
+
+
 def _layer_norm_backward(
     gradient: torch.Tensor,
     given: torch.Tensor,
@@ -62,6 +73,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     JOIN: _join,
     PART: _part,
     SUM: _sum,
+    WORDS: _words,
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
 }

@@ -16,16 +16,15 @@ from ..ir.plan import Candidate, Plan
 from ..planner import Policy, place
 from ..system.text import percent, seconds
 from ..transform.buckets import bucketed
-from ..transform.feature_split import products, split_features
 from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
 from ..transform.split import allot, batch_of, even, shares, split
 from ..transform.views import own
+from .feature_cuts import Price, feature_cuts
 
 log = logging.getLogger("autopar")
 
 Split: TypeAlias = str | int | Mapping[str, float] | None
-Price: TypeAlias = Callable[[Graph], CostedGraph]
 _Priced: TypeAlias = dict[tuple[int, ...], CostedGraph | None]
 
 LARGEST_SPLIT_GRAPH = 30_000
@@ -36,10 +35,6 @@ WORTH = 0.03
 
 FINEST = 2_000
 """Tasks of a graph up to which each is placed by itself where runs of them do not fit."""
-
-LEAST_PRODUCT_S = 1e-3
-"""Seconds of products that are worth cutting along features: many times what lanes take to meet, which below a
-millisecond costs more than is predicted."""
 
 BUDGETS = (0.5, 0.2, 0.05, 0.0)
 """Shares of the saved bytes that may stay saved, tried in turn while a cap does not hold."""
@@ -159,16 +154,14 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         if (refusal := race.refusal) is not None:
             asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
             race.refusal = MemoryCapError(asked, refusal.way)
-    if auto and policy == "auto" and (batch_of(graph) or 1) < 2:
-        # Lanes of one device share its memory, which products of one row wait for.
-        _race_features(race, graph, price, costed, policy, len(costed.machine.devices), LEAST_PRODUCT_S)
-    if split == "features":
-        _race_features(race, graph, price, costed, policy, _lanes(costed.machine))
-        if not race.plans and not race.refusal:
-            raise PlanError(
-                f'split="features": no product of {graph.name!r} can be cut along features on this machine; it takes a '
-                "forward without gradients, and several lanes or devices"
-            )
+    if split == "features" or (auto and policy == "auto"):
+        for cut_costed in feature_cuts(graph, price, costed, forced=not auto):
+            race.enter(cut_costed, policy)
+    if split == "features" and not race.plans and not race.refusal:
+        raise PlanError(
+            f'split="features": no product of {graph.name!r} can be cut along features on this machine; it takes '
+            "linears whose weights nothing else reads, and several lanes or devices"
+        )
     if race.refusal and wanted == "auto" and policy == "auto":
         for priced, parts in _by_room(graph, price, batch_norm, costed, singles):
             for each in ("auto", parts):
@@ -187,35 +180,6 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
             ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
             best = passed_over(best, beaten)
     return replace(best, candidates=tuple(ran))
-
-
-def _race_features(
-    race: _Race,
-    graph: Graph,
-    price: Price,
-    costed: CostedGraph,
-    policy: Policy,
-    parts: int,
-    least_s: float = 0.0,
-) -> None:
-    """Enter cuts along features into up to so many parts, of those products that take longer than `least_s`."""
-    for count in range(2, min(parts, 8) + 1):
-        long = [
-            stretch.columns[0]
-            for stretch in products(graph, count)
-            if sum(_least(costed, name) for name in stretch.tasks) > least_s
-        ]
-        if long:
-            race.enter(price(split_features(graph, count, long)), policy)
-
-
-def _lanes(machine: Machine) -> int:
-    return sum(device.lanes for device in machine.devices)
-
-
-def _least(costed: CostedGraph, task: str) -> float:
-    """Seconds of a task where it is quickest."""
-    return min((time for time in costed.cost[task].seconds if time is not None), default=0.0)
 
 
 def _by_room(
@@ -360,7 +324,7 @@ def candidates(
         return [shares(batch, tuple(wanted.values()))]
     if batch is None or batch < 2:
         return []
-    lanes = _lanes(machine)
+    lanes = sum(device.lanes for device in machine.devices)
     found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
     speeds = {name: 1 / time for name, time in singles.items() if time}
     accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}

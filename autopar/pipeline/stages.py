@@ -69,7 +69,8 @@ class Prepared:
         graph, machine = costed.graph, costed.machine
         if any(cost.how == "measured" for cost in costed.costs):
             return
-        self.reprice(timed("measure", measured, graph, machine, self.captured.calls, present(self.captured)))
+        tensors = present(self.captured.with_slices(graph))
+        self.reprice(timed("measure", measured, graph, machine, self.captured.calls, tensors))
 
     def reprice(self, ratios: Ratios) -> None:
         """Predict with other seconds of the tasks. The program stays."""
@@ -158,6 +159,7 @@ def executed(
 ) -> Prepared:
     """A proved program bound to the live model, with compiled kernels once there are any. `changing` says that weights
     change from call to call; `on_lanes` is that of `KernelChoice`."""
+    captured = captured.with_slices(plan.costed.graph)
     executor = Executor(captured, plan, program, pool)
     if kernels == "eager":
         return Prepared(captured, plan, program, executor)
@@ -240,7 +242,6 @@ def plan_captured(
         graph = local(graph)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
-    deliver = deliveries(graph, machine, homes, options.outputs, gradients)
 
     ratios = {} if recorded is None else recorded
     if recorded is None and options.measures(machine):
@@ -253,7 +254,9 @@ def plan_captured(
             if (task.origin or task.name) in pins
         }
         pinned.update(pinned_sums(candidate, sums))
-        return cost(candidate, machine, homes=homes, deliver=deliver, pins=pinned, ratios=ratios)
+        own = living(candidate, homes)
+        to = deliveries(candidate, machine, own, options.outputs, gradients)
+        return cost(candidate, machine, homes=own, deliver=to, pins=pinned, ratios=ratios)
 
     def moved(candidate: Graph, device: str) -> CostedGraph:
         own = {**homes, **dict.fromkeys(candidate.state, device)}
@@ -277,10 +280,11 @@ def plan_captured(
             batch_norm=options.batch_norm,
             recompute=options.recompute,
         )
-        return with_slow_down(held(propagated(best, captured)))
+        return with_slow_down(held(propagated(best, captured.with_slices(best.costed.graph))))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
-        return with_slow_down(held(propagated(_as_given(graph, price, given, options.batch_norm), captured)))
+        again = _as_given(graph, price, given, options.batch_norm)
+        return with_slow_down(held(propagated(again, captured.with_slices(again.costed.graph))))
     except MemoryCapError:
         raise
     except PlanError as error:
@@ -351,6 +355,11 @@ def homes_of(
     homes |= homes_asked(captured.graph, home)
     first = first_home(captured.graph, machine, homes)
     return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
+
+
+def living(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
+    """The homes of a graph with parts of state, which are at home where the whole is."""
+    return {**homes, **{value.name: homes[value.slice.of] for value in graph.values if value.slice}}
 
 
 def first_home(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> str:

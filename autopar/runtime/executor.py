@@ -88,7 +88,9 @@ class Executor:
             changes = self._updates or self._pieces or not self._residents.at_home
             # What the user's own code may do is call this program again, which the executor refuses.
             more = self._captured.calls or assembly.declared or assembly.devices
-            if function is None or changes or more or any(stays for _, stays in self._outputs):
+            # Parts of weights are no arguments of a call.
+            sliced = any(value.slice for value in self._graph.values)
+            if function is None or changes or more or sliced or any(stays for _, stays in self._outputs):
                 return None
             return InlineCall(assembly, function, self._lock)
 

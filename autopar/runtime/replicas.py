@@ -230,7 +230,7 @@ class Replicas:
         """Copy tensors with these ids again before they are next read."""
         with self._lock:
             for master in self._masters.values():
-                if id(master.tensor) in tensors:
+                if id(master.tensor) in tensors or id(getattr(master.tensor, "_base", None)) in tensors:
                     master.stamp += 1
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
@@ -316,5 +316,6 @@ def sampled(tensor: Any) -> torch.Tensor | None:
     if kind is None:
         return None
     flat = tensor.detach()
-    flat = flat.view(-1) if flat.is_contiguous() else flat.as_strided((1,), (1,))
+    # Of what has gaps between its elements, as a block of columns has, the first of its rows.
+    flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
     return flat[:: -(-flat.numel() // ELEMENTS)].view(kind)

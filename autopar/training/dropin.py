@@ -160,7 +160,7 @@ class Training:
         count = self.halves.forward_outputs
         values = dict(zip(self.halves.forward.outputs[:count], results))
         state = self.captured.state
-        watched = [state[name][0][state[name][1]] for name in self.halves.backward.state]
+        watched = [state[name][0][state[name][1]] for name in self.halves.backward.state if name in state]
         saved = results[count:]
         # A view of a weight must not be the way to overwrite it behind autograd's back.
         given = (*inputs, *(owner[key] for owner, key in state.values()))

@@ -21,7 +21,7 @@ from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
-from ..pipeline.stages import deliveries, proved
+from ..pipeline.stages import deliveries, living, proved
 from ..planner import place
 from ..transform.divide import LOSS, Halves, alive, constants, divide, reached
 
@@ -60,7 +60,7 @@ class Apart:
     ) -> None:
         self.joint, self.gradients = joint, tuple(gradients)
         self.machine, self._delivery = joint.costed.machine, outputs
-        self.homes = dict(homes)
+        self.homes = living(joint.costed.graph, homes)
         self.halves: Halves = divide(joint.costed.graph, len(self.gradients))
         self.where = {task: joint.place[run].device for task, run in joint.costed.cluster_of.items()}
         self.single = all(len(run.tasks) == 1 for run in joint.costed.clusters)

@@ -92,7 +92,8 @@ def divide(graph: Graph, gradients: int) -> Halves:
         tasks=tuple(first),
         outputs=(*graph.outputs[:count], *saved),
     )
-    kept = tuple(name for name in graph.state if name in read and name in state)
+    used = _with_wholes(graph, read)
+    kept = tuple(name for name in graph.state if name in used and name in state)
     backward = replace(
         graph,
         name=f"{graph.name} backward",
@@ -218,6 +219,12 @@ def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: 
     return owner.get(value.storage, value.name)
 
 
+def _with_wholes(graph: Graph, names: Iterable[str]) -> set[str]:
+    """These values, and the states of which they are parts."""
+    found = {*names}
+    return found | {part.of for name in found if name in graph.value and (part := graph.value[name].slice)}
+
+
 def _zeros(task: Task, name: str, value: Value) -> Task:
     options = (("dtype", Const(f"torch.{value.dtype}")), ("device", Const("device")))
     return Task(
@@ -236,7 +243,7 @@ def _pruned(
         for task in tasks
         if task.name in there
     ]
-    wanted = {*outputs, *(name for task in kept for name in task.inputs)}
+    wanted = _with_wholes(backward, (*outputs, *(name for task in kept for name in task.inputs)))
     state = tuple(name for name in backward.state if name in wanted)
     return backward.with_tasks(
         kept,

@@ -1,12 +1,16 @@
-"""Cut the large products of a forward graph along features, so that devices can share one layer of one row."""
+"""Cut the large products of a graph along features, so that devices can share one layer."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..ir.graph import SUMMED, Cut, Graph, Ref, Task, Value
+from ..ir.slices import WORDS
+from .feature_gradients import backward_cuts, forward_of, updates_in_parts
 from .features import Stretch, stretches
+from .row_sums import drawn
+from .slices import with_slices
 from .split import cut_up
 
 LABEL = "features in "
@@ -24,25 +28,37 @@ class _Found:
 
 
 def products(graph: Graph, parts: int) -> list[Stretch]:
-    """The stretches of a graph that can be cut into so many parts; none in a graph that is trained."""
-    if any(task.phase != "forward" for task in graph.tasks):
-        return []
-    found = stretches(graph, parts, ())
-    return [stretch for stretch in found if not stretch.refusal and not stretch.embeddings]
+    """The stretches of a graph's forward that can be cut into so many parts, those that draw random numbers left out:
+    parts would draw other ones. Dropouts draw their masks whole, before (`row_sums.drawn`). Tables that are trained are
+    not cut."""
+    trained = any(task.phase != "forward" for task in graph.tasks)
+    forward = forward_of(drawn(graph))
+    masks = {name for task in forward.tasks if task.random for name in task.outputs}
+    return [
+        stretch
+        for stretch in stretches(forward, parts, (), masks=masks)
+        if not stretch.refusal
+        and not (stretch.embeddings and trained)
+        and not any(forward.task[name].random for name in stretch.tasks)
+    ]
 
 
 def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     """The graph with those stretches in parts that begin with a `wanted` task; the graph itself where there is none.
 
-    Columns take blocks of rows of their weights, rows blocks of columns, both as views; the summands of rows are added
-    up, then their bias. Parts are named as `split` names them.
+    Columns take blocks of rows of their weights, rows blocks of columns, each a state of its own; the summands of rows
+    are added up, then their bias. Of a table cut by words each part looks up its own, and the rows are added up. What
+    follows in the backward is in parts too, and so are the updates of weights, of which the parts are then what is
+    updated. Parts are named as `split` names them.
     """
-    chosen = [stretch for stretch in products(graph, parts) if stretch.columns[0] in wanted]
+    chosen = [stretch for stretch in products(graph, parts) if stretch.tasks[0] in wanted]
     if not chosen or parts < 2:
         return graph
+    graph = _by_words(drawn(graph), {name for stretch in chosen for name in stretch.embeddings})
     graph = _biases_apart(graph, {name for stretch in chosen for name in stretch.rows})
     found = _Found(parts)
     for stretch in chosen:
+        found.cuts.update((name, Cut((0, None), (SUMMED,))) for name in stretch.embeddings)
         for name in stretch.columns:
             task = graph.task[name]
             last = len(graph.value[task.outputs[0]].shape) - 1
@@ -51,8 +67,43 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
         for name in stretch.rows:
             last = len(graph.value[graph.task[name].inputs[0]].shape) - 1
             found.cuts[name] = Cut((last, 1), (SUMMED,))
-        found.axis.update((name, axis) for name, axis in stretch.axes if name in graph.producer)
-    return cut_up(graph, found, (1,) * parts, label=LABEL, noun="features")
+        found.axis.update(stretch.axes)
+    found.cuts |= backward_cuts(graph, parts, found.axis)
+    apart = updates_in_parts(graph, found.cuts)
+    rest = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in apart))
+    cut = _from_first(with_slices(cut_up(rest, found, (1,) * parts, label=LABEL, noun="features")))
+    return _updating(cut, apart, parts) if apart else cut
+
+
+def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
+    """The graph in which the parts of states take the parts of their new values, `apart` of the wholes."""
+    pairs = tuple((f"{made}#{at}", f"{target}#{at}") for made, target in apart.items() for at in range(parts))
+    targets = {target for _, target in pairs}
+    carried = (name for name in graph.carried if name not in apart.values())
+    return replace(
+        graph, updates=(*graph.updates, *pairs), carried=(*carried, *(n for n in graph.state if n in targets))
+    ).check()
+
+
+def _by_words(graph: Graph, lookups: Collection[str]) -> Graph:
+    """The graph with these lookups by a task that can also look up in a part of the table."""
+
+    def words(task: Task) -> Task:
+        table, indices = task.args[:2]
+        count = graph.value[task.inputs[0]].shape[0]
+        return replace(task, target=WORDS, args=(table, indices, 0, count), kwargs=(), cuts=())
+
+    return replace(graph, tasks=tuple(words(task) if task.name in lookups else task for task in graph.tasks))
+
+
+def _from_first(graph: Graph) -> Graph:
+    """The graph whose lookups in parts know where their part begins."""
+
+    def placed(task: Task) -> Task:
+        part = graph.value[task.inputs[0]].slice if task.target == WORDS else None
+        return replace(task, args=(*task.args[:2], part.start, task.args[3])) if part else task
+
+    return replace(graph, tasks=tuple(map(placed, graph.tasks)))
 
 
 def _biases_apart(graph: Graph, rows: Collection[str]) -> Graph:

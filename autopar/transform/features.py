@@ -47,11 +47,19 @@ class Stretch:
         return (*self.embeddings, *self.columns, *self.inner, *self.rows)
 
 
-def stretches(graph: Graph, parts: int, learned: Collection[str], *, channels: bool = False) -> list[Stretch]:
+def stretches(
+    graph: Graph,
+    parts: int,
+    learned: Collection[str],
+    *,
+    channels: bool = False,
+    masks: Collection[str] = (),
+) -> list[Stretch]:
     """Disjoint stretches that can be cut into `parts` even parts, and, as refusals, why other products cannot.
 
     `learned` are the states that gradients are wanted of. With `channels` convolutions are products too, and those in
-    groups, batch and group norms are cut by channels with their weights. A product that begins no pair is given once
+    groups, batch and group norms are cut by channels with their weights. `masks` are there whole and may be cut as
+    their readers want them. A product that begins no pair is given once
     more as a column alone, whose parts are joined, after the refusal. Each task is in one stretch that is no refusal at
     most. Linear in tasks, for each product the stretch that it begins.
     """
@@ -72,7 +80,7 @@ def stretches(graph: Graph, parts: int, learned: Collection[str], *, channels: b
     for task in graph.tasks:
         if not _is_product(graph, task, channels) or task.name in taken:
             continue
-        growth = _Growth(graph, parts, tainted, taken, channels)
+        growth = _Growth(graph, parts, tainted, taken, channels, masks)
         if not enter(growth.grown(task)):
             enter(_alone(graph, task, parts))
     return found
@@ -109,9 +117,10 @@ class _Growth:
         tainted: Collection[str],
         taken: Collection[str],
         channels: bool,
+        masks: Collection[str],
     ) -> None:
         self.graph, self.parts, self.tainted, self.taken = graph, parts, tainted, taken
-        self.channels = channels
+        self.channels, self.masks = channels, masks
         self.axis: dict[str, int] = {}
         self.columns: dict[str, None] = {}
         self.rows: dict[str, None] = {}
@@ -238,6 +247,9 @@ class _Growth:
     def want(self, name: str, axis: int, reader: Task) -> None:
         """Have a value in parts that a task needs beside the one it was reached by."""
         if self.axis.get(name) == axis:
+            return
+        if name in self.masks and name not in self.axis:
+            self.axis[name] = axis
             return
         producer = self.graph.producer.get(name)
         if self.channels and by_channel(reader) and self.graph.value[name].kind == "state":

@@ -39,7 +39,7 @@ def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2):
     with torch.no_grad():
         captured = capture(model.eval(), args, {})
         graph = captured.graph
-        cut = split_features(graph, parts, [stretch.columns[0] for stretch in products(graph, parts)]).check()
+        cut = split_features(graph, parts, [stretch.tasks[0] for stretch in products(graph, parts)]).check()
         inputs = captured.flatten(args, {})
         whole, parted = (interpret(each, captured, inputs) for each in (graph, cut))
     off = max(float((whole[name] - parted[name]).abs().max()) for name in graph.outputs)
@@ -64,14 +64,30 @@ def test_a_pair_adds_up_once_and_its_bias_is_added_once(model: nn.Module) -> Non
     assert off < 1e-5 and [task.target for task in cut.tasks].count(SUM) == 1
 
 
-def test_tied_heads_and_tables_are_left_to_ranks() -> None:
+def test_tied_heads_and_tables_are_cut_by_words() -> None:
     graph, cut, off = halves(GPT(), torch.arange(8).view(1, 8))
     assert off < 1e-5
     found = stretches(graph, 2, ())
     (vocabulary,) = [stretch for stretch in found if stretch.embeddings and stretch.columns]
-    assert set(vocabulary.tasks).isdisjoint(task.origin for task in cut.tasks if task.part)
+    assert {*vocabulary.tasks} <= {task.origin for task in cut.tasks if task.part}
+    assert not cut.readers["words.weight"]
     part = narrowed(graph, vocabulary, 2)
     assert part.value["words.weight"].bytes * 2 == graph.value["words.weight"].bytes
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([2, 3]), st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=9))
+def test_words_are_looked_up_in_the_part_that_has_them(parts: int, width: int, words: list[int]) -> None:
+    model = nn.Embedding(12, width)
+    model.weight.data[0] = torch.inf
+    with torch.no_grad():
+        captured = capture(model, (torch.tensor(words),), {})
+        cut = split_features(captured.graph, parts, [products(captured.graph, parts)[0].tasks[0]]).check()
+        live = interpret(cut, captured, [torch.tensor(words)])
+        assert torch.equal(live[cut.outputs[0]], model(torch.tensor(words)))
+        for wrong in (12, -1):
+            with pytest.raises(IndexError):
+                interpret(cut, captured, [torch.tensor([*words[1:], wrong])])
 
 
 def test_no_stretch_shares_a_task_with_another() -> None:

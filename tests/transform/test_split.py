@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def interpret(graph: Graph, captured: Captured, inputs: list[torch.Tensor]) -> dict[str, Any]:
     """Every value of a graph, task after task; each must be what its Value says."""
     live: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    live.update((name, owner[key]) for name, (owner, key) in captured.state.items())
+    live.update((name, owner[key]) for name, (owner, key) in captured.with_slices(graph).state.items())
     for task in graph.tasks:
         args = [bind.argument(item, live.__getitem__, CPU) for item in task.args]
         kwargs = {key: bind.argument(item, live.__getitem__, CPU) for key, item in task.kwargs}

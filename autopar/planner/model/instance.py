@@ -13,6 +13,7 @@ from typing import cast
 
 from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
+from ...ir.graph import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +137,8 @@ class Instance:
         self.after = [tuple(later) for later in waiting]
         self.given: list[dict[str, int]] = [{} for _ in self.devices]
         for name in (*graph.inputs, *graph.state):
-            home = costed.home.get(name, machine.host)
-            if not home:
-                continue
-            here = self.given[index.get(home, 0)]
-            root = graph.value[name].storage
-            here[root] = max(here.get(root, 0), graph.value[name].bytes)
+            if home := costed.home.get(name, machine.host):
+                _enter(self.given[index.get(home, 0)], graph.value[name])
         # More than all there is can take on one device: with room for that, no plan can be too large.
         copied = sum(dict(graph.copies.values()).values())
         everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace) + copied
@@ -361,3 +358,11 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
     for devices in left:
         known.setdefault(devices, tuple(d for d in every if devices >> d & 1))
     return [known[left[own]] for own in leader]
+
+
+def _enter(here: dict[str, int], value: Value) -> None:
+    """Note what is at home before a call, by storage."""
+    here[value.storage] = max(here.get(value.storage, 0), value.bytes)
+    if value.slice:
+        # The copy that other devices have lies in that memory here.
+        here[value.name] = 0

@@ -6,69 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ...ir.graph import DEFAULT, Const, Graph, Ref, Task, Value
-from .builder import HALF, Steps, typed
+from ...ir.graph import Graph, Task, Value
+from .builder import Steps
+from .dropout import native_dropout, noise
 from .losses import LOSSES, backward, loss, nll_backward, nll_forward
 from .moments import batch_norm, batch_norm_backward, mean, per_part, single_valued, variance
 
-__all__ = ["single_valued", "summed"]
+__all__ = ["drawn", "single_valued", "summed"]
 
 Rule: TypeAlias = Callable[[Steps], bool]
 """Fills in what takes the task's place and says whether it did."""
 
-
-def native_dropout(steps: Steps) -> bool:
-    """The mask by the same kernel on ones, so that the bits are those it would have drawn for the input."""
-    given = steps.given("input p train")
-    name, probability = given["input"], given["p"]
-    if steps.task.random != DEFAULT:
-        return False
-    made, mask = steps.task.outputs
-    shape, dtype = steps.shape(name), steps.dtype(name)
-    unit = f"{steps.task.name}#unit"
-    steps.value(unit, shape, dtype)
-    ones = _ones(steps, shape, dtype, steps.values[name].order)
-    steps.append(
-        steps.task.name, steps.task.target, (Ref(ones), probability, True), (unit, mask), unpack=True
-    )
-    scale = 0.0 if probability == 1 else 1 / (1 - probability)
-    if dtype in HALF:
-        # As the kernel rounds: the input by a scale that was rounded first.
-        steps.pointwise("rows", "aten.mul.Tensor", (Ref(name), Ref(unit)), dtype, make=made)
-    else:
-        args = (Ref(name), Ref(mask), scale)
-        steps.pointwise("rows", "aten.native_dropout_backward.default", args, dtype, make=made)
-    # Only the draw keeps the order and the place of a random task; what comes before and after has neither.
-    plain = (dataclasses.replace(task, random=None, home=False, after=()) for task in steps.tasks)
-    steps.tasks = [old if old.name == steps.task.name else new for old, new in zip(steps.tasks, plain)]
-    return True
-
-
-def noise(steps: Steps) -> bool:
-    """An empty tensor like another, to be filled with random numbers: made without the other."""
-    (made,) = steps.task.outputs
-    if not any(steps.graph.task[reader].random == DEFAULT for reader in steps.graph.readers[made]):
-        return False
-    shape, dtype = steps.shape(made), steps.dtype(made)
-    kwargs = {"dtype": typed(dtype), "device": Const("device")}
-    # As the other lies in memory: in that order the numbers are drawn.
-    order = steps.values[made].order
-    target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
-    steps.put("", target, (shape, order) if order else (shape,), shape, dtype, kwargs=kwargs, make=made)
-    return True
-
-
-def _ones(steps: Steps, shape: tuple[int, ...], dtype: str, order: tuple[int, ...]) -> str:
-    """Ones that lie in memory as the input does: in that order the numbers are drawn."""
-    kwargs = {"dtype": typed(dtype), "device": Const("device")}
-    flat = tuple(shape[axis] for axis in order) or shape
-    ones = steps.put("ones", "aten.ones.default", (flat,), flat, dtype, kwargs=kwargs)
-    if not order:
-        return ones
-    back = tuple(sorted(range(len(order)), key=order.__getitem__))
-    return steps.put("turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones)
-
-
+_DRAWS: dict[str, Rule] = {
+    "native_dropout": native_dropout,
+    **dict.fromkeys(("new_empty", "empty_like"), noise),
+}
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys((f"{name}_backward" for name in LOSSES), backward),
@@ -76,8 +28,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_backward),
     "mean": mean,
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
-    "native_dropout": native_dropout,
-    **dict.fromkeys(("new_empty", "empty_like"), noise),
+    **_DRAWS,
     **dict.fromkeys(
         ("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm"), batch_norm
     ),
@@ -98,10 +49,19 @@ def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
     `t#sum`, …, `t`; values keep the names their readers know. Meant for the way to a split: an uncut
     batch is better off with the tasks as they were captured. Linear in tasks.
     """
+    return _rewritten(graph, lambda task: _rule(task, batch_norm))
+
+
+def drawn(graph: Graph) -> Graph:
+    """The graph whose dropouts draw the whole mask from shape and type alone, as in `summed`, and nothing else."""
+    return _rewritten(graph, lambda task: _DRAWS.get(_name(task)))
+
+
+def _rewritten(graph: Graph, ruled: Callable[[Task], Rule | None]) -> Graph:
     values: dict[str, Value] = {value.name: value for value in graph.values}
     tasks: list[Task] = []
     for task in graph.tasks:
-        rule = _rule(task, batch_norm)
+        rule = ruled(task)
         steps = Steps(graph, task, values)
         if rule is None or not rule(steps):
             tasks.append(task)
@@ -116,8 +76,11 @@ def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
 
 
 def _rule(task: Task, batch_norm: str) -> Rule | None:
-    space, _, rest = task.target.partition(".")
-    name = rest.partition(".")[0]
-    if space != "aten":
-        return None
+    name = _name(task)
     return per_part if batch_norm == "per_part" and name in _BATCH_NORM else _RULES.get(name)
+
+
+def _name(task: Task) -> str:
+    """The operator of aten that a task calls, without its overload; "" for others."""
+    space, _, rest = task.target.partition(".")
+    return rest.partition(".")[0] if space == "aten" else ""

@@ -150,6 +150,8 @@ def _weights(plan: Plan) -> tuple[str, str, str]:
     total = sum(sum(own.values()) for own in living.values())
     copied = sorted({device for name, device in plan.resident if device != home[name]})
     more = [f"copies on {', '.join(copied)}"] if copied else []
+    sliced = {value.slice.of for value in graph.values if value.slice}
+    more += [f"of {counted(len(sliced), 'weight')} each device has the parts it reads"] if sliced else []
     more += ["brought after each step of the optimizer"] if graph.changing else []
     more += ["brought in each call to who reads them elsewhere"] if graph.streamed else []
     return "weights", size(total), "; ".join((f"live on {', '.join(living)}", *more))

@@ -1,0 +1,112 @@
+"""Training with layers cut along features: weights, gradients and the optimizer's state in parts on the devices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from feature_machines import away, capped
+from tensor_models import Attention
+from torch import Tensor, nn
+
+import autopar
+from autopar.errors import MemoryCapError
+
+STEPS = 6
+
+
+def pair() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), 0.1),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), 0.003),
+    "fused": lambda model: torch.optim.AdamW(model.parameters(), 0.003, fused=True),
+}
+
+
+def eager(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, clip: float | None
+) -> Tensor:
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return loss.detach()
+
+
+def apart(one: nn.Module, other: nn.Module) -> float:
+    return max(float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("kind, clip", [*((kind, None) for kind in OPTIMIZERS), ("adamw", 0.01)])
+def test_steps_in_parts_are_the_optimizers(kind: str, clip: float | None) -> None:
+    model = pair()
+    plain = copy.deepcopy(model)
+    optimizer, own = OPTIMIZERS[kind](model), OPTIMIZERS[kind](plain)
+    options = {"split": "features", "policy": away, "measure": False, "clip_norm": clip}
+    step = autopar.train_step(model, nn.MSELoss(), optimizer, capped(None), **options)
+    for _ in range(STEPS):
+        x, y = torch.randn(4, 32), torch.randn(4, 32)
+        torch.testing.assert_close(step(x, y), eager(plain, own, x, y, clip))
+        assert apart(model, plain) < 1e-5
+    graph = step.plan.costed.graph
+    updated = {task.part for task in graph.tasks if task.origin == "update 0.weight"}
+    assert len(updated) == 2 and not graph.readers["0.weight"]
+    # A checkpoint is loaded as ever, into weights and the optimizer's state.
+    state = copy.deepcopy(plain.state_dict()), copy.deepcopy(own.state_dict())
+    for _ in range(2):
+        step(x, y)
+    model.load_state_dict(state[0])
+    optimizer.load_state_dict(state[1])
+    torch.testing.assert_close(step(x, y), eager(plain, own, x, y, clip))
+    assert apart(model, plain) < 1e-5
+
+
+def test_what_is_too_large_to_be_trained_on_one_device_is_on_two() -> None:
+    model = pair()
+    plain = copy.deepcopy(model)
+    optimizer, own = OPTIMIZERS["adamw"](model), OPTIMIZERS["adamw"](plain)
+    # Weights, gradients and both of Adam's moments, and the new ones: some 7 times the weights, half of it on each.
+    cap = 5 * sum(parameter.nbytes for parameter in model.parameters())
+    x, y = torch.randn(2, 32), torch.randn(2, 32)
+    eager(model, optimizer, x, y, None)
+    eager(plain, own, x, y, None)
+    optimizer.zero_grad()
+    options = {"policy": away, "measure": False}
+    ahead = {"example_inputs": (x, y), "criterion": nn.MSELoss(), "optimizer": optimizer}
+    with pytest.raises(MemoryCapError):
+        autopar.plan(model, capped(cap), split=None, **ahead, **options)
+    step = autopar.train_step(model, nn.MSELoss(), optimizer, capped(cap), **options, split="features")
+    for _ in range(3):
+        torch.testing.assert_close(step(x, y), eager(plain, own, x, y, None))
+        assert apart(model, plain) < 1e-5
+    held = {name: peak for name, peak in step.plan.peaks.items() if name != "cpu"}
+    assert len(held) == 2 and all(0 < peak <= cap for peak in held.values())
+    assert any(task.phase == "update" for task in step.plan.costed.graph.tasks)
+
+
+@pytest.mark.parametrize("make", [pair, lambda: Attention(32, 4, True)], ids=["pair", "attention"])
+def test_the_users_own_loop_gets_whole_gradients(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    plain = copy.deepcopy(model)
+    fast = autopar.compile(model, capped(None), measure=False, split="features", policy=away)
+    optimizer, own = OPTIMIZERS["sgd"](model), OPTIMIZERS["sgd"](plain)
+    for _ in range(STEPS):
+        x, y = torch.randn(2, 3, 32), torch.randn(2, 3, 32)
+        loss = nn.functional.mse_loss(fast(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.testing.assert_close(loss, eager(plain, own, x, y, None).requires_grad_(), check_stride=False)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
+        optimizer.step()
+        assert apart(model, plain) < 1e-5
+    assert any(value.slice for value in fast.plan.costed.graph.values)
