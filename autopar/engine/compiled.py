@@ -48,7 +48,7 @@ class Placement:
         self.backend = Backend(machine, options, root, given, positional(model))
         self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
-        self.direct = Direct(model, self.backend) if Direct.fits(self.backend) else None
+        self.direct = Direct(model, self.run, self.backend) if Direct.fits(self.backend) else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer."""

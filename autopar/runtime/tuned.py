@@ -117,6 +117,16 @@ class TunedExecutor:
         self._after(inputs, chosen)
         return made
 
+    def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """A call by the kernels that are chosen; None where there are none, they are on trial, or their weights have
+        changed."""
+        chosen = self.chosen
+        if chosen is None or self._trial is not None or not chosen.fresh:
+            return None
+        if self._tenure.ends():
+            self._trial = trial.Trial()
+        return chosen.executor(inputs)
+
     def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
         """A call by kernels or by eager, whose turn it is; the quicker of the two stays after enough of them."""
         began, chosen, kernels = time.perf_counter(), self.chosen, current.candidate_next
