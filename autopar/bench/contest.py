@@ -24,6 +24,9 @@ from .case import Case, Entrant, unsteady, wrong
 from .rivals import Rival
 from .row import Outcome, Row
 
+PATIENCE = 0.8
+"""Share of the seconds for building in which a rival may become faster."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -49,8 +52,9 @@ def contest(title: str, case: Case, rivals: Sequence[Rival], budget: Budget) -> 
             return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
 
         outcomes, turns = [], {}
+        patient = replace(case, patience_s=PATIENCE * budget.build_s)
         for rival in bar(rivals, f"{title}: building"):
-            outcome, entrant, answers = _built(rival, case, budget.build_s)
+            outcome, entrant, answers = _built(rival, patient, budget.build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, nudged, case.train)

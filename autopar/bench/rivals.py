@@ -73,7 +73,9 @@ def autopar_auto(case: Case) -> Entrant:
     """`autopar.compile` with compiled kernels, once they are chosen."""
     fast = compile(case.model, list(case.devices), kernels="auto")
     fast.prepare(*case.args)
-    fast.wait()
+    fast.wait(case.patience_s)
+    # What is still being compiled would disturb the others.
+    fast.close()
     with torch.no_grad():
         tried(lambda: fast(*case.args))
     return inference(case, fast, fast.close)

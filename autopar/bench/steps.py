@@ -73,7 +73,8 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
             step(*case.args)
-        step.wait()
+        step.wait(case.patience_s)
+        step.close()
         tried(lambda: step(*case.args))
         model.load_state_dict(first)
     return _entrant(model, lambda: step(*case.args), step.close)

@@ -22,8 +22,8 @@ from .source_locations import foreign, short
 
 try:
     import torch._dynamo
-    from torch._dynamo import eval_frame as _eval_frame
     from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator

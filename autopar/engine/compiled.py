@@ -118,10 +118,11 @@ class Compiled:
         """Capture, plan and lower for these arguments without running."""
         self._placement.prepare(*args, **kwargs)
 
-    def wait(self) -> None:
-        """Wait until the kernels of all calls so far, and of what was prepared, are compiled and chosen."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until the kernels of all calls so far, and of what was prepared, are compiled and chosen, or for so many
+        seconds each: the fastest of those that are there serves."""
         for executor in self._placement.backend.tuned():
-            executor.wait()
+            executor.wait(seconds)
 
     @property
     def machine(self) -> Machine:
@@ -180,7 +181,7 @@ class Compiled:
         self._placement.backend.pool.forget()
 
     def close(self) -> None:
-        """Stop the worker threads of every plan; the next call starts them again."""
+        """Stop the worker threads of every plan, which the next call starts again, and the compiling of kernels."""
         self._placement.backend.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
