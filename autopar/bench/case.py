@@ -27,6 +27,8 @@ class Case:
     args: tuple[Any, ...]
     devices: Sequence[str] = ("cpu",)
     train: bool = False
+    patience_s: float | None = None
+    """Seconds that a rival may take to become faster, where it answers before."""
 
     def nudged(self, seed: int) -> Case:
         """The same but for the last bits of its weights and arguments."""

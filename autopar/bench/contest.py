@@ -24,6 +24,9 @@ from .case import Case, Entrant, unsteady, wrong
 from .rivals import Rival
 from .row import Outcome, Row
 
+PATIENCE = 0.8
+"""Share of the seconds for building in which a rival may become faster."""
+
 
 def contest(
     title: str,
@@ -51,8 +54,9 @@ def contest(
             return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
 
         outcomes, turns = [], {}
+        patient = replace(case, patience_s=PATIENCE * build_s)
         for rival in bar(rivals, f"{title}: building"):
-            outcome, entrant, answers = _built(rival, case, build_s)
+            outcome, entrant, answers = _built(rival, patient, build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, nudged, case.train)

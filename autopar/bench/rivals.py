@@ -120,7 +120,9 @@ def autopar_auto(case: Case) -> Entrant:
     """`autopar.compile` with compiled kernels, once they are chosen."""
     fast = compile(case.model, list(case.devices), kernels="auto")
     fast.prepare(*case.args)
-    fast.wait()
+    fast.wait(case.patience_s)
+    # What is still being compiled would disturb the others.
+    fast.close()
     with torch.no_grad():
         tried(lambda: fast(*case.args))
     return inference(case, fast, fast.close)
@@ -141,7 +143,8 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
             step(*case.args)
-        step.wait()
+        step.wait(case.patience_s)
+        step.close()
         tried(lambda: step(*case.args))
         model.load_state_dict(first)
     return _training(model, lambda: step(*case.args), step.close)

@@ -8,7 +8,8 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from .source_locations import foreign, short
 try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
+    from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
     from torch._export.utils import (
@@ -35,6 +38,7 @@ try:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
+    from torch.utils.hooks import RemovableHandle
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
 
@@ -81,6 +85,14 @@ if versions.release(torch.__version__) < (2, 13):
         "use_recursive_dict_tags_for_guards": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
     }
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
@@ -167,7 +179,7 @@ def compiled(
     fullgraph: bool,
     dynamic: bool | None,
     skipped: Callable[[str, str], None] = lambda why, place: None,
-) -> Callable[..., Any]:
+) -> Traced:
     """A module or a function as `torch.compile` compiles it, captured under `_SETTINGS`.
 
     What Dynamo learns and keeps is by code object, those of `forward` being shared by all models of a class: each has
@@ -197,8 +209,86 @@ def compiled(
         # A line in a log is no reason to refuse a call; where graphs may break it is written.
         settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
         vars(context)["callback"] = _Entry(callback, skipped, settings)
-    made: Callable[..., Any] = context(call)
-    return lambda *args, **kwargs: made(_hooks(), *args, **kwargs)
+    return Traced(function, context(call), call.__code__)
+
+
+class Traced:
+    """What `torch.compile` made of a function: call it as that."""
+
+    def __init__(self, function: Callable[..., Any], made: Callable[..., Any], code: CodeType) -> None:
+        self._function, self._made, self._code = function, made, code
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._made(_hooks(), *args, **kwargs)
+
+    def guard(
+        self, args: tuple[Any, ...], pinned: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...]], bool] | None:
+        """A function that says of the arguments of a call whether the code that serves `args` serves these, Dynamo
+        being as it was; None where that cannot be told.
+
+        It asks Dynamo's own guards, but for two kinds: `pinned`, objects by their source, must be these very objects,
+        whatever they are; and whether modules have hooks it looks at once any hook has been registered.
+        """
+        try:
+            return self._guard(args, pinned)
+        except (AttributeError, LookupError, TypeError, RuntimeError):
+            # Another release of torch.
+            return None
+
+    def _guard(
+        self, args: tuple[Any, ...], pinned: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...]], bool] | None:
+        function = self._function
+        call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": {}}
+        entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(self._code)
+        whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
+        if whole is None:
+            return None
+        hooks = () if _hooked(function) else _HOOKS
+
+        def kept(node: Any) -> bool:
+            source = node.get_source()
+            return source not in pinned and source.rpartition(".")[2] not in hooks
+
+        root = whole.root.clone_manager(kept)
+        nodes = {node.get_source(): node for node in _managers(root)}
+        for source, item in pinned.items():
+            owner, _, key = source[:-2].rpartition("['")
+            node = nodes[owner].dict_getitem_manager(key, source, item, GuardManagerType.GUARD_MANAGER)
+            node.add_id_match_guard(id(item), [f"{source} is the same"], None)
+        check, registered = root.check, RemovableHandle.next_id
+
+        def guard(args: tuple[Any, ...]) -> bool:
+            nonlocal registered
+            if hooks and registered != RemovableHandle.next_id:
+                now = RemovableHandle.next_id
+                if _hooked(function):
+                    return False
+                registered = now
+            return (
+                whole.cache_entry is not None
+                and _eval_frame._stance.stance == "default"
+                and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": {}})
+            )
+
+        # Guards on pairs of tensors may have a state of their own, that a clone does not reset.
+        same = all(whole.root.check(call) and guard(args) for _ in range(2))
+        return guard if same and whole.root.check(call) else None
+
+
+def _managers(manager: Any) -> Iterator[Any]:
+    """A guard manager and all below it."""
+    yield manager
+    pairs = manager.get_key_value_managers().values() if hasattr(manager, "get_key_value_managers") else ()
+    for child in (*manager.get_child_managers(), *(each for pair in pairs for each in pair if each)):
+        yield from _managers(child)
+
+
+def _hooked(function: Any) -> bool:
+    """True if a module, or one in it, has hooks."""
+    inner = function.modules() if isinstance(function, nn.Module) else ()
+    return any(getattr(module, name, None) for module in inner for name in _HOOKS)
 
 
 def _logging() -> set[Any]:

@@ -49,7 +49,8 @@ def slots(module: nn.Module) -> Iterator[Slot]:
 class Place:
     """A placeholder: a tensor of the model's state, which is `owner[key]`, an input of the call, or a size.
 
-    `fake` is what Dynamo traced with: a fake tensor, or a symbolic size, or a constant.
+    `source` says in Dynamo's terms where it comes from. `fake` is what Dynamo traced with: a fake tensor, or a symbolic
+    size, or a constant.
     """
 
     kind: Literal["state", "input", "size"]
@@ -57,6 +58,7 @@ class Place:
     fake: Any
     owner: dict[str, Any]
     key: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -157,21 +159,22 @@ def _places(
     found: list[Place] = []
     for node, example in zip(nodes, examples, strict=True):
         fake = node.meta.get("example_value", example)
-        path = _given(path_of(source_of(node)), parameters) or node.name
+        source = source_of(node)
+        path = _given(path_of(source), parameters) or node.name
         if not isinstance(example, torch.Tensor):
             if not isinstance(example, (int, float, bool, *_SIZES)):
                 raise Untraceable(f"{path} is a {type(example).__name__}, which is no tensor; pass tensors")
-            found.append(Place("size", path, fake, {}, ""))
+            found.append(Place("size", path, fake, {}, "", source))
             continue
         slot = known.get(id(example))
         # What was computed (a state that autograd is to go back through) belongs to one call.
         if slot is not None and example.is_leaf:
-            found.append(Place("state", slot.path, fake, slot.owner, slot.key))
-        elif example.is_leaf and (isinstance(example, nn.Parameter) or "_buffers[" in source_of(node)):
+            found.append(Place("state", slot.path, fake, slot.owner, slot.key, source))
+        elif example.is_leaf and (isinstance(example, nn.Parameter) or "_buffers[" in source):
             held[path] = example
-            found.append(Place("state", path, fake, held, path))
+            found.append(Place("state", path, fake, held, path, source))
         else:
-            found.append(Place("input", path, fake, {}, ""))
+            found.append(Place("input", path, fake, {}, "", source))
     return found
 
 

@@ -62,6 +62,8 @@ class Backend(Recorded):
         self.preparing = False
         """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
         self.calls = 0
+        self.returned: list[tuple[Any, list[Any]]] | None = None
+        """Where set, each graph's short calls, with what they returned."""
         self.unplaced: dict[str, int] = {}
         """Calls that ran as the user wrote them, by the reason."""
         self.breaks: dict[str, None] = {}

@@ -49,7 +49,7 @@ class Placement:
         self.backend = Backend(Served, machine, options, root, given, positional(model))
         self.backend.entry = Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
-        self.direct = Direct(model, self.backend) if Direct.fits(self.backend) else None
+        self.direct = Direct(model, self.run, self.backend) if Direct.fits(self.backend) else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer."""
@@ -119,10 +119,11 @@ class Compiled:
         """Capture, plan and lower for these arguments without running."""
         self._placement.prepare(*args, **kwargs)
 
-    def wait(self) -> None:
-        """Wait until the kernels of all calls so far, and of what was prepared, are compiled and chosen."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until the kernels of all calls so far, and of what was prepared, are compiled and chosen, or for so many
+        seconds each: the fastest of those that are there serves."""
         for executor in self._placement.backend.tuned():
-            executor.wait()
+            executor.wait(seconds)
 
     @property
     def machine(self) -> Machine:
@@ -181,7 +182,7 @@ class Compiled:
         self._placement.backend.pool.forget()
 
     def close(self) -> None:
-        """Stop the worker threads of every plan; the next call starts them again."""
+        """Stop the worker threads of every plan, which the next call starts again, and the compiling of kernels."""
         self._placement.backend.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:

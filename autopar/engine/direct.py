@@ -10,13 +10,17 @@ from typing import Any
 
 import torch
 
+from ..capture.dynamo_private import Traced
 from ..costs.detect import present
 from ..runtime import trial
 from ..runtime.tuned import TunedExecutor
 from .backend import Backend
+from .shortcut import Shortcut
 
 log = logging.getLogger("autopar")
 
+FIRST, MORE = 3, 10
+"""Calls without a shortcut after which one is looked for, and how many times as many until the next time."""
 MOST = 64
 """Sets of sizes that are remembered."""
 
@@ -29,8 +33,12 @@ class Direct:
     (`trial.AGAIN`). What the model itself answers is right whatever has changed in the meantime.
     """
 
-    def __init__(self, model: Callable[..., Any], backend: Backend) -> None:
-        self._model, self._backend = model, backend
+    def __init__(self, model: Callable[..., Any], traced: Traced, backend: Backend) -> None:
+        self._model, self._traced, self._backend = model, traced, backend
+        self._shortcut: Shortcut | None = None
+        self._ahead: Shortcut | None = None
+        """The same where it serves without more ado."""
+        self._long, self._next = 0, FIRST
         self._known: dict[Hashable, _Sizes] = {}
 
     @classmethod
@@ -48,6 +56,8 @@ class Direct:
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's answer, by itself or by its `placed` form."""
+        if self._ahead is not None and not kwargs and (found := self._ahead(args)) is not None:
+            return found
         key = None
         if not torch.is_grad_enabled() and self._backend.recording is None:
             key = _sizes((*args, *kwargs.values()) if kwargs else args)
@@ -61,7 +71,9 @@ class Direct:
             return made
         if known.trial is None:
             if known.placed:
-                return placed(*args, **kwargs)
+                made = self._by_plan(placed, args, kwargs)
+                self._ahead = self._shortcut
+                return made
             if known.tenure.ends():
                 known.trial = trial.Trial()
             return self._model(*args, **kwargs)
@@ -81,12 +93,34 @@ class Direct:
         self, known: _Sizes, current: trial.Trial, placed: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         candidate, began = current.candidate_next, time.perf_counter()
-        made = (placed if candidate else self._model)(*args, **kwargs)
+        if candidate:
+            made = self._by_plan(placed, args, kwargs)
+        else:
+            made = self._model(*args, **kwargs)
         current.note(candidate, time.perf_counter() - began)
         if current.over and known.trial is current:
             known.end(current.ratio)
+            self._ahead = None
             if not known.placed:
                 log.info("placed: %.2f of the model's own time, the model itself serves", current.ratio)
+        return made
+
+    def _by_plan(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of the placed model, by a shortcut where there is one. It is looked for after a few calls without
+        one, and ten times as many again."""
+        backend, shortcut = self._backend, self._shortcut
+        if shortcut is not self._ahead and shortcut and not kwargs and (found := shortcut(args)) is not None:
+            return found
+        self._long += 1
+        if kwargs or self._long < self._next or backend.recording is not None:
+            return placed(*args, **kwargs)
+        self._next *= MORE
+        backend.returned = []
+        try:
+            made = placed(*args)
+            self._shortcut = Shortcut.of(backend, self._traced, args, made) or shortcut
+        finally:
+            backend.returned = None
         return made
 
     def _settled(self) -> bool:

@@ -95,6 +95,8 @@ class Served:
             found = short(args)
             if found is not None:
                 backend.latest = self, short.prepared
+                if backend.returned is not None:
+                    backend.returned.append((self, found))
                 return found
         return self._answer(args)
 

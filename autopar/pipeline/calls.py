@@ -137,7 +137,10 @@ class Short:
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 return None
-        outputs = self._call(self._chosen(args + self._constants))
+        return self.completed(self._call(self._chosen(args + self._constants)))
+
+    def completed(self, outputs: list[Any]) -> list[Any]:
+        """What the graph returns, from the outputs of its program."""
         if self._strides:
             settle(outputs, self._strides, self._kind)
         return self._rebuild(outputs)

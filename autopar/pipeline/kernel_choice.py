@@ -72,6 +72,7 @@ class KernelChoice:
         self.wanted, self.form, self.pool, self.on_lanes = wanted, form, pool, on_lanes
         self.key = kernel_verdict.signature(form.plan.costed.graph, form.program, form.threads)
         self.verdict: Verdict | None = None
+        self._race: _Race | None = None
 
     @property
     def note(self) -> str:
@@ -86,11 +87,19 @@ class KernelChoice:
         self.verdict.refused[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
         kernel_verdict.store(self.key, self.verdict)
 
+    def stop(self) -> None:
+        """Compile nothing more."""
+        if self._race is not None:
+            self._race.stop()
+
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
-        """The fastest arrangement on these inputs, None for the eager program. Raises Changed where weights change
-        meanwhile."""
+        """The fastest arrangement on these inputs, None for the eager program; each that is faster than what was there
+        before serves at once. Raises Changed where weights change meanwhile."""
         with _one:
-            return self._chosen(inputs, tuned)
+            try:
+                return self._chosen(inputs, tuned)
+            finally:
+                self._race = None
 
     def _chosen(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         state = self.form.captured.state
@@ -105,7 +114,7 @@ class KernelChoice:
                     other = perturbed(inputs, integers)
                     samples.append(Sample(other, _copied(plain(other))))
                     break
-        race = _Race(self, tuned, plain, samples, watch)
+        race = self._race = _Race(self, tuned, plain, samples, watch)
         known = self.verdict or (kernel_verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
             self.verdict = known
@@ -115,7 +124,7 @@ class KernelChoice:
             return made
         best = race.run()
         self.verdict = race.verdict
-        if self.wanted == "auto" and race.verdict.seconds:
+        if self.wanted == "auto" and race.verdict.seconds and not race.stopped:
             kernel_verdict.store(self.key, race.verdict)
         log.info("%s", race.verdict)
         return best
@@ -145,6 +154,12 @@ class _Race:
         self.worker = Worker()
         self.verdict = Verdict()
         self.made: dict[str, Arrangement] = {}
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Compile nothing more."""
+        self.stopped = True
+        self.worker.stop()
 
     def build(self, name: str) -> Arrangement | None:
         """The arrangement of this name, None where there is none: `onnxruntime`, `onnxruntime, 1 thread`,
@@ -152,6 +167,9 @@ class _Race:
         library, _, how = name.partition(", ")
         stack = next((stack for stack in STACKS if stack.name == library), None)
         if stack is None:
+            return None
+        if self.stopped:
+            self.verdict.refused[name] = "not tried, the compiled model was closed"
             return None
         if self.worker.spent_s > BUILD_S:
             self.verdict.refused[name] = f"not tried, {BUILD_S:.0f} s of compiling were over"
@@ -170,35 +188,42 @@ class _Race:
         return self.made.get(name)
 
     def run(self) -> Arrangement | None:
-        """The fastest of all, None for eager."""
-        choice = self.choice
+        """The fastest of all, None for eager. The libraries that compile quickly come first, and what is the fastest
+        so far serves."""
+        choice, best = self.choice, None
         for stack in STACKS:
             if choice.wanted not in ("auto", stack.name):
                 continue
             if stack.frozen and choice.form.changing:
                 self.verdict.refused[stack.name] = "it folds the weights, which change from call to call"
-            else:
-                self.build(stack.name)
-        if not self.made:
+            elif self.build(stack.name):
+                self._time(["eager", *self.made], FIRST)
+                best = min(self.made, key=self.verdict.seconds.__getitem__)
+                self._close(keep=[best])
+                if self._worth(best):
+                    self.verdict.winner = best
+                    self.choice.verdict = self.verdict
+                    self.tuned.serve(self.made[best])
+        if best is None:
             return None
-        self._time(["eager", *self.made], FIRST)
-        best = min(self.made, key=self.verdict.seconds.__getitem__)
-        self._close(keep=[best])
         finalists = [best, *(self._others(best) if choice.form.threads > 1 and choice.on_lanes else ())]
         self._time(["eager", *finalists], ROUNDS)
         least = min(finalists, key=self.verdict.seconds.__getitem__)
         # Threads of lanes cost the caller more than their seconds here.
         if self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds[best]:
             least = best
-        if (
-            choice.wanted == "auto"
-            and self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds["eager"]
-        ):
+        if not self._worth(least):
             self._close(keep=[])
+            self.verdict.winner = "eager"
             return None
         self._close(keep=[least])
         self.verdict.winner = least
         return self.made[least]
+
+    def _worth(self, name: str) -> bool:
+        """True if an arrangement may serve: it was asked for, or saves enough of eager's time."""
+        seconds = self.verdict.seconds
+        return self.choice.wanted != "auto" or seconds[name] <= (1 - WORTH) * seconds["eager"]
 
     def _others(self, best: str) -> list[str]:
         """The fastest library with one thread, and in lanes of one thread each where these can be faster: they take

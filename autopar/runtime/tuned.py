@@ -55,7 +55,11 @@ class Choose(Protocol):
     wanted: str
 
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None:
-        """The fastest on these inputs, None where that is the eager program. Raises Changed."""
+        """The fastest on these inputs, None where that is the eager program; one that is faster than what serves is
+        put into its place (`TunedExecutor.serve`) before all have been tried. Raises Changed."""
+
+    def stop(self) -> None:
+        """Compile nothing more: what is the fastest so far is the fastest."""
 
     def refute(self, name: str, ratio: float) -> None:
         """Note that an arrangement took so many times what eager does in the caller's own calls: eager wins."""
@@ -72,8 +76,9 @@ class TunedExecutor:
     What is chosen serves in turns with eager at first (`trial`), and no longer where it is slower in these calls; so
     again after it has served for a while (`trial.AGAIN`).
 
-    `choose` works in a thread of its own after `AFTER` calls, and once more that many calls after a change. A call
-    waits for no compiler; while arrangements are timed, it waits for at most one block of calls (`turn`).
+    `choose` works in a thread of its own after `AFTER` calls, and once more that many calls after a change. What it
+    has found by then serves before it is done. A call waits for no compiler; while arrangements are timed, it waits for
+    at most one block of calls (`turn`).
     """
 
     def __init__(self, plain: Executor, choose: Choose) -> None:
@@ -111,11 +116,31 @@ class TunedExecutor:
         if chosen is not None and chosen.fresh:
             if self._tenure.ends():
                 self._trial = trial.Trial()
-            return chosen.executor(inputs)
+            return self._served(chosen, inputs)
         with self.turn:
             made = self.plain(inputs)
         self._after(inputs, chosen)
         return made
+
+    def serve(self, arrangement: Arrangement) -> None:
+        """Let an arrangement serve while others are compiled and timed."""
+        self.chosen = arrangement
+
+    def _served(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
+        if self._builder is None:
+            return chosen.executor(inputs)
+        with self.turn:
+            return chosen.executor(inputs)
+
+    def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """A call by the kernels that are chosen; None where there are none, they are on trial, or their weights have
+        changed."""
+        chosen = self.chosen
+        if chosen is None or self._trial is not None or not chosen.fresh:
+            return None
+        if self._tenure.ends():
+            self._trial = trial.Trial()
+        return self._served(chosen, inputs)
 
     def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
         """A call by kernels or by eager, whose turn it is; the quicker of the two stays after enough of them."""
@@ -169,13 +194,14 @@ class TunedExecutor:
         self._builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
         self._builder.start()
 
-    def wait(self) -> None:
-        """Wait until what is compiled is chosen, for what was called so far; not where nothing was."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until what is compiled is chosen, for what was called so far, `seconds` at most; not where nothing
+        was."""
         if self._seen is not None:
             self.begin(self._seen)
         builder = self._builder
         if builder is not None:
-            builder.join()
+            builder.join(seconds)
 
     def current(self) -> bool:
         """True if every copy of state that it reads is up to date."""
@@ -186,7 +212,9 @@ class TunedExecutor:
         self.plain.rebind(plan)
 
     def close(self) -> None:
-        """End the threads of all arrangements. A later call starts them again; what is being compiled goes on."""
+        """End the threads of all arrangements, and compile nothing more. A later call starts them again, and is served
+        by the fastest of what was there."""
+        self._choose.stop()
         self.plain.close()
         if self.chosen is not None:
             self.chosen.executor.close()

@@ -309,13 +309,14 @@ class TrainStep(Recorded):
         tensor, through `.data` or a numpy view."""
         self._signatures.pool.forget()
 
-    def wait(self) -> None:
-        """Wait until the kernels of all steps so far are compiled and chosen."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until the kernels of all steps so far are compiled and chosen, or for so many seconds each: the fastest
+        of those that are there serves."""
         for executor in self._signatures.tuned():
-            executor.wait()
+            executor.wait(seconds)
 
     def close(self) -> None:
-        """Stop the worker threads of every plan; the next call starts them again."""
+        """Stop the worker threads of every plan, which the next call starts again, and the compiling of kernels."""
         self._signatures.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

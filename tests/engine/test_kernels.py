@@ -15,6 +15,8 @@ from compilers import Folding, alone, chosen, compiled, mlp, using
 from torch import nn
 
 import autopar
+from autopar.costs.blocks import Block
+from autopar.pipeline import kernel_choice
 from autopar.runtime import trial
 from autopar.runtime.kernels import Work
 
@@ -159,6 +161,62 @@ def test_eager_serves_until_then_and_where_it_is_faster(monkeypatch: pytest.Monk
     assert chosen(fast) == "eager"
     assert torch.equal(fast(x), model(x))
     assert "kernels: eager" in fast.explain()
+
+
+class Late(Folding):
+    """Kernels that take their time, until they may come."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def load(self, work: Work) -> Callable[..., Any]:
+        self.begun.set()
+        assert self.may.wait(60)
+        return super().load(work)
+
+
+@pytest.mark.parametrize("fastest", ["first", "late"])
+def test_what_is_fastest_so_far_serves_while_others_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, fastest: str
+) -> None:
+    late = Late("late")
+    times = {"late": 0.5 if fastest == "late" else 1.5, "first": 1.0}
+    using(monkeypatch, Folding("first"), late)
+    monkeypatch.setattr(
+        kernel_choice,
+        "timed",
+        lambda turns, *_: {name: [Block(times.get(name, 2.0), 1, False)] for name in turns},
+    )
+    model, x = mlp(), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"], kernels="auto", example_inputs=(x,))
+    fast.wait(0)
+    assert late.begun.wait(60)
+    assert chosen(fast) == "first" and "kernels: first" in fast.explain()
+    torch.testing.assert_close(fast(x), model(x))
+    model[0].weight.mul_(2)
+    torch.testing.assert_close(fast(x), model(x))
+    late.may.set()
+    fast.wait()
+    torch.testing.assert_close(fast(x), model(x))
+    fast = compiled(mlp(), x)
+    assert chosen(fast) == fastest
+
+
+def test_what_is_closed_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, last = Late("late"), Folding("last")
+    using(monkeypatch, Folding("first"), late, last, fastest="first")
+    model, x = mlp(), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"], kernels="auto", example_inputs=(x,))
+    assert late.begun.wait(60)
+    fast.close()
+    late.may.set()
+    fast.wait()
+    assert chosen(fast) == "first" and last.built == 0
+    assert "last: not tried, the compiled model was closed" in fast.explain()
+    torch.testing.assert_close(fast(x), model(x))
+    # What was not tried may yet win.
+    assert chosen(compiled(mlp(), x)) == "first" and last.built == 1
 
 
 def test_waiting_after_one_call_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

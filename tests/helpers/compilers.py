@@ -59,6 +59,9 @@ class Idle:
     def compile(self, *_: Any) -> None:
         """Nothing."""
 
+    def stop(self) -> None:
+        """Nothing."""
+
 
 class Here:
     """Compiles in this process, which saves the start of another."""
@@ -69,6 +72,9 @@ class Here:
         """Compile a piece."""
         (found,) = (each for each in STACKS if each.name == stack)
         found.compile(job[-1])
+
+    def stop(self) -> None:
+        """Nothing: nobody waits for it."""
 
 
 @contextmanager

@@ -70,6 +70,11 @@ class Worker:
         if answer:
             raise Refusal(answer)
 
+    def stop(self) -> None:
+        """End its process, and whatever it is compiling."""
+        if self._process is not None:
+            _end(self._process)
+
     def _asked(self, folder: str) -> tuple[str, float]:
         process = self._process
         if process is None or process.poll() is not None:

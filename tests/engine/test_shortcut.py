@@ -1,0 +1,165 @@
+"""Calls straight to kernels: only while everything is as it was, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compilers import Folding, alone, compiled, mlp, using
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+import autopar
+from autopar.engine.compiled import Compiled
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with alone(tmp_path, monkeypatch):
+        using(monkeypatch, Folding(), fastest="folding")
+        yield
+
+
+def warm(model: nn.Module, *args: Any) -> Compiled:
+    """A compiled model after a few calls."""
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    fast(*args)
+    fast.wait()
+    for _ in range(6):
+        torch.testing.assert_close(fast(*args), model(*args))
+    return fast
+
+
+def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
+    """How many of two calls, which must be right, go by way of Dynamo."""
+    placement, found = fast._placement, []
+    run = placement.run
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found.append(1)
+        return run(*args, **kwargs)
+
+    placement.run = counted  # type: ignore[assignment]
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(fast(*args, **kwargs), fast.module(*args, **kwargs))
+    finally:
+        placement.run = run
+    return len(found)
+
+
+class Many(nn.Module):
+    """Reads an attribute and a global number, and returns what it is told to."""
+
+    def __init__(self, form: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale, self.form = 2.0, form
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        a = self.first(x) * self.scale + SHIFT
+        return self.form(a, self.second(y))
+
+
+SHIFT = 1.0
+
+
+@pytest.mark.parametrize(
+    ("form", "short"),
+    [
+        (lambda a, b: a + b, True),
+        (lambda a, b: (b, a), True),
+        (lambda a, b: [a, b], True),
+        (lambda a, b: {"a": a, "b": b}, False),
+        (lambda a, b: (a, 3), False),
+    ],
+    ids=["tensor", "tuple", "list", "dict", "number"],
+)
+def test_what_a_model_returns(form: Callable[..., Any], short: bool) -> None:
+    args = torch.randn(3, 8), torch.randn(3, 8)
+    assert long_calls(warm(Many(form), *args), *args) == (0 if short else 2)
+
+
+def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
+    def attribute(model: Any, _: Any) -> None:
+        model.scale = 3.0
+
+    def number(_: Any, patch: pytest.MonkeyPatch) -> None:
+        patch.setitem(globals(), "SHIFT", 2.0)
+
+    def module(model: Any, _: Any) -> None:
+        model.first = nn.Linear(8, 8)
+
+    def parameter(model: Any, _: Any) -> None:
+        model.first.weight = nn.Parameter(torch.randn(8, 8))
+
+    def dtype(model: Any, _: Any) -> None:
+        model.first.weight.data = torch.randn(8, 8).double().float()
+
+    def value(model: Any, _: Any) -> None:
+        model.first.bias.data.add_(1)
+
+    def hook(model: Any, _: Any) -> None:
+        model.second.register_forward_hook(lambda module, args, made: made * 2)
+
+    def forward(model: Any, _: Any) -> None:
+        model.second.forward = lambda y: y - 1
+
+    def everywhere(_: Any, patch: pytest.MonkeyPatch) -> None:
+        handle = modules.register_module_forward_hook(lambda module, args, made: made)
+        patch.setattr(pytest, "handle", handle, raising=False)
+
+    return {each.__name__: each for each in (
+        attribute, number, module, parameter, dtype, value, hook, forward, everywhere
+    )}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", changes().values(), ids=list(changes()))
+def test_what_changes_is_seen(
+    change: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, args = Many(lambda a, b: a + b), (torch.randn(3, 8), torch.randn(3, 8))
+    fast = warm(model, *args)
+    assert long_calls(fast, *args) == 0
+    try:
+        change(model, monkeypatch)
+        assert long_calls(fast, *args) == 2
+    finally:
+        if hasattr(pytest, "handle"):
+            pytest.handle.remove()
+
+
+def test_other_calls_go_the_long_way() -> None:
+    model, x, y = Many(lambda a, b: a + b), torch.randn(3, 8), torch.randn(3, 8)
+    fast = warm(model, x, y)
+    assert long_calls(fast, x, y=y) == 2
+    assert long_calls(fast, x, x) == 2
+    assert long_calls(fast, torch.randn(5, 8), y[:1]) == 2
+    assert long_calls(fast, x.T.contiguous().T, y) == 2
+    with torch.enable_grad():
+        assert long_calls(fast, x, y) == 2
+    with fast.record() as recording:
+        assert long_calls(fast, x, y) == 2
+    assert len(recording.calls) == 2
+    assert long_calls(fast, torch.randn(3, 8), y) == 0
+
+
+def test_hooks_that_were_there_are_seen_to_go() -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    handle = model[0].register_forward_hook(lambda module, args, made: made * 2)
+    fast = compiled(model, x)
+    for _ in range(6):
+        torch.testing.assert_close(fast(x), model(x))
+    handle.remove()
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_dynamo_forgets() -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    fast = warm(model, x)
+    assert long_calls(fast, x) == 0
+    torch._dynamo.reset()
+    assert long_calls(fast, x) == 2
