@@ -55,6 +55,19 @@ def test_stages_are_the_model_wherever_it_is_cut(name, data):
     assert all(p is q for s in stages for n, p in s.named_parameters() for q in [model.get_parameter(n)])
 
 
+def test_a_stage_may_write_what_it_receives():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    x = torch.randn(8, 4)
+    chain = units(model, (x,), {})
+    first, second = (StageModule(chain, *part, CPU) for part in ((0, 1), (1, len(chain.nodes))))
+    inputs = {node.name: x for node in chain.inputs}
+    (sent,) = first(**inputs)
+    before = sent.detach().clone()
+    # What is received is a view, which autograd lets nobody write.
+    found = second(sent.view_as(sent), **inputs)
+    assert torch.equal(second.answer(found), model(x)) and torch.equal(sent, before)
+
+
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
 def test_what_crosses_a_cut_is_made_before_it_and_read_after_it(name):
     *_, chain = captured(name)

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from .units import Units
+from .units import Units, writes
 
 
 class StageModule(fx.GraphModule):
@@ -34,7 +34,7 @@ class StageModule(fx.GraphModule):
         returned: Any = pytree.tree_leaves(units.output.args[0]) if is_last else units.crossing(stop)
         needed = units.needed([*nodes, *([units.output] if is_last else [])], [*nodes, *received])
         needs = tuple(node.name for node in needed if node.op == "placeholder")
-        made = _given(graph, received, needs, units)
+        made = _given(graph, received, needs, units, any(map(_in_place, nodes)))
         for node in units.graph.graph.nodes:
             if node.op == "placeholder" or not (node in needed or node in nodes):
                 continue
@@ -70,16 +70,25 @@ class StageModule(fx.GraphModule):
 
 
 def _given(
-    graph: fx.Graph, received: tuple[fx.Node, ...], needs: tuple[str, ...], units: Units
+    graph: fx.Graph, received: tuple[fx.Node, ...], needs: tuple[str, ...], units: Units, copied: bool
 ) -> dict[fx.Node, fx.Node]:
+    """The nodes that read what a stage is called with. `copied`: what it receives may be written in place, which
+    autograd refuses for the views that it gets."""
     made: dict[fx.Node, fx.Node] = {}
     tensors, inputs = graph.placeholder("*received"), graph.placeholder("**inputs")
     for at, node in enumerate(received):
         made[node] = graph.call_function(operator.getitem, (tensors, at))
+        if copied:
+            made[node] = graph.call_function(torch.ops.aten.clone.default, (made[node],))
     for node in units.inputs:
         if node.name in needs:
             made[node] = graph.call_function(operator.getitem, (inputs, node.name))
     return made
+
+
+def _in_place(node: fx.Node) -> bool:
+    """True if an operator writes what another has made."""
+    return writes(node) and any(source.op == "call_function" for source in node.all_input_nodes)
 
 
 def _own(root: nn.Module, path: str, tensor: torch.Tensor) -> None:

@@ -168,12 +168,12 @@ def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
     written = {
         source
         for node in graph.graph.nodes
-        if node.op == "call_function" and _writes(node)
+        if node.op == "call_function" and writes(node)
         for source in node.all_input_nodes
     }
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
-        if node.op != "call_function" or _writes(node) or _draws(node):
+        if node.op != "call_function" or writes(node) or _draws(node):
             continue
         sources = node.all_input_nodes
         plain = all(
@@ -192,7 +192,8 @@ def _floating(node: fx.Node) -> bool:
     return isinstance(val, torch.Tensor) and val.is_floating_point()
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """True if an operator writes what it is given."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 
