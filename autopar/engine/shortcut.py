@@ -14,8 +14,8 @@ from ..capture.torch_private import transformed
 from ..pipeline.calls import Short
 from ..runtime.inline_call import chosen
 from ..runtime.tuned import TunedExecutor
-from .served import Served
 from .backend import Backend
+from .served import Served
 
 _ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
 
