@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bench import machine
+from ..errors import AutoparError
 from .arguments import above_zero, made, require_folder, require_torch
 
 if TYPE_CHECKING:
@@ -26,13 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(argv)
     if bool(chosen.factory) == bool(chosen.suite):
-        parser.error("give MODULE:FACTORY or --suite stacks")
+        parser.error("give MODULE:FACTORY or --suite")
     for word in ("only",) if chosen.factory else ("batch", "train"):
         if getattr(chosen, word):
             parser.error(f"--{word} goes with {'--suite stacks' if chosen.factory else 'MODULE:FACTORY'}")
     require_torch("bench measures models with it")
     for path in (chosen.json, chosen.plot):
         require_folder(path)
+    if chosen.suite == "gpu":
+        return _gpu(chosen)
     print(machine(), flush=True)
     return _contests(chosen)
 
@@ -41,12 +46,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m autopar bench",
         description="Time MODULE:FACTORY (a callable that returns a model and its example inputs) by autopar, eager, "
-        "torch.compile, ONNX Runtime and OpenVINO in turns; or models of several kinds by --suite stacks.",
+        "torch.compile, ONNX Runtime and OpenVINO in turns; or run a suite.",
     )
     parser.add_argument(
         "factory", nargs="?", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
     )
-    parser.add_argument("--suite", choices=("stacks",), help="eleven models of several kinds, a process each")
+    parser.add_argument(
+        "--suite",
+        choices=("stacks", "gpu"),
+        help="stacks: eleven models of several kinds, a process each; gpu: overlap, overhead, training on CUDA",
+    )
     parser.add_argument(
         "--batch", type=above_zero, action="append", default=[], metavar="N",
         help="call the factory as make(batch=N); may be given several times",
@@ -71,6 +80,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for all samples and medians")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios to eager as .svg or .png")
     return parser
+
+
+def _gpu(chosen: argparse.Namespace) -> int:
+    """The figures of docs/benchmarks.md that need a GPU, by the suites of this clone."""
+    clone = Path(__file__).resolve().parents[2]
+    if not (clone / "tests" / "benchmarks" / "timed").is_dir():
+        raise AutoparError(
+            f"the gpu suite is tests/benchmarks/timed of a clone of the repository, and {clone} is none; run it there"
+        )
+    sys.path.insert(0, str(clone))
+    asked = (("--rounds", chosen.rounds), ("--json", chosen.json))
+    given = [word for name, value in asked if value is not None for word in (name, str(value))]
+    return int(importlib.import_module("tests.benchmarks.timed.__main__").main(["gpu", *given]))
 
 
 def _contests(chosen: argparse.Namespace) -> int:

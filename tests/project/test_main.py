@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.timed.__main__ import main as timed
 
 import autopar
 from autopar.__main__ import main
@@ -87,8 +86,8 @@ def test_an_unknown_command_is_refused():
 
 
 def test_the_gpu_suite_says_in_one_line_that_there_is_none(monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.timed.gpu.accelerators", lambda: ())
-    assert timed(["gpu"]) == 2
+    monkeypatch.setattr("tests.benchmarks.timed.gpu.accelerators", lambda: ())
+    assert main(["bench", "--suite", "gpu"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "needs a CUDA device" in line and "overlap" in line
 

@@ -27,7 +27,8 @@ def run(rounds: int = 0) -> dict[str, Any]:
     there = [name for name in accelerators() if name.startswith("cuda:")]
     if not there:
         raise DeviceError(
-            "the gpu suite needs a CUDA device and there is none here; the suite overlap runs its figures on stand-ins"
+            "the gpu suite needs a CUDA device and there is none here; python -m tests.benchmarks.timed overlap "
+            "runs its figures on stand-ins"
         )
     print(", ".join(f"{name} {torch.cuda.get_device_name(name)}" for name in there))
     if len(there) == 1:
