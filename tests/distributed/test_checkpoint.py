@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.forks import served
 from helpers.job_models import loss, made
 from helpers.ranks import ranks
 from torch import nn
@@ -17,8 +17,6 @@ from torch import nn
 from autopar import RunError
 from autopar.distributed.faults import checkpoint
 from autopar.distributed.faults.checkpoint import load_latest, save
-
-CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Run:
@@ -90,7 +88,6 @@ def _dies(root: str, at: int) -> None:
 def _crashes(base: str) -> list[tuple[int | None, bool, list[str]]]:
     """Of a crash at each file of a save: the step that is then loaded, whether with the weights of that step, and the
     directories there after another save; last comes the save that does not crash."""
-    torch.set_num_threads(1)
     weights = {step: Run(step).model.state_dict() for step in (1, 2)}
     found: list = []
     for at in range(100):
@@ -119,8 +116,7 @@ def _crashes(base: str) -> list[tuple[int | None, bool, list[str]]]:
 
 
 def test_a_crash_at_any_file_leaves_a_whole_checkpoint(tmp_path):
-    with CONTEXT.Pool(1) as pool:
-        found = pool.apply(_crashes, (str(tmp_path),))
+    found = served(_crashes, str(tmp_path))
     steps = [step for step, *_ in found]
     assert len(steps) > 8, "the crashes were nowhere near the files"
     assert steps == sorted(steps) and steps[0] == 1 and steps[-2] == 2

@@ -6,8 +6,6 @@ import logging
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -15,9 +13,10 @@ from pathlib import Path
 
 import faulty
 import pytest
+from helpers.forks import served
 from helpers.ranks import free_port, ranks
+from helpers.torchrun import torchrun
 
-CONTEXT = multiprocessing.get_context("forkserver")
 ROOT = Path(__file__).parents[2]
 BOUND_S = 2 + 1 + 2 + 20
 """Seconds after a fault in which a job of these tests ends: the timeout and the grace of its guards, two more, and what
@@ -53,9 +52,13 @@ def _forked(rank: int, count: int, port: int, folder: str, words: tuple) -> None
 
 def job(folder: Path, count: int, *words) -> Ended:
     """A job without a launcher, as the ranks on other hosts see it: nothing ends them but what they know themselves."""
-    port = free_port()
+    return served(_job, folder, count, words)
+
+
+def _job(folder: Path, count: int, words: tuple) -> Ended:
+    port, context = free_port(), multiprocessing.get_context("fork")
     started = [
-        CONTEXT.Process(target=_forked, args=(rank, count, port, str(folder), words)) for rank in range(count)
+        context.Process(target=_forked, args=(rank, count, port, str(folder), words)) for rank in range(count)
     ]
     for process in started:
         process.start()
@@ -74,25 +77,6 @@ def failed_at(said: str) -> float:
     """The second at which a rank has failed, by what it printed."""
     found = re.search(r"fails at ([\d.]+)", said)
     return float(found[1]) if found else 0.0
-
-
-def torchrun(count: int, script: Path, *words, launch: tuple = (), **environment: str) -> subprocess.Popen:
-    """A script under torchrun."""
-    own = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
-    own["PYTHONPATH"] = str(ROOT)
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *launch,
-         str(script), *map(str, words)],
-        env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def ended(process: subprocess.Popen) -> tuple[str, str]:
-    """What a process has written by its end."""
-    try:
-        return process.communicate(timeout=240)
-    finally:
-        process.kill()
 
 
 def _warned(rank: int, restarts: str) -> list[str]:
@@ -139,7 +123,7 @@ def test_ranks_that_do_not_fail_end_well(tmp_path):
     assert all("is done" in said and "autopar" not in said for said in found.said)
 
 
-@pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
+@pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)])
 def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
     found = job(tmp_path, count, "kill", failing, 3)
     assert None not in found.codes and found.after < BOUND_S
@@ -197,13 +181,13 @@ def test_nothing_listens_but_gloo_on_the_interface_asked_for(tmp_path):
 
 @pytest.mark.parametrize(("what", "failing", "code"), [("kill", 0, -9), ("kill", 1, -9), ("stop", 1, -9)])
 def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
-    process = torchrun(2, Path(faulty.__file__), what, failing, 3)
-    out, err = ended(process)
+    found = torchrun(2, Path(faulty.__file__), what, failing, 3)
     # A stopped process would hold up torchrun for 30 seconds after the others have ended.
-    assert process.returncode == 1 and time.monotonic() - failed_at(out) < BOUND_S
-    assert re.search(rf"Root Cause.*rank\s+: {failing} .*exitcode\s+: {code} ", err, re.DOTALL), err
+    assert found.returncode == 1 and time.monotonic() - failed_at(found.stdout) < BOUND_S
+    cause = rf"Root Cause.*rank\s+: {failing} .*exitcode\s+: {code} "
+    assert re.search(cause, found.stderr, re.DOTALL), found.stderr
     if what != "kill":
-        assert re.search(rf"autopar: rank {failing} \(.*is stopped", err)
+        assert re.search(rf"autopar: rank {failing} \(.*is stopped", found.stderr)
 
 
 def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path):
@@ -214,9 +198,10 @@ def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path)
         )
         for name, more in (("through", ()), ("killed", ("--kill", 12)))
     ]  # fmt: skip
-    said = [ended(run) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
-    through, killed = (re.findall(r"(?:step|begins at step) (\d+)(?:: loss (\S+))?", out) for out, _ in said)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    through, killed = (
+        re.findall(r"(?:step|begins at step) (\d+)(?:: loss (\S+))?", run.stdout) for run in runs
+    )
     assert [int(step) for step, _ in through] == [0, *range(16)]
     # Killed in step 12, it goes on from the checkpoint after step 9.
     assert [int(step) for step, _ in killed] == [0, *range(13), 10, *range(10, 16)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -35,8 +37,19 @@ def test_a_rank_that_raises_is_named():
         ranks(2, _raises)
 
 
+def _dies(rank: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_a_rank_that_dies_is_named_at_once():
+    with pytest.raises(RankError, match="rank 1 ended without an answer, with code -9"):
+        ranks(2, _dies, timeout_s=50)
+
+
 def test_a_rank_that_hangs_is_named_in_time():
     began = time.monotonic()
     with pytest.raises(RankError, match="no answer of ranks"):
-        ranks(2, _sleeps, timeout_s=8)
+        ranks(2, _sleeps, timeout_s=3)
     assert time.monotonic() - began < 30

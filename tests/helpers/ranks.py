@@ -4,53 +4,51 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import socket
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-TIMEOUT_S = 60.0
+from helpers.forks import RankError, served
+
+TIMEOUT_S = 120.0
 """Seconds after which ranks that have not answered are killed."""
-
-# A server that has loaded torch and has no threads of its own: each rank is a fork of it, there in milliseconds.
-_CONTEXT = multiprocessing.get_context("forkserver")
-# Optimizers load Dynamo at their first step.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.checkpoint", "autopar.engine.api"])
-
-
-class RankError(AssertionError):
-    """A rank has raised; its traceback is the message."""
 
 
 def ranks(count: int, work: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """The answers of `work(rank, *args)` in each of `count` processes of one gloo job, in the order of ranks.
 
     `work` is a function of a module; arguments and answers are pickled (no tensors that share memory: give lists or
-    numpy arrays). Raises RankError with the traceback of the first rank that raises, or where one gives no answer in
-    `timeout_s` seconds; no process is left.
+    numpy arrays). Raises RankError with the traceback of the first rank that raises, or where one ends without an
+    answer or gives none in `timeout_s` seconds; no process is left.
     """
-    answers: Any = _CONTEXT.Queue()
-    port = free_port()
-    started = [
-        _CONTEXT.Process(target=_rank, args=(rank, count, port, answers, work, args), daemon=True)
-        for rank in range(count)
-    ]
-    for process in started:
-        process.start()
+    return served(_job, count, work, args, timeout_s)
+
+
+def _job(count: int, work: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+    port, context = free_port(), multiprocessing.get_context("fork")
+    started, waited = [], {}
+    for rank in range(count):
+        ours, theirs = context.Pipe(duplex=False)
+        started.append(
+            context.Process(target=_rank, args=(rank, count, port, theirs, work, args), daemon=True)
+        )
+        started[-1].start()
+        # Held by the rank alone, so that its end is seen.
+        theirs.close()
+        waited[ours] = rank
     found: dict[int, Any] = {}
     until = time.monotonic() + timeout_s
     try:
-        while len(found) < count:
-            try:
-                rank, answer, error = answers.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                missing = sorted(set(range(count)) - set(found))
-                raise RankError(f"no answer of ranks {missing} in {timeout_s:g} s") from None
-            if error:
-                raise RankError(f"rank {rank}:\n{error}")
-            found[rank] = answer
+        while waited:
+            ready = wait([*waited], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise RankError(f"no answer of ranks {sorted(waited.values())} in {timeout_s:g} s")
+            for ours in ready:
+                rank = waited.pop(ours)
+                found[rank] = _answer(rank, started[rank], ours)
         for process in started:
             process.join(5)
     finally:
@@ -60,6 +58,19 @@ def ranks(count: int, work: Callable[..., Any], *args: Any, timeout_s: float = T
     return [found[rank] for rank in range(count)]
 
 
+def _answer(rank: int, process: Any, ours: Connection) -> Any:
+    """What a rank has answered; RankError where it raised or has ended."""
+    with ours:
+        try:
+            answer, error = ours.recv()
+        except EOFError:
+            process.join()
+            raise RankError(f"rank {rank} ended without an answer, with code {process.exitcode}") from None
+    if error:
+        raise RankError(f"rank {rank}:\n{error}")
+    return answer
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens at."""
     with socket.socket() as listener:
@@ -67,11 +78,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _rank(rank: int, count: int, port: int, answers: Any, work: Callable[..., Any], args: Any) -> None:
-    import torch
+def _rank(rank: int, count: int, port: int, answers: Connection, work: Callable[..., Any], args: Any) -> None:
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(count),
         LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(count), GLOO_SOCKET_IFNAME="lo",
@@ -81,6 +90,6 @@ def _rank(rank: int, count: int, port: int, answers: Any, work: Callable[..., An
         answer = work(rank, *args)
         dist.barrier()
         dist.destroy_process_group()
-        answers.put((rank, answer, ""))
+        answers.send((answer, ""))
     except BaseException:
-        answers.put((rank, None, traceback.format_exc()))
+        answers.send((None, traceback.format_exc()))

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
+from helpers.torchrun import torchrun
 from test_examples_training import EXAMPLES
-
-
-def torchrun(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Two ranks of an example."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(EXAMPLES / f"{name}.py"), *arguments,
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +14,7 @@ def torchrun(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     [("ddp_toy", ("--devices", "cpu", "emulated:0")), ("ddp_two_devices", ())],
 )
 def test_the_tutorials_of_ddp_are_one_process(name, arguments):
-    found = torchrun(name, "--steps", "4", *arguments)
+    found = torchrun(2, EXAMPLES / f"{name}.py", "--steps", "4", *arguments)
     assert found.returncode == 0, found.stderr[-2000:]
     errors = [float(number) for number in re.findall(r"with all rows: (\S+?e[-+]\d\d)", found.stdout)]
     assert len(errors) == 2 and max(errors) <= 1e-5
@@ -33,7 +23,8 @@ def test_the_tutorials_of_ddp_are_one_process(name, arguments):
 
 
 def test_the_pipeline_is_one_process():
-    found = torchrun("pipeline", "--steps", "3", "--layers", "2", "--stages", "2", "--replicas", "1")
+    options = ("--steps", "3", "--layers", "2", "--stages", "2", "--replicas", "1")
+    found = torchrun(2, EXAMPLES / "pipeline.py", *options)
     assert found.returncode == 0, found.stderr[-2000:]
     apart = re.search(r"whole batch: (\S+) of the loss", found.stdout)
     assert apart and float(apart[1]) < 1e-5

@@ -1,0 +1,90 @@
+"""A process that has loaded autopar and used it once, whose forks are there in milliseconds with all of that done."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+class RankError(AssertionError):
+    """A process has raised; its traceback is the message."""
+
+
+def served(work: Callable[..., Any], *args: Any) -> Any:
+    """What `work(*args)` answers in the server, which has no threads: it may fork, and should leave no trace there.
+
+    `work` is a function of a module; arguments and answers are pickled. Raises RankError with the traceback of what it
+    raises.
+    """
+    server = _server()
+    server.send((work, args))
+    answer, error = server.recv()
+    if error is not None:
+        raise RankError(error)
+    return answer
+
+
+@functools.cache
+def _server() -> Connection:
+    """The server of this process, which ends with it."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
+    process.start()
+    theirs.close()
+    # Before processes are joined at the end of this one.
+    atexit.register(ours.close)
+    return ours
+
+
+def _serve(asked: Connection) -> None:
+    _warm()
+    while True:
+        try:
+            work, args = asked.recv()
+        except EOFError:
+            return
+        try:
+            answer = work(*args), None
+        except RankError as error:
+            answer = None, str(error)
+        except Exception:
+            answer = None, traceback.format_exc()
+        asked.send(answer)
+
+
+def _warm() -> None:
+    """Load what tests use and do once what takes long the first time: each fork begins with it."""
+    import torch
+    import torch.distributed.checkpoint
+    import torch.distributed.run
+    import torch.hub
+    from torch import nn
+
+    import autopar
+
+    # Threads would not be there in a fork: those of operators, and one that watches progress bars of torch.fx.
+    torch.set_num_threads(1)
+    torch.hub.tqdm.monitor_interval = 0
+    x, y = torch.ones(4, 4), torch.ones(4, 2)
+    devices: dict[str, Any] = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+    fast = autopar.compile(model(), **devices)
+    fast(x).sum().backward()
+    fast.close()
+    network = model()
+    step = autopar.train_step(network, nn.MSELoss(), torch.optim.SGD(network.parameters()), **devices)
+    step(x, y)
+    step.close()
+    torch.export.export(network, (x,))
+    gc.collect()
+    # A collection in a fork would write to each object, and so copy all of the memory.
+    gc.freeze()
