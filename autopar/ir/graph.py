@@ -1,7 +1,7 @@
 """Task graph: `Value`, `Task` and `Graph`. Pure data, made by capture and rewritten by split.
 
-A graph is in capture order, which is a topological order. Arguments of a task are plain Python values in which a tensor
-is a `Ref` to a value and anything that only torch can name is a `Const`.
+Tasks are in capture order, a topological one. Arguments are plain Python values in which a tensor is a `Ref` to a value
+and what only torch can name is a `Const`.
 """
 
 from __future__ import annotations
@@ -240,8 +240,7 @@ class Graph:
     def copies(self) -> dict[str, tuple[str, int]]:
         """Of each state, the state in whose memory the copies of it are kept, and how many bytes that has.
 
-        Copies come in flat buffers, in which each begins at a multiple of `ALIGNED`. Where one of `pieces` is read, all
-        are there.
+        Each begins at a multiple of `ALIGNED` of a flat buffer. Where one of `pieces` is read, all are there.
         """
         first: dict[str, str] = {}
         for made, target in self.updates:
@@ -385,7 +384,8 @@ def _wrong_state(graph: Graph) -> Iterator[str]:
         if name not in graph.state:
             yield f"{name!r} is said to change from call to call, or to stay at home, but is no state"
     for value in graph.values:
-        if value.slice and value.slice.shape(graph.value[value.slice.of].shape) != value.shape:
+        whole = graph.value.get(value.slice.of) if value.slice else None
+        if value.slice and (whole is None or value.slice.shape(whole.shape) != value.shape):
             yield f"{value.name!r} is no part of {value.slice.of!r}"
     held = dict.fromkeys(graph.flat, 0)
     for made, target in graph.updates:

@@ -26,7 +26,7 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
 
     With `forced` all products, in as many parts as there are lanes. Without, in as many as there are devices,
     for lanes of one share its memory, which products of one row wait for: of a batch of one row what takes longer than
-    `LEAST_PRODUCT_S`, of any batch what reads more state than some device has memory for.
+    `LEAST_PRODUCT_S`, of any batch pairs whose weights, with what updates them, some device has no memory for.
     """
     devices = costed.machine.devices
     count = sum(device.lanes for device in devices) if forced else len(devices)
@@ -39,16 +39,20 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
             stretch.tasks[0]
             for stretch in products(graph, parts)
             if (forced and stretch.columns)
-            or _state(graph, stretch) > cap
+            or _held(graph, stretch) > cap
             or (one_row and sum(_least(costed, name) for name in stretch.tasks) > LEAST_PRODUCT_S)
         ]
         if begun:
             yield price(split_features(graph, parts, begun))
 
 
-def _state(graph: Graph, stretch: Stretch) -> int:
-    """Bytes of the weights of a stretch."""
-    return sum(graph.value[name].bytes for name, _ in stretch.axes if name in graph.state)
+def _held(graph: Graph, stretch: Stretch) -> int:
+    """Bytes of the weights of a stretch, and of what their updates read and make."""
+    weights = {name for name, _ in stretch.axes if name in graph.state}
+    readers = (graph.task[reader] for name in weights for reader in graph.readers[name])
+    updates = [task for task in readers if task.phase == "update"]
+    beside = {name for task in updates for name in (*task.inputs, *task.outputs)}
+    return sum(graph.value[name].bytes for name in weights | beside)
 
 
 def _least(costed: CostedGraph, task: str) -> float:

@@ -142,7 +142,7 @@ def bind(
 
         def on_lanes() -> Form:
             other = planned(detect([f"cpu*{threads}"]))
-            return Form(captured, other, proved(other).program, 1)
+            return Form(captured.with_slices(other.costed.graph), other, proved(other).program, 1)
 
     made = executed(trusted, plan, program, pool, kernels, on_lanes, changing)
     return replace(made, source=captured)

@@ -29,8 +29,8 @@ class _Found:
 
 def products(graph: Graph, parts: int) -> list[Stretch]:
     """The stretches of a graph's forward that can be cut into so many parts, those that draw random numbers left out:
-    parts would draw other ones. Dropouts draw their masks whole, before (`row_sums.drawn`). Tables that are trained are
-    not cut."""
+    parts would draw other ones. Dropouts draw their masks whole, before (`row_sums.drawn`). Tables are not cut in what
+    is trained, or updates them."""
     trained = any(task.phase != "forward" for task in graph.tasks)
     forward = forward_of(drawn(graph))
     masks = {name for task in forward.tasks if task.random for name in task.outputs}
@@ -38,7 +38,7 @@ def products(graph: Graph, parts: int) -> list[Stretch]:
         stretch
         for stretch in stretches(forward, parts, (), masks=masks)
         if not stretch.refusal
-        and not (stretch.embeddings and trained)
+        and not (stretch.embeddings and (trained or graph.mutated.intersection(dict(stretch.axes))))
         and not any(forward.task[name].random for name in stretch.tasks)
     ]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import MemoryCapError
+from autopar.transform.feature_split import LABEL
 
 STEPS = 6
 
@@ -83,6 +84,8 @@ def test_what_is_too_large_to_be_trained_on_one_device_is_on_two() -> None:
     ahead = {"example_inputs": (x, y), "criterion": nn.MSELoss(), "optimizer": optimizer}
     with pytest.raises(MemoryCapError):
         autopar.plan(model, capped(cap), split=None, **ahead, **options)
+    found = autopar.plan(model, capped(cap), measure=False, **ahead)
+    assert any(candidate.split.startswith(LABEL) for candidate in found.candidates)
     step = autopar.train_step(model, nn.MSELoss(), optimizer, capped(cap), **options, split="features")
     for _ in range(3):
         torch.testing.assert_close(step(x, y), eager(plain, own, x, y, None))
