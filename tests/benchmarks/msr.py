@@ -11,12 +11,13 @@ from typing import Any
 
 from autopar.errors import PlanError
 from autopar.ir.plan import Plan
-from autopar.planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
+from autopar.planner.formats.dnn_partitioning import is_partitioning
 from autopar.planner.scheduling import schedule
 from autopar.system.text import table
 
 from .judging import Asked
 from .strict_model import OBJECTIVES, named, strict_latency, strict_load
+from .strict_model.partitioning import Partitioning, partitioning
 
 LATENCY = {
     "bert24_inference": (100.218, "proven"),

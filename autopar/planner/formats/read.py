@@ -56,7 +56,7 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     if isinstance(data, networkx.Graph):
         return str(data.name or name), _networkx(data, on)
     if msr.is_partitioning(data):
-        data = msr.described(msr.partitioning(data))
+        data = msr.described(data)
     return name, data
 
 
