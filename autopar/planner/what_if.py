@@ -47,7 +47,7 @@ FASTER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class _Change:
     """One change, such as `cuda:0 twice as fast`, and the makespan (for throughput the period) of the best plan found
     with it, in seconds: a better one may exist."""
 
@@ -55,7 +55,7 @@ class Change:
     seconds: float
 
 
-def changes(plan: Plan) -> tuple[Change, ...]:
+def changes(plan: Plan) -> tuple[_Change, ...]:
     """The changes that would shorten a plan, the best first: empty when none of those tried does.
 
     Each is planned for as follows, and the shortest counts: the plan as it is, on the changed machine; list schedules;
@@ -120,7 +120,7 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
     return gain
 
 
-def _latency(plan: Plan) -> Iterator[Change]:
+def _latency(plan: Plan) -> Iterator[_Change]:
     clusters = max(1, len(plan.costed.clusters))
     tried = []
     for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // clusters)))):
@@ -134,10 +134,10 @@ def _latency(plan: Plan) -> Iterator[Change]:
     for rank, (found, _, option, race) in enumerate(tried):
         if rank < FINAL and clusters <= LARGE and not plan.costed.machine.queued:
             found = min(found, _searched(plan, race))
-        yield Change(option.what, found)
+        yield _Change(option.what, found)
 
 
-def _throughput(plan: Plan) -> Iterator[Change]:
+def _throughput(plan: Plan) -> Iterator[_Change]:
     """Periods: of the placement there is, and for changes of which most is to be hoped of a better one."""
     at = {step.cluster: step.device for step in plan.placed}
     hoped = []
@@ -152,7 +152,7 @@ def _throughput(plan: Plan) -> Iterator[Change]:
         if rank < FINAL and least < found:
             better = balance(loads, starts=[where])[0]
             found = min(found, Standing(loads, better).period) if better is not None else found
-        yield Change(option.what, found)
+        yield _Change(option.what, found)
 
 
 def _raced(plan: Plan, option: _Option) -> Race:
