@@ -21,8 +21,8 @@ from test_duplicate import wanted
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
-from autopar.planner.formats.dnn_partitioning import described
 from autopar.planner.formats.graph_file import costed
+from autopar.planner.formats.graph_sets import dnn_partitioning
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
@@ -39,7 +39,7 @@ def short(seed):
 
 
 def race_of(raw):
-    race = Race(Instance(costed(described(raw), "graph")))
+    race = Race(Instance(costed(dnn_partitioning(raw), "graph")))
     for policy in (heft, lookahead):
         race.enter(policy(race.instance))
     return race
@@ -171,7 +171,7 @@ def test_a_freer_machine_takes_no_longer(seed):
     raw = short(seed)
     free, strict = schedule(raw), strict_plan(partitioning(raw))
     assert free.makespan <= strict.makespan * (1 + 1e-9)
-    machine = described(raw)
+    machine = dnn_partitioning(raw)
     for plan in (free, strict):
         assert infeasibilities(machine, json.loads(json.dumps(written(plan)))) == []
 
