@@ -20,7 +20,7 @@ from ..ir.graph import Task, Value
 from ..ir.plan import Plan
 from ..planner.bounds import lower_bound
 from ..planner.model.instance import Instance
-from ..planner.model.orders import kept
+from ..planner.model.simulator import kept
 from ..planner.model.timing import simulate
 from .meta import Form, Made, axes, called, copied, in_order
 

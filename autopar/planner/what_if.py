@@ -22,8 +22,7 @@ from .duplication import once, repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .model.instance import Instance
-from .model.orders import kept
-from .model.simulator import Schedule
+from .model.simulator import Schedule, kept
 from .policies import enter_fitting
 from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
