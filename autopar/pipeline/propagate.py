@@ -26,7 +26,7 @@ from ..ir.plan import Plan
 from ..ops import resolve as bind
 from ..planner.bounds import lower_bound
 from ..planner.model.instance import Instance
-from ..planner.model.orders import kept
+from ..planner.model.simulator import kept
 from ..planner.model.timing import simulate
 
 log = logging.getLogger("autopar")

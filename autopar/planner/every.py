@@ -11,8 +11,7 @@ from ..errors import PlanError
 from .candidates import SHORTER, Race
 from .model.instance import Instance
 from .model.memory import fits
-from .model.orders import in_order
-from .model.simulator import Play, Schedule
+from .model.simulator import Play, Schedule, in_order
 
 MOST = 2_600
 """Orders of all lanes of the largest graph that is tried: five clusters on three lanes."""

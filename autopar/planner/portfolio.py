@@ -21,8 +21,7 @@ from .lists.identical import identical
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
 from .model.instance import Instance
-from .model.orders import kept
-from .model.simulator import Schedule
+from .model.simulator import Schedule, kept
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
 from .prove import prove

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
+from typing import Any
 
 from ..errors import AutoparError
 from ..ir.costed import Cluster, CostedGraph
@@ -20,8 +22,7 @@ from .duplication import once, repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .model.instance import Instance
-from .model.orders import kept
-from .model.simulator import Schedule
+from .model.simulator import Schedule, kept
 from .policies import enter_fitting
 from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
@@ -47,7 +48,7 @@ FASTER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class _Change:
     """One change, such as `cuda:0 twice as fast`, and the makespan (for throughput the period) of the best plan found
     with it, in seconds: a better one may exist."""
 
@@ -55,7 +56,7 @@ class Change:
     seconds: float
 
 
-def changes(plan: Plan) -> tuple[Change, ...]:
+def changes(plan: Plan) -> tuple[_Change, ...]:
     """The changes that would shorten a plan, the best first: empty when none of those tried does.
 
     Each is planned for as follows, and the shortest counts: the plan as it is, on the changed machine; list schedules;
@@ -120,7 +121,7 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
     return gain
 
 
-def _latency(plan: Plan) -> Iterator[Change]:
+def _latency(plan: Plan) -> Iterator[_Change]:
     clusters = max(1, len(plan.costed.clusters))
     tried = []
     for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // clusters)))):
@@ -134,10 +135,10 @@ def _latency(plan: Plan) -> Iterator[Change]:
     for rank, (found, _, option, race) in enumerate(tried):
         if rank < FINAL and clusters <= LARGE and not plan.costed.machine.queued:
             found = min(found, _searched(plan, race))
-        yield Change(option.what, found)
+        yield _Change(option.what, found)
 
 
-def _throughput(plan: Plan) -> Iterator[Change]:
+def _throughput(plan: Plan) -> Iterator[_Change]:
     """Periods: of the placement there is, and for changes of which most is to be hoped of a better one."""
     at = {step.cluster: step.device for step in plan.placed}
     hoped = []
@@ -152,7 +153,7 @@ def _throughput(plan: Plan) -> Iterator[Change]:
         if rank < FINAL and least < found:
             better = balance(loads, starts=[where])[0]
             found = min(found, Standing(loads, better).period) if better is not None else found
-        yield Change(option.what, found)
+        yield _Change(option.what, found)
 
 
 def _raced(plan: Plan, option: _Option) -> Race:
@@ -213,23 +214,27 @@ def options(costed: CostedGraph) -> list[_Option]:
     More lanes go to devices that have several, to CPUs, and to all of a graph file; more CPUs to a graph file alone.
     """
     machine = costed.machine
-    found = []
+    found: list[_Option] = []
+
+    def add(
+        what: str, kind: str, of: str, apply: Callable[..., CostedGraph], *which: Any, **how: Any
+    ) -> None:
+        found.append(_Option(what, kind, of, lambda costed: apply(costed, *which, **how)))
+
     for d, device in enumerate(machine.devices):
         name = device.name
-        found.append(_Option(f"{name} twice as fast", "compute", name, _quicker(d)))
+        add(f"{name} twice as fast", "compute", name, _quicker, d)
         if device.lanes > 1 or device.traits.host or not machine.queued:
-            found.append(
-                _Option(f"one more lane of {name}", "lanes", name, _device(d, lanes=device.lanes + 1))
-            )
+            add(f"one more lane of {name}", "lanes", name, _device, d, lanes=device.lanes + 1)
         if not device.traits.host or not machine.queued:
-            found.append(_Option(f"one more device like {name}", "device", name, _another(d)))
+            add(f"one more device like {name}", "device", name, _another, d)
         if device.memory_bytes is not None:
-            found.append(_Option(f"no memory cap on {name}", "memory", name, _device(d, memory_bytes=None)))
+            add(f"no memory cap on {name}", "memory", name, _device, d, memory_bytes=None)
     for name, links in wires(machine).items():
         called = name if " → " in name else f"wire {name}"
-        found.append(_Option(f"{called} twice as fast", "bytes", name, _links(links, rate=FASTER)))
+        add(f"{called} twice as fast", "bytes", name, _links, links, rate=FASTER)
         if any(link.latency_s for link in links):
-            found.append(_Option(f"{called} without latency", "latency", name, _links(links, latency=0.0)))
+            add(f"{called} without latency", "latency", name, _links, links, wait=0.0)
     return found
 
 
@@ -241,72 +246,52 @@ def wires(machine: Machine) -> dict[str, list[Link]]:
     return found
 
 
-def _quicker(d: int) -> Callable[[CostedGraph], CostedGraph]:
-    def apply(costed: CostedGraph) -> CostedGraph:
-        return replace(costed, clusters=tuple(_quick(cluster, d) for cluster in costed.clusters))
-
-    return apply
+def _quicker(costed: CostedGraph, d: int) -> CostedGraph:
+    clusters = tuple(_quick(cluster, d) for cluster in costed.clusters)
+    return replace(costed, clusters=clusters)
 
 
 def _quick(cluster: Cluster, d: int) -> Cluster:
     """The host's own part of a cluster does not get quicker."""
 
     def less(seconds: float) -> float:
-        return (
-            cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER
-            if seconds > cluster.dispatch_s
-            else seconds
-        )
+        return min(seconds, cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER)
 
     seconds = tuple(less(s) if s is not None and e == d else s for e, s in enumerate(cluster.seconds))
     modes = tuple((e, lanes, less(s) if e == d else s) for e, lanes, s in cluster.modes)
     return replace(cluster, seconds=seconds, modes=modes)
 
 
-def _device(d: int, **changed: int | None) -> Callable[[CostedGraph], CostedGraph]:
-    def apply(costed: CostedGraph) -> CostedGraph:
-        devices = list(costed.machine.devices)
-        devices[d] = replace(devices[d], **changed)  # type: ignore[arg-type]
-        return replace(costed, machine=replace(costed.machine, devices=tuple(devices)))
-
-    return apply
+def _device(costed: CostedGraph, d: int, **changed: Any) -> CostedGraph:
+    devices = list(costed.machine.devices)
+    devices[d] = replace(devices[d], **changed)
+    return replace(costed, machine=replace(costed.machine, devices=tuple(devices)))
 
 
-def _links(
-    changed: list[Link], rate: float = 1.0, latency: float | None = None
-) -> Callable[[CostedGraph], CostedGraph]:
-    def apply(costed: CostedGraph) -> CostedGraph:
-        links = [
-            replace(link, bytes_per_s=link.bytes_per_s * rate,
-                    latency_s=link.latency_s if latency is None else latency)
-            if link in changed else link
-            for link in costed.machine.links
-        ]  # fmt: skip
-        return replace(costed, machine=replace(costed.machine, links=tuple(links)))
-
-    return apply
+def _links(costed: CostedGraph, changed: list[Link], rate: float = 1.0, wait: float = 1.0) -> CostedGraph:
+    links = tuple(
+        replace(link, bytes_per_s=link.bytes_per_s * rate, latency_s=link.latency_s * wait)
+        if link in changed
+        else link
+        for link in costed.machine.links
+    )
+    return replace(costed, machine=replace(costed.machine, links=links))
 
 
-def _another(d: int) -> Callable[[CostedGraph], CostedGraph]:
-    def apply(costed: CostedGraph) -> CostedGraph:
-        model = costed.machine.devices[d]
-        taken = {device.name for device in costed.machine.devices}
-        number = 1
-        while f"{model.kind}:{number}" in taken:
-            number += 1
-        new = replace(model, name=f"{model.kind}:{number}")
-        last = len(costed.machine.devices)
-        clusters = tuple(
-            replace(cluster, seconds=(*cluster.seconds, cluster.seconds[d]),
-                    modes=(*cluster.modes, *((last, lanes, s) for e, lanes, s in cluster.modes if e == d)))
-            for cluster in costed.clusters
-        )  # fmt: skip
-        links = (*costed.machine.links, *_joined(costed.machine, model, new))
-        machine = replace(costed.machine, devices=(*costed.machine.devices, new), links=links)
-        costs = tuple(replace(cost, seconds=(*cost.seconds, cost.seconds[d])) for cost in costed.costs)
-        return replace(costed, machine=machine, clusters=clusters, costs=costs)
-
-    return apply
+def _another(costed: CostedGraph, d: int) -> CostedGraph:
+    model = costed.machine.devices[d]
+    taken = {device.name for device in costed.machine.devices}
+    new = replace(model, name=next(n for k in count(1) if (n := f"{model.kind}:{k}") not in taken))
+    last = len(costed.machine.devices)
+    clusters = tuple(
+        replace(cluster, seconds=(*cluster.seconds, cluster.seconds[d]),
+                modes=(*cluster.modes, *((last, lanes, s) for e, lanes, s in cluster.modes if e == d)))
+        for cluster in costed.clusters
+    )  # fmt: skip
+    links = (*costed.machine.links, *_joined(costed.machine, model, new))
+    machine = replace(costed.machine, devices=(*costed.machine.devices, new), links=links)
+    costs = tuple(replace(cost, seconds=(*cost.seconds, cost.seconds[d])) for cost in costed.costs)
+    return replace(costed, machine=machine, clusters=clusters, costs=costs)
 
 
 def _joined(machine: Machine, model: Device, new: Device) -> list[Link]:

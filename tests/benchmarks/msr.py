@@ -11,12 +11,13 @@ from typing import Any
 
 from autopar.errors import PlanError
 from autopar.ir.plan import Plan
-from autopar.planner.formats.dnn_partitioning import Partitioning, is_partitioning, partitioning
+from autopar.planner.formats.graph_sets import is_dnn_partitioning
 from autopar.planner.scheduling import schedule
 from autopar.system.text import table
 
 from .judging import Asked
 from .strict_model import OBJECTIVES, named, strict_latency, strict_load
+from .strict_model.partitioning import Partitioning, partitioning
 
 LATENCY = {
     "bert24_inference": (100.218, "proven"),
@@ -68,7 +69,7 @@ def _table(
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob(f"{objective}/*.json")):
         data = json.loads(path.read_text())
-        if not is_partitioning(data):
+        if not is_dnn_partitioning(data):
             continue
         graph = partitioning(data)
         began = time.process_time()

@@ -10,7 +10,7 @@ from typing import Any
 from autopar.planner import place
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.orders import kept
+from autopar.planner.model.simulator import kept
 from autopar.planner.search.anneal import STEPS
 from autopar.system.text import table
 

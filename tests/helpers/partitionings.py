@@ -8,8 +8,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.strict_model.graph import classes
-
-from autopar.planner.formats.dnn_partitioning import Partitioning, partitioning
+from benchmarks.strict_model.partitioning import Partitioning, partitioning
 
 
 def data(

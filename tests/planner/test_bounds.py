@@ -13,7 +13,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.ancestors import local
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.formats import read
-from autopar.planner.formats.stg import described
+from autopar.planner.formats.graph_sets import stg
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 
@@ -272,7 +272,7 @@ def test_the_shortest_schedule_on_equal_lanes_is_not_below_the_bound(seed, tasks
     seconds = [float(draw.randint(0, 9)) for _ in range(tasks)]
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
-    instance = Instance(read(described("\n".join([str(tasks), *lines]), lanes)))
+    instance = Instance(read(stg("\n".join([str(tasks), *lines]), lanes)))
     assert lower_bound(instance) <= shortest(seconds, waits, (0.0,) * lanes, {})
 
 

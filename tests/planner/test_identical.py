@@ -16,7 +16,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
-from autopar.planner.formats.stg import described
+from autopar.planner.formats.graph_sets import stg
 from autopar.planner.lists.identical import identical
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
@@ -25,7 +25,7 @@ from autopar.planner.model.simulator import Play
 def lanes_of(count, seconds, waits):
     """A graph file of tasks that wait for others, on so many lanes."""
     lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
-    return described("\n".join([str(len(lines)), *lines]), count)
+    return stg("\n".join([str(len(lines)), *lines]), count)
 
 
 def devices_of(count, seconds, waits):

@@ -14,8 +14,7 @@ from autopar.ir.plan import Plan
 from autopar.planner import replan
 from autopar.planner.formats import read, text
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.orders import kept
-from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.simulator import Play, Schedule, kept
 from autopar.planner.model.timing import simulate
 from autopar.planner.scheduling import schedule
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from itertools import product
 
 import pytest
+from benchmarks.strict_model.partitioning import partitioning
 from benchmarks.strict_model.plan import strict_plan
 from benchmarks.verify import infeasibilities
 from graphs import MS, build, machine
@@ -20,8 +21,8 @@ from test_duplicate import wanted
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
-from autopar.planner.formats.dnn_partitioning import described, partitioning
 from autopar.planner.formats.graph_file import costed
+from autopar.planner.formats.graph_sets import dnn_partitioning
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
@@ -38,7 +39,7 @@ def short(seed):
 
 
 def race_of(raw):
-    race = Race(Instance(costed(described(partitioning(raw)), "graph")))
+    race = Race(Instance(costed(dnn_partitioning(raw), "graph")))
     for policy in (heft, lookahead):
         race.enter(policy(race.instance))
     return race
@@ -170,7 +171,7 @@ def test_a_freer_machine_takes_no_longer(seed):
     raw = short(seed)
     free, strict = schedule(raw), strict_plan(partitioning(raw))
     assert free.makespan <= strict.makespan * (1 + 1e-9)
-    machine = described(partitioning(raw))
+    machine = dnn_partitioning(raw)
     for plan in (free, strict):
         assert infeasibilities(machine, json.loads(json.dumps(written(plan)))) == []
 

@@ -91,9 +91,11 @@ def test_no_effort_is_begun_that_would_end_late(takes, monkeypatch):
 
     monkeypatch.setattr(proof.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(proof, "ways", ways)
-    monkeypatch.setattr(proof.Proof, "_solved", lambda self, units, effort: asked.append(self._until) or True)
+    monkeypatch.setattr(
+        proof._Proof, "_solved", lambda self, units, effort: asked.append(self._until) or True
+    )
     made = Instance(read(small(3)))
-    begun = proof.Proof(made, heft(made), 0.0, 1.0, budget_s=1.0)
+    begun = proof._Proof(made, heft(made), 0.0, 1.0, budget_s=1.0)
     assert begun.late == (takes > 0.5)
     begun.solve(1.0)
     assert asked == ([] if begun.late else [1.0] * len(proof.STAGES))

@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 from benchmarks.strict_model import named, strict_latency, strict_load
 from benchmarks.strict_model.calls import Calls, Reach, blocks, ones
+from benchmarks.strict_model.partitioning import partitioning
 from benchmarks.strict_model.plan import OBJECTIVES, strict_plan, strict_throughput
 from benchmarks.verify import infeasibilities
 from partitionings import data, graph, placements
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner.formats import described as written
-from autopar.planner.formats.dnn_partitioning import described, partitioning
+from autopar.planner.formats.graph_sets import dnn_partitioning
 from autopar.planner.scheduling import schedule
 
 
@@ -81,7 +82,7 @@ def test_a_plan_is_what_the_definition_makes_of_its_placement(seed):
 def test_a_strict_plan_can_be_carried_out_on_a_freer_machine(seed):
     raw = data(random.Random(300 + seed), nodes=14, cores=14, tight=True)
     plan = strict_plan(partitioning(raw))
-    assert infeasibilities(described(partitioning(raw)), json.loads(json.dumps(written(plan)))) == []
+    assert infeasibilities(dnn_partitioning(raw), json.loads(json.dumps(written(plan)))) == []
 
 
 @pytest.mark.slow

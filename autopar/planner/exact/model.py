@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
@@ -95,8 +94,7 @@ class _Literals:
         return self.no(self.any([self.no(literal) for literal in literals], name))
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class _Use(NamedTuple):
     """`amount` of a resource from `start` for `size` units where `when` holds; `head` and `tail` are the units there
     must be before and after it."""
 
@@ -134,7 +132,7 @@ class Model:
         self.horizon, self.aim = units.horizon, aim
         self.makespan = self.cp.new_int_var(min(self.floor, aim), aim, "makespan")
         self.cp.minimize(self.makespan)
-        self.uses: dict[tuple[str, int], list[Use]] = {}
+        self.uses: dict[tuple[str, int], list[_Use]] = {}
         self.on: list[dict[int, Literal]] = []
         self.modes: dict[tuple[int, int], list[tuple[int, int, Literal]]] = {}
         self.start: list[Any] = [None] * instance.clusters
@@ -187,14 +185,14 @@ class Model:
             self.modes[r, d] = self._ways_of(r, d, here)
             for lanes, size, when in self.modes[r, d]:
                 sizes.append((size, when))
-                self.use(("device", d), Use(start, size, when, lanes, head[d], tail[d]))
+                self.use(("device", d), start, size, when, lanes, head[d], tail[d])
         end = start + total(sizes)
         self.cp.add(start >= total([(head[d], here) for d, here in row.items()]))
         self.cp.add(self.makespan >= end + total([(tail[d], here) for d, here in row.items()]))
         self.start[r], self.end[r] = start, end
         if instance.dispatch[r]:
             size = units.floor(instance.dispatch[r])
-            self.use(("host", 0), Use(start, size, True, 1, min(head.values()), min(tail.values())))
+            self.use(("host", 0), start, size, True, 1, min(head.values()), min(tail.values()))
 
     def _ways_of(self, r: int, d: int, here: Literal) -> list[tuple[int, int, Literal]]:
         """(lanes, units, when) of a cluster on a device."""
@@ -210,10 +208,19 @@ class Model:
         self.cp.add(sum(when for _, _, when in found) == here)
         return found
 
-    def use(self, resource: tuple[str, int], use: Use) -> None:
-        """Let a resource be used; all of it is seen to by `limit`."""
-        if use.size > 0 and use.when is not False:
-            self.uses.setdefault(resource, []).append(use)
+    def use(
+        self,
+        resource: tuple[str, int],
+        start: Any,
+        size: int,
+        when: Literal,
+        amount: int,
+        head: int,
+        tail: int,
+    ) -> None:
+        """Let a resource be used (`_Use`); all of it is seen to by `limit`."""
+        if size > 0 and when is not False:
+            self.uses.setdefault(resource, []).append(_Use(start, size, when, amount, head, tail))
 
     def limit(self) -> None:
         """Keep each resource to what there is of it, and the schedule as long as the work on it."""

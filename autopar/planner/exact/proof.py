@@ -44,14 +44,14 @@ def proofs(
     *,
     budget_s: float | None = None,
     bound: float = 0.0,
-) -> Iterator[Proof]:
+) -> Iterator[_Proof]:
     """Improve `start`, which must fit, until it is proven that nothing is shorter or the effort is spent.
 
     What is known after each step, which the next changes: a short one first, then one for heads and tails, then longer
     ones. `bound` is a bound in seconds that is known, `budget_s` a ceiling. The model has a variable for each cluster,
     and each value, on each device: it is for up to some hundreds of clusters.
     """
-    proof = Proof(instance, start, bound, effort, budget_s)
+    proof = _Proof(instance, start, bound, effort, budget_s)
     proof.solve(FIRST)
     yield proof
     if proof.going:
@@ -64,7 +64,7 @@ def proofs(
         following *= GROWTH
 
 
-class Proof:
+class _Proof:
     """The best `schedule` known and its simulation, a `bound` in seconds for schedules that do every cluster once, and
     the effort `spent` of what there is."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .model import Literal, Model, Use
+from .model import Literal, Model
 
 Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
 """The hops that can bring a value to a device: (units, copy queue, wire, device it passes or -1) and the pairs of
@@ -98,7 +98,7 @@ class Transfers:
             found.append((when, via, lane, size))
             for kind, number in (("queue", lane), ("wire", wire)):
                 if number >= 0:
-                    model.use((kind, number), Use(start, size, when, 1, head, tail))
+                    model.use((kind, number), start, size, when, 1, head, tail)
             for r in readers:
                 self.enforce(model.start[r] >= start + size, when, model.on[r][target])
             if last or tail:

@@ -14,11 +14,10 @@ from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
 from ...ir.machine import Machine
 from ...system import jsonfile
-from . import dnn_partitioning as msr
 from . import graph_file as own
-from . import stg
 from .fields import Entry
 from .graph_file import machine_lists, read_machine
+from .graph_sets import dnn_partitioning, is_dnn_partitioning, stg
 
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
 """Sources of a task graph: a costed graph, parsed JSON, a networkx graph, or a path."""
@@ -50,13 +49,13 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
         path = Path(source)
         name = path.stem
         if path.suffix.lower() == ".stg":
-            return name, stg.described(jsonfile.text(path, WAY), _processors(machine, path))
+            return name, stg(jsonfile.text(path, WAY), _processors(machine, path))
         data = jsonfile.load(path, WAY)
     on = _machine(machine)
     if isinstance(data, networkx.Graph):
         return str(data.name or name), _networkx(data, on)
-    if msr.is_partitioning(data):
-        data = msr.described(msr.partitioning(data))
+    if is_dnn_partitioning(data):
+        data = dnn_partitioning(data)
     return name, data
 
 

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 
 from ..model.instance import Hop, Instance
-from ..model.orders import in_order
-from ..model.simulator import Schedule
+from ..model.simulator import Schedule, in_order
 from ..model.slots import Slots, find_both, together
 from .memory_first import Room
 from .ranking import cost_to_go, urgent_first

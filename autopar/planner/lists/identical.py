@@ -15,8 +15,7 @@ import numpy as np
 from ..bounds.ancestors import LARGEST, crowded
 from ..candidates import Race
 from ..model.instance import Instance
-from ..model.orders import in_order
-from ..model.simulator import Schedule
+from ..model.simulator import Schedule, in_order
 
 LARGE = 6_000
 """Clusters above which what need not be waited for is not looked for."""

@@ -20,8 +20,7 @@ from ...ir.costed import repeatable
 from .. import native
 from ..lists.ranking import cost_to_go
 from ..model.instance import Instance
-from ..model.orders import in_order
-from ..model.simulator import Schedule
+from ..model.simulator import Schedule, in_order
 
 MOST = 24
 """Copies of clusters in a list at most."""

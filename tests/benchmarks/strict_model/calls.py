@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import networkx
 
-from autopar.planner.formats.dnn_partitioning import Partitioning
-
 from . import contiguous
 from .graph import classes, outputs
+from .partitioning import Partitioning
 
 
 class Calls:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autopar.errors import PlanError
-from autopar.planner.formats.dnn_partitioning import Partitioning
+
+from .partitioning import Partitioning
 
 
 def strict_latency(graph: Partitioning, at: Sequence[int]) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autopar.errors import PlanError
-from autopar.planner.formats.dnn_partitioning import Partitioning
+
+from .partitioning import Partitioning
 
 
 def outputs(graph: Partitioning) -> list[tuple[list[int], float]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from autopar.planner.formats.dnn_partitioning import Partitioning
 from autopar.planner.model.toposort import late
 from autopar.planner.throughput import Hop, Loads, Value
 
 from .graph import classes, outputs
+from .partitioning import Partitioning
 
 
 def strict_loads(graph: Partitioning) -> Loads:

@@ -12,8 +12,8 @@ from autopar.errors import MemoryCapError, PlanError
 from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
 from autopar.ir.timeline import Memory, Placed, Transfer
-from autopar.planner.formats.dnn_partitioning import Partitioning, described
 from autopar.planner.formats.graph_file import costed
+from autopar.planner.formats.graph_sets import dnn_partitioning
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import simulate
 from autopar.planner.model.toposort import topological
@@ -24,6 +24,7 @@ from .bound import bound
 from .calls import Calls
 from .graph import classes, order, outputs
 from .loads import strict_loads
+from .partitioning import Partitioning
 from .reasons import StrictReasons, StrictShares
 from .search import search
 from .splits import splits
@@ -75,7 +76,7 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         )
     period = Standing(loads, at).period
     _, group = classes(graph)
-    built = costed(described(graph), name)
+    built = costed(dnn_partitioning(graph.data), name)
     lanes: dict[str, list[str]] = {}
     for v in nodes:
         device = built.machine.devices[0 if at[group[v]] < graph.cpus else at[group[v]] - graph.cpus + 1]
@@ -144,7 +145,7 @@ def _timed(graph: Partitioning, name: str, nodes: Sequence[int], where: Sequence
         for w in members:
             given[w] = at
     lane, width = _cores(graph, where, start, end)
-    built = costed(described(replace(graph, cpus=max(1, width))), name)
+    built = costed(dnn_partitioning({**graph.data, "maxCPUs": max(1, width)}), name)
     return _plan(graph, built, where, (start, end), lane, copies, stopped)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.ir.plan import Reason
-from autopar.planner.formats.dnn_partitioning import Partitioning
 from autopar.planner.reasons import Lazily
 from autopar.planner.throughput import balance
 from autopar.planner.throughput.loads import Standing
@@ -18,6 +17,7 @@ from .bound import bound
 from .calls import Calls
 from .graph import classes
 from .loads import strict_loads
+from .partitioning import Partitioning
 from .search import resplit
 from .splits import splits
 
