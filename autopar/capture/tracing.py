@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..ops.composites.draws import IN_PLACE
-from ..ops.composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
+from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import Casts, Lowered
 from .dynamo_private import autograd_keys, differentiated, flattened
 from .functional_trace import Recorder, Unfit, record

@@ -13,6 +13,7 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import permutations
 
 from ...errors import DeviceError
 from ...system.process import cores
@@ -153,30 +154,20 @@ def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]
 
     A bus is full duplex and each accelerator has its own, so that the wire of a link is one direction of one
     device's bus. A copy between two accelerators takes up the source's way out; the destination's way in is
-    its copy queue's.
+    its copy queue's. Two accelerators with the same peer bus are joined by it, others by their host buses.
     """
     links = []
-    for src in devices:
-        for dst in devices:
-            if src.name == dst.name:
-                continue
-            if src.name not in buses:
-                way = buses[dst.name][0]
-                wire = f"{dst.name} {way.title} in"
-            elif dst.name not in buses:
-                way = buses[src.name][0]
-                wire = f"{src.name} {way.title} out"
-            else:
-                first, last = _between(buses[src.name], buses[dst.name])
-                way = min(first, last, key=lambda bus: bus.reached)
-                wire = f"{src.name} {first.title} out"
-            links.append(Link(src.name, dst.name, way.latency_s + 2 * HANDOFF_S, way.reached, wire))
+    for src, dst in permutations([device.name for device in devices], 2):
+        if src not in buses:
+            way = buses[dst][0]
+            wire = f"{dst} {way.title} in"
+        elif dst not in buses:
+            way = buses[src][0]
+            wire = f"{src} {way.title} out"
+        else:
+            (host, peer), (other, its) = buses[src], buses[dst]
+            first, last = (peer, peer) if peer is not None and peer == its else (host, other)
+            way = min(first, last, key=lambda bus: bus.reached)
+            wire = f"{src} {first.title} out"
+        links.append(Link(src, dst, way.latency_s + 2 * HANDOFF_S, way.reached, wire))
     return tuple(links)
-
-
-def _between(src: tuple[Bus, Bus | None], dst: tuple[Bus, Bus | None]) -> tuple[Bus, Bus]:
-    """Both ends of the way between two accelerators: their peer bus if it is the same, else their host
-    buses."""
-    if src[1] is not None and src[1] == dst[1]:
-        return src[1], src[1]
-    return src[0], dst[0]
