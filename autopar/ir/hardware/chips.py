@@ -9,17 +9,15 @@ which errs on the side of what fits. `float64` rates of consumer chips follow fr
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from itertools import permutations
 
 from ...errors import DeviceError
 from ...system.process import cores
 from ..device import HANDOFF_S, Device, Link
 from ..device_kind import kind_of
-from .buses import BUSES, Bus, find
+from .buses import BUSES, Bus, find, rows
 
 COMPUTE_REACHED = 0.7
 """Share of the datasheet's FLOP/s that real kernels reach, as meta-pytorch's autoparallel takes it."""
@@ -62,8 +60,7 @@ class Chip:
 
 def _accelerators() -> Iterator[Chip]:
     """The rows of `chips.csv`: gigabytes, gigabytes per second and TFLOP/s by dtype."""
-    text = (files(__package__) / "chips.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
+    for row in rows("chips.csv"):
         # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
         rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
         rates["bfloat16"] = rates["bfloat16"] or rates["float16"]
