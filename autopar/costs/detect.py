@@ -154,7 +154,7 @@ class Measurements:
     def get(self, name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
         """The figures called `name`, in seconds, bytes and FLOP/s, else those of `measure(*args)`."""
         kept = self.entries.get(name)
-        if isinstance(kept, dict) and kept and all(_positive(value) for value in kept.values()):
+        if isinstance(kept, dict) and kept and all(map(cache.figure, kept.values())):
             return kept
         start = time.perf_counter()
         figures = measure(*args)
@@ -167,10 +167,6 @@ class Measurements:
         """Write what is new to the cache."""
         if self.new:
             cache.store(self.path, self.entries)
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < float("inf")
 
 
 def _rated(device: Device, figures: dict[str, float]) -> Device:
