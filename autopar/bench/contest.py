@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -19,13 +19,17 @@ import torch
 
 from ..costs.blocks import timed
 from ..errors import AutoparError
+from ..pipeline import compare
 from ..system.text import bar, seconds
-from .case import Case, Entrant, unsteady, wrong
-from .rivals import Rival
+from .rivals import Case, Entrant, Rival
 from .row import Outcome, Row
 
 PATIENCE = 0.8
 """Share of the seconds for building in which a rival may become faster."""
+
+STEP_LIMIT = 1e-4
+"""Largest error of the loss and of the changes of weights of a training step in float32: its sums are long."""
+SLACK = 4
 
 
 def contest(
@@ -156,3 +160,32 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def wrong(
+    found: Sequence[torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    nudged: Callable[[], Sequence[Sequence[torch.Tensor]]],
+    train: bool,
+) -> tuple[float, str]:
+    """The largest error of some answers, and how the first that is too far from eager's differs, "" where none is.
+
+    An error is also allowed that is at most `SLACK` times as large as what eager makes of the case `nudged`: where the
+    sign of a ReLU or the place of a maximum depends on the last bit, a gradient jumps.
+    """
+    if len(found) != len(eager):
+        return math.inf, f"{len(found)} tensors, not {len(eager)}"
+    errors = [compare.error(a, b) for a, b in zip(found, eager)]
+    for index, (a, b) in enumerate(zip(found, eager)):
+        allowed = max(compare.limit(b), STEP_LIMIT if train and b.dtype == torch.float32 else 0.0)
+        if errors[index] > allowed and b.is_floating_point():
+            moved = [compare.error(other[index], b) for other in nudged()]
+            allowed = max([allowed, *(SLACK * far for far in moved if math.isfinite(far))])
+        if errors[index] > allowed:
+            return errors[index], f"answer {index}: {compare.difference(a, b, allowed)}"
+    return max(errors, default=0.0), ""
+
+
+def unsteady(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> bool:
+    """True if two answers of eager itself are too far apart, as those of a model that draws random numbers."""
+    return any(compare.error(a, b) > compare.limit(b) for a, b in zip(first, second))

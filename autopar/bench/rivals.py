@@ -1,4 +1,5 @@
-"""The rivals of a contest: what may run or train a model, whether it is here, and how a user would have it do so.
+"""A contest's question, a model with its arguments, and its rivals: what may run or train a model, whether it is here,
+and how a user would have it do so.
 
 A training step is zero_grad, forward, loss, backward and a step of SGD.
 """
@@ -9,7 +10,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,17 +19,78 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..engine.api import compile, train_step
 from ..engine.compiled import Compiled
 from ..errors import AutoparError, DeviceError
 from ..runtime import trial
-from .case import Case, Entrant, inference, tensors
 
 RATE = 1e-2
 """Learning rate of SGD."""
 SETTLING = 5
 """Steps after which the programs of a training step are made, and its kernels being compiled."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`model(*args)`, or with `train` a training step of it; `devices` are autopar's."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    devices: Sequence[str] = ("cpu",)
+    train: bool = False
+    patience_s: float | None = None
+    """Seconds that a rival may take to become faster, where it answers before."""
+
+    def nudged(self, seed: int) -> Case:
+        """The same but for the last bits of its weights and arguments."""
+        made = torch.Generator().manual_seed(seed)
+
+        def nudge(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor) or not item.is_floating_point():
+                return item
+            noise = torch.randn(item.shape, generator=made, dtype=item.dtype).to(item.device)
+            return item.detach() * (1 + 8 * torch.finfo(item.dtype).eps * noise)
+
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(nudge(parameter))
+        return replace(self, model=model, args=tree_map(nudge, self.args))
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What a rival made of a case: a `call` to be timed, and the tensors it `answers`, to be asked once and before."""
+
+    call: Callable[[], Any]
+    answers: Callable[[], list[torch.Tensor]]
+    close: Callable[[], None] = lambda: None
+
+
+def tensors(answer: Any) -> list[torch.Tensor]:
+    """The tensors in a nested answer, in order."""
+    return [leaf for leaf in tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+
+
+def inference(case: Case, model: Callable[..., Any], close: Callable[[], None] = lambda: None) -> Entrant:
+    """The entrant that calls `model`. It answers the case's arguments, and the same with their numbers moved along,
+    so that one that computed its answer ahead is found out."""
+    args = case.args
+
+    def answers() -> list[torch.Tensor]:
+        return [
+            tensor.clone() for each in (args, tree_map(_rolled, args)) for tensor in tensors(model(*each))
+        ]
+
+    return Entrant(lambda: model(*args), answers, close)
+
+
+def _rolled(item: Any) -> Any:
+    """Other numbers of the same kind. Integers may be offsets, which must rise, and stay as they are."""
+    floating = isinstance(item, torch.Tensor) and item.is_floating_point() and item.dim()
+    return item.roll(1, -1) if floating else item
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -182,33 +182,31 @@ def resnet18(batch: int) -> Made:
     return library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
 
 
-class _Last(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+class _Parts(nn.Module):
+    """What `answer` makes of the parts, by name, and the arguments."""
 
-    def forward(self, ids: Tensor) -> Tensor:
-        answer: Tensor = self.model(input_ids=ids).last_hidden_state
-        return answer
+    def __init__(self, answer: Callable[..., Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.answer, self.parts = answer, nn.ModuleDict(parts)
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.answer(self.parts, *args)
 
 
 def bert_small(batch: int) -> Made:
     """BERT of four layers of 512; 128 tokens."""
     models = library("transformers")
     config = models.BertConfig(**transformer(512, 4))
-    return _Last(models.BertModel(config)), (torch.randint(5, config.vocab_size, (batch, 128)),)
+    model = _Parts(
+        lambda parts, ids: parts["model"](input_ids=ids).last_hidden_state, model=models.BertModel(config)
+    )
+    return model, (torch.randint(5, config.vocab_size, (batch, 128)),)
 
 
-class _Towers(nn.Module):
-    def __init__(self, image: nn.Module, text: nn.Module, width: int) -> None:
-        super().__init__()
-        self.image, self.text = image, text
-        self.image_head, self.text_head = nn.Linear(384, width), nn.Linear(256, width)
-
-    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        a = self.image_head(self.image(pixel_values=pixels).pooler_output)
-        b = self.text_head(self.text(input_ids=ids).last_hidden_state[:, 0])
-        return functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T
+def _alike(parts: nn.ModuleDict, pixels: Tensor, ids: Tensor) -> Tensor:
+    a = parts["image_head"](parts["image"](pixel_values=pixels).pooler_output)
+    b = parts["text_head"](parts["text"](input_ids=ids).last_hidden_state[:, 0])
+    return functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T
 
 
 def clip(batch: int) -> Made:
@@ -217,7 +215,8 @@ def clip(batch: int) -> Made:
     models = library("transformers")
     image = models.ViTConfig(**transformer(384, 6), patch_size=32)
     text = models.BertConfig(**transformer(256, 6))
-    model = _Towers(models.ViTModel(image), models.BertModel(text), 256)
+    towers = {"image": models.ViTModel(image), "text": models.BertModel(text)}
+    model = _Parts(_alike, **towers, image_head=nn.Linear(384, 256), text_head=nn.Linear(256, 256))
     return model, (torch.randn(batch, 3, 224, 224), torch.randint(5, text.vocab_size, (batch, 32)))
 
 
@@ -227,18 +226,11 @@ def lstms(batch: int) -> Made:
     return Recurrent(layers, 64), (torch.randn(batch, 64, 128),)
 
 
-class _Mean(nn.Module):
-    def __init__(self, models: list[nn.Module]) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(models)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([model(x) for model in self.models]).mean(0)
-
-
 def mlps(batch: int) -> Made:
     """An ensemble of eight MLPs 784-512-512-10."""
-    return _Mean([mlp(784, 512, 512, 10) for _ in range(8)]), (torch.randn(batch, 784),)
+    each = {str(number): mlp(784, 512, 512, 10) for number in range(8)}
+    model = _Parts(lambda parts, x: torch.stack([part(x) for part in parts.values()]).mean(0), **each)
+    return model, (torch.randn(batch, 784),)
 
 
 def mlp784(batch: int) -> Made:

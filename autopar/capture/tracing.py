@@ -17,8 +17,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..ops.composites.draws import IN_PLACE
-from ..ops.composites.rules import DRAWN, FUNCTIONS, RULES, standing_in
+from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
 from .dynamo_private import autograd_keys, differentiated, flattened
 from .functional_trace import Recorder, Unfit, record

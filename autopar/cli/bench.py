@@ -130,7 +130,6 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     import torch
 
     from ..bench import rivals
-    from ..bench.case import Case
     from ..bench.contest import contest
 
     known = rivals.TRAINERS if chosen.train else rivals.RIVALS
@@ -140,7 +139,7 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
         model, args = made(chosen.factory, batch, "bench")
-        case = Case(model, args, (chosen.devices or "cpu").split(","), chosen.train)
+        case = rivals.Case(model, args, (chosen.devices or "cpu").split(","), chosen.train)
         name = chosen.factory.partition(":")[2]
         title = ", ".join(
             [name, *([f"batch {batch}"] if batch else []), *(["training"] if chosen.train else [])]

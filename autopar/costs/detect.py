@@ -1,4 +1,5 @@
-"""Detection of this machine: its devices and links with their rates, and the names of a list of devices."""
+"""Detection of this machine: its devices and links with their rates, the names of a list of devices; and how slow a
+declared clock must run for this machine to keep up with the chips that it stands in for."""
 
 from __future__ import annotations
 
@@ -18,17 +19,25 @@ import torch
 from ..errors import DeviceError
 from ..ir.device import HANDOFF_S, Device, Link, kind_of
 from ..ir.machine import Machine
+from ..ir.plan import Plan
 from ..system import cache
 from ..system.process import cores
 from . import calibrate as probe
 from . import scales
 from .measure import chip
 from .probes import scaled
+from .work import main_dtype, touched
 
 log = logging.getLogger("autopar")
 
 EMULATED_BYTES = 16 << 30
 """Memory account of an emulated device: that of a small real one."""
+SHORTEST_S = 5e-3
+"""The median run should last this long: sleeping to the millisecond is then well within 1 %."""
+MARGIN = 2.0
+"""Safety factor: real computations may take so many times their estimate. This machine is seldom ours alone."""
+NOTICEABLE = 0.001
+"""Clusters and copies below this share of the makespan decide nothing about the clock."""
 
 
 def detect(devices: Sequence[str | Device]) -> Machine:
@@ -153,7 +162,7 @@ class Measurements:
     def get(self, name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
         """The figures called `name`, in seconds, bytes and FLOP/s, else those of `measure(*args)`."""
         kept = self.entries.get(name)
-        if isinstance(kept, dict) and kept and all(_positive(value) for value in kept.values()):
+        if isinstance(kept, dict) and kept and all(map(cache.figure, kept.values())):
             return kept
         start = time.perf_counter()
         figures = measure(*args)
@@ -166,10 +175,6 @@ class Measurements:
         """Write what is new to the cache."""
         if self.new:
             cache.store(self.path, self.entries)
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < float("inf")
 
 
 def _rated(device: Device, figures: dict[str, float]) -> Device:
@@ -261,3 +266,67 @@ def _link(src: Device, dst: Device, measured: Measurements) -> Link:
         figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
         wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
     return Link(src.name, dst.name, figures["latency_s"] + 2 * HANDOFF_S, figures["bytes_per_s"], wire)
+
+
+def slow_down_for(plan: Plan, stand_in: Machine) -> float:
+    """The smallest slow-down S, at least 1, at which no step of the plan is expected to be late.
+
+    `stand_in` is the real machine, whose host computes for all lanes the plan uses at once. S is the largest
+    of real seconds × `MARGIN` ÷ modelled seconds over runs and copies of a noticeable share of the makespan,
+    and what makes the median noticeable run last `SHORTEST_S`. Linear in tasks.
+    """
+    graph, costed, machine = plan.costed.graph, plan.costed, plan.costed.machine
+    real = stand_in.device[stand_in.host]
+    lanes = len({placed.lane for placed in plan.placed})
+    floor = NOTICEABLE * plan.makespan
+    factors, lasting = [1.0], []
+    for placed in plan.placed:
+        modelled = costed.seconds(placed.cluster, placed.device) or 0.0
+        if modelled <= 0 or modelled < floor:
+            continue
+        share = _share_of(machine.device[placed.device], real, lanes)
+        tasks = (graph.task[name] for name in costed.cluster[placed.cluster].tasks)
+        spent = sum(
+            share
+            * max(t.flops / real.flops_per_s(main_dtype(graph, t)), touched(graph, t) / real.bytes_per_s)
+            + real.launch_s
+            + lanes * real.dispatch_s
+            for t in tasks
+        )
+        factors.append(MARGIN * spent / modelled)
+        lasting.append(modelled)
+    for transfer in plan.transfers:
+        modelled = machine.link[transfer.src, transfer.dst].seconds(transfer.bytes)
+        if modelled >= floor and modelled > 0:
+            # A copy in memory reads and writes each byte, beside every lane that computes.
+            factors.append(MARGIN * 2 * transfer.bytes * (lanes + 1) / real.bytes_per_s / modelled)
+    if lasting:
+        factors.append(SHORTEST_S / sorted(lasting)[len(lasting) // 2])
+    return max(factors)
+
+
+def with_slow_down(plan: Plan) -> Plan:
+    """The plan with its machine's slow-down chosen, unless the user gave one or its clock is real."""
+    machine = plan.costed.machine
+    if machine.clock != "declared" or machine.slow_down > 0:
+        return plan
+    return slowed(plan, slow_down_for(plan, detect(["cpu"])))
+
+
+def slowed(plan: Plan, slow_down: float) -> Plan:
+    """The plan on a declared clock that runs `slow_down` times slower than the chips, rounded up to two digits."""
+    machine, chosen = plan.costed.machine, _round_up(slow_down)
+    if machine.clock != "declared" or machine.slow_down == chosen:
+        return plan
+    return replace(plan, costed=replace(plan.costed, machine=replace(machine, slow_down=chosen)))
+
+
+def _share_of(device: Device, real: Device, lanes: int) -> float:
+    """The time of a lane of `device` ÷ that of the whole real device, while `lanes` compute at once."""
+    return max(lanes, real.threads * real.lanes / device.threads)
+
+
+def _round_up(value: float) -> float:
+    digits = 10.0 ** (len(str(int(value))) - 2)
+    scaled = value / digits
+    return (int(scaled) + (scaled > int(scaled))) * digits

@@ -259,7 +259,7 @@ class _Book:
 def _seconds(entry: Any) -> list[float]:
     """The seconds of an entry that can be ones."""
     found = entry.get("seconds") if isinstance(entry, dict) else None
-    return [each for each in found or () if isinstance(each, (int, float)) and 0 < each < float("inf")]
+    return list(filter(cache.figure, found or ()))
 
 
 def _far(entry: Any, guess: float) -> bool:

@@ -129,15 +129,14 @@ def lives(path: str, home: Home) -> str:
     """The device on which the weight of a path lives, "" where the user leaves that open; the longest path wins."""
     if isinstance(home, str):
         return "" if home == "auto" else home
-    found, depth = "", (-1, False)
     parts = path.removeprefix(_STATE).split(".")
-    for pattern, device in sorted(home.items()):
-        for count in range(len(parts), 0, -1):
-            if fnmatchcase(".".join(parts[:count]), pattern):
-                if (own := (count, "*" not in pattern)) > depth:
-                    found, depth = device, own
-                break
-    return found
+    found = [
+        ((count, "*" not in pattern), device)
+        for pattern, device in sorted(home.items())
+        for count in range(1, len(parts) + 1)
+        if fnmatchcase(".".join(parts[:count]), pattern)
+    ]
+    return max(found, key=lambda each: each[0], default=(None, ""))[1]
 
 
 def homes_asked(graph: Graph, home: Home) -> dict[str, str]:

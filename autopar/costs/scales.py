@@ -89,7 +89,7 @@ def _is_scale(entry: Any) -> bool:
         isinstance(entry, list)
         and len(entry) == 3
         and isinstance(entry[0], str)
-        and all(isinstance(value, (int, float)) and 0 < value < float("inf") for value in entry[1:])
+        and all(map(cache.figure, entry[1:]))
     )
 
 

@@ -207,7 +207,7 @@ class Machine:
 
         Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then sleep
         until the declared chip would have been done, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to
-        be chosen from the costs once they are known (`costs.emulation.slow_down_for`). Each lane computes with its
+        be chosen from the costs once they are known (`costs.detect.slow_down_for`). Each lane computes with its
         share of this machine's cores. `bus` and `memory` as for `declare`.
         """
         if slow_down != "auto" and not (isinstance(slow_down, (int, float)) and slow_down > 0):

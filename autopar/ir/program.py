@@ -118,6 +118,23 @@ class Lane:
     device: str
     steps: tuple[Step, ...]
 
+    def describe(self, position: int) -> str:
+        """A step as messages name it: its number, the lane and what it does."""
+        match self.steps[position]:
+            case Compute(task=task):
+                what = f"task {task!r}"
+            case Piece(tasks=tasks):
+                what = f"piece of {len(tasks)} tasks from {tasks[0]!r}"
+            case Copy(src=src, dst=dst):
+                what = f"copy {src} -> {dst}"
+            case Free(buffer=buffer):
+                what = f"free {buffer}"
+            case Record(event=event):
+                what = f"record {event}"
+            case Wait(event=event):
+                what = f"wait {event}"
+        return f"step {position} of lane {self.name} ({what})"
+
 
 @dataclass(frozen=True)
 class Program:
@@ -154,6 +171,11 @@ class Program:
     def lane(self) -> dict[str, Lane]:
         """Lanes by name."""
         return {lane.name: lane for lane in self.lanes}
+
+    def steps(self) -> Iterator[tuple[tuple[int, int], Step]]:
+        """Every step with the index of its lane and its position there."""
+        for index, lane in enumerate(self.lanes):
+            yield from (((index, position), step) for position, step in enumerate(lane.steps))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as the text `str(program)` gives."""

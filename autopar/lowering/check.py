@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from ..errors import ProgramError
 from ..ir.graph import Graph
-from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Wait
+from ..ir.program import Program, Record, Wait
 from ..system.text import size
 from .memory_bound import Peak, footprint
-from .requirements import At, Demand, demands, matches, turns
+from .requirements import At, Demand, demands, describe, matches, turns
 from .vector_clocks import History, Stuck
 
 
@@ -52,7 +52,11 @@ def check(program: Program, graph: Graph | None = None) -> Report:
     peaks = footprint(program, history)
     for peak in peaks:
         if peak.cap is not None and peak.bytes > peak.cap:
-            when = f"when {_where(program, peak.at)} runs" if peak.at else "before anything runs"
+            when = (
+                f"when {program.lane[peak.at[0]].describe(peak.at[1])} runs"
+                if peak.at
+                else "before anything runs"
+            )
             raise ProgramError(
                 f"{peak.device} may hold {size(peak.bytes)} {when}, {size(peak.bytes - peak.cap)} over its "
                 f"cap of {size(peak.cap)}; something there must wait for a free, or the cap be {peak.bytes}"
@@ -60,61 +64,26 @@ def check(program: Program, graph: Graph | None = None) -> Report:
     return Report(program, peaks, tuple(wanted), history)
 
 
-def describe(program: Program, at: At) -> str:
-    """A step as messages name it: lane, step number and what it does."""
-    lane = program.lanes[at[0]]
-    return _where(program, (lane.name, at[1]))
-
-
-def _where(program: Program, at: tuple[str, int]) -> str:
-    step = program.lane[at[0]].steps[at[1]]
-    match step:
-        case Compute(task=task):
-            what = f"task {task!r}"
-        case Piece(tasks=tasks):
-            what = f"piece of {len(tasks)} tasks from {tasks[0]!r}"
-        case Copy(src=src, dst=dst):
-            what = f"copy {src} -> {dst}"
-        case Free(buffer=buffer):
-            what = f"free {buffer}"
-        case Record(event=event):
-            what = f"record {event}"
-        case Wait(event=event):
-            what = f"wait {event}"
-    return f"step {at[1]} of lane {at[0]} ({what})"
-
-
 def _events(program: Program) -> None:
+    steps = [(at, step) for at, step in program.steps() if isinstance(step, (Record, Wait))]
     recorded: dict[str, At] = {}
-    for index, lane in enumerate(program.lanes):
-        for position, step in enumerate(lane.steps):
-            if isinstance(step, Record):
-                if step.event in recorded:
-                    first, second = (
-                        describe(program, recorded[step.event]),
-                        describe(program, (index, position)),
-                    )
-                    raise ProgramError(
-                        f"event {step.event!r} is recorded twice, by {first} and {second}; name each apart"
-                    )
-                recorded[step.event] = (index, position)
-    for index, lane in enumerate(program.lanes):
-        for position, step in enumerate(lane.steps):
-            if isinstance(step, Wait) and step.event not in recorded:
+    for at, step in steps:
+        if isinstance(step, Record):
+            if step.event in recorded:
+                first, second = describe(program, recorded[step.event]), describe(program, at)
                 raise ProgramError(
-                    f"{describe(program, (index, position))} waits for an event that no lane records"
+                    f"event {step.event!r} is recorded twice, by {first} and {second}; name each apart"
                 )
+            recorded[step.event] = at
+    for at, step in steps:
+        if step.event not in recorded:
+            raise ProgramError(f"{describe(program, at)} waits for an event that no lane records")
 
 
 def _deadlock(program: Program, stuck: Stuck) -> str:
     """The circle of lanes that wait for each other, in words."""
     at = dict(stuck.at)
-    recorder = {
-        step.event: index
-        for index, lane in enumerate(program.lanes)
-        for step in lane.steps
-        if isinstance(step, Record)
-    }
+    recorder = {step.event: lane for (lane, _), step in program.steps() if isinstance(step, Record)}
     lane, seen = stuck.at[0][0], []
     while lane not in seen:
         seen.append(lane)

@@ -6,7 +6,7 @@ What a step must follow on another lane, and its lane is not known to have follo
 becomes a `Wait` here and a `Record` there: a transitive reduction, made on the fly. A buffer is freed in the
 lane that made it, at the first point where that lane is known to follow its last reader and the frees of its
 views; no wait is added for it before the lane's end, unless the memory cap of the device asks for one
-(`ledger`).
+(`Ledger`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
 from ..ir.timeline import Transfer
 from ..system.text import size
-from .cap_ledger import Ledger
 from .linearize import sequence
-from .memory_bound import footprint
+from .memory_bound import Ledger, footprint
 from .vector_clocks import Clock, Tape, joined, needed
 
 

@@ -43,41 +43,40 @@ def demands(program: Program) -> list[Demand]:
     _header(program)
     uses = {buffer.name: _Use() for buffer in program.buffers}
     tasks: set[str] = set()
-    for index, lane in enumerate(program.lanes):
-        for position, step in enumerate(lane.steps):
-            at = (index, position)
-            if isinstance(step, Compute | Piece):
-                for task in tasks_of(step):
-                    if task in tasks:
-                        raise wrong(program, at, f"task {task!r} has run before; each runs once")
-                    tasks.add(task)
-                _compute(program, at, step, uses)
-            elif isinstance(step, Copy):
-                _copy(program, at, step, uses)
-            elif isinstance(step, Free):
-                buffer = _known(program, at, step.buffer)
-                if buffer.kind != "made":
-                    raise wrong(
-                        program, at, f"buffer {buffer.name} is {buffer.kind}, which a program never frees"
-                    )
-                first = uses[buffer.name].freed
-                if first:
-                    where = f"step {first[1]} of lane {program.lanes[first[0]].name}"
-                    raise wrong(program, at, f"buffer {buffer.name} is freed twice; {where} has freed it")
-                uses[buffer.name].freed = at
+    for at, step in program.steps():
+        if isinstance(step, Compute | Piece):
+            for task in tasks_of(step):
+                if task in tasks:
+                    raise wrong(program, at, f"task {task!r} has run before; each runs once")
+                tasks.add(task)
+            _compute(program, at, step, uses)
+        elif isinstance(step, Copy):
+            _copy(program, at, step, uses)
+        elif isinstance(step, Free):
+            buffer = _known(program, at, step.buffer)
+            if buffer.kind != "made":
+                raise wrong(
+                    program, at, f"buffer {buffer.name} is {buffer.kind}, which a program never frees"
+                )
+            first = uses[buffer.name].freed
+            if first:
+                where = describe(program, first)
+                raise wrong(program, at, f"buffer {buffer.name} is freed twice; {where} has freed it")
+            uses[buffer.name].freed = at
     found: list[Demand] = []
     for buffer in program.buffers:
         found += _lifetime(program, buffer, uses)
     return found
 
 
+def describe(program: Program, at: At) -> str:
+    """A step as messages name it: number, lane and what it does."""
+    return program.lanes[at[0]].describe(at[1])
+
+
 def wrong(program: Program, at: At, text: str) -> ProgramError:
     """The error for what is wrong with one step."""
-    lane = program.lanes[at[0]]
-    step = lane.steps[at[1]]
-    tasks = tasks_of(step)
-    what = f" (task {tasks[0]!r}{' and others' if len(tasks) > 1 else ''})" if tasks else ""
-    return ProgramError(f"step {at[1]} of lane {lane.name}{what}: {text}")
+    return ProgramError(f"{describe(program, at)}: {text}")
 
 
 def _header(program: Program) -> None:
@@ -138,7 +137,7 @@ def _write(program: Program, at: At, buffer: Buffer, uses: dict[str, _Use]) -> N
         )
     first = uses[buffer.name].made
     if first:
-        where = f"step {first[1]} of lane {program.lanes[first[0]].name}"
+        where = describe(program, first)
         raise wrong(program, at, f"buffer {buffer.name} is made twice; {where} makes it too")
     uses[buffer.name].made = at
 
@@ -230,12 +229,7 @@ def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[D
 
 def matches(program: Program, graph: Graph) -> list[Demand]:
     """Happens-before requirements for the program to compute `graph`. ProgramError where it computes something else."""
-    at = {
-        task: (index, position)
-        for index, lane in enumerate(program.lanes)
-        for position, step in enumerate(lane.steps)
-        for task in tasks_of(step)
-    }
+    at = {task: place for place, step in program.steps() for task in tasks_of(step)}
     for name in at:
         if name not in graph.task:
             raise wrong(program, at[name], f"the graph has no task {name!r}")

@@ -14,8 +14,7 @@ import torch
 
 from ..capture import Captured
 from ..costs.clustering import repriced, unfused
-from ..costs.detect import detect
-from ..costs.emulation import slowed, with_slow_down
+from ..costs.detect import detect, slowed, with_slow_down
 from ..costs.measure import Ratios, measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
 from ..costs.roofline import cost

@@ -65,6 +65,11 @@ def store(path: Path, entries: dict[str, Any]) -> None:
         log.warning("measurements are not kept: %s; set AUTOPAR_CACHE to a folder that can be written", error)
 
 
+def figure(value: Any) -> bool:
+    """True if a kept value can be seconds, bytes or a rate."""
+    return isinstance(value, (int, float)) and 0 < value < float("inf")
+
+
 def clear() -> None:
     """Forget every measurement on this machine."""
     for path in folder().glob("*-*.json"):

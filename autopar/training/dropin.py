@@ -23,7 +23,7 @@ import torch
 
 from ..capture import Captured
 from ..capture.captured import Strides, settle
-from ..costs.emulation import slowed
+from ..costs.detect import slowed
 from ..errors import MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan

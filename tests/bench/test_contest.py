@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.bench.case import Case, Entrant, inference
 from autopar.bench.contest import contest
-from autopar.bench.rivals import RIVALS, TRAINERS, Rival, autopar, chosen, run
+from autopar.bench.rivals import RIVALS, TRAINERS, Case, Entrant, Rival, autopar, chosen, inference, run
 from autopar.costs import blocks
 from autopar.errors import AutoparError
 

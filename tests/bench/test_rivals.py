@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.bench.case import Case, wrong
-from autopar.bench.rivals import RIVALS, TRAINERS, chosen
+from autopar.bench.contest import wrong
+from autopar.bench.rivals import RIVALS, TRAINERS, Case, chosen
 from autopar.errors import AutoparError
 
 

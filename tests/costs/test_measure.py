@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from autopar.costs import measure as measuring
-from autopar.costs.detect import detect
-from autopar.costs.emulation import MARGIN, SHORTEST_S, slow_down_for, with_slow_down
+from autopar.costs.detect import MARGIN, SHORTEST_S, detect, slow_down_for, with_slow_down
 from autopar.costs.measure import measure, measured, note
 from autopar.costs.probes import operations
 from autopar.costs.replay import made_up

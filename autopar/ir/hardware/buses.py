@@ -3,9 +3,11 @@ of it that copies reach."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import csv
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import TypeVar
 
 from ...errors import DeviceError
@@ -39,81 +41,28 @@ class Bus:
         return self.bytes_per_s * REACHED
 
 
-def _pcie(generation: int, transfers_per_s: float, encoding: float) -> Bus:
-    rate = transfers_per_s * 16 / 8 * encoding
-    source = (
-        f"PCI-SIG, PCI Express Base Specification {generation}.0: {transfers_per_s / 1e9:g} GT/s, 16 lanes"
-    )
-    return Bus(f"pcie{generation}", f"PCIe {generation}.0 x16", rate, 10e-6, source)
+def rows(table: str) -> Iterator[dict[str, str]]:
+    """The rows of one of the tables of datasheets beside this file, by the names of its columns."""
+    return csv.DictReader((files(__package__) / table).read_text(encoding="utf-8").splitlines())
 
 
-def _nvlink(generation: int, total: float, source: str) -> Bus:
-    return Bus(f"nvlink{generation}", f"NVLink {generation}", total / 2, 5e-6, source, peer=True)
+def _of(*kinds: str) -> dict[str, Bus]:
+    return {
+        row["bus"]: Bus(
+            row["bus"],
+            row["title"],
+            float(row["gb_per_s"]) * 1e9,
+            float(row["latency_us"]) / 1e6,
+            row["source"],
+            peer=row["kind"] == "peer",
+        )
+        for row in rows("buses.csv")
+        if row["kind"] in kinds
+    }
 
 
-BUSES: dict[str, Bus] = {
-    bus.name: bus
-    for bus in (
-        _pcie(3, 8e9, 128 / 130),
-        _pcie(4, 16e9, 128 / 130),
-        _pcie(5, 32e9, 128 / 130),
-        _pcie(6, 64e9, 242 / 256),
-        _nvlink(2, 300e9, "NVIDIA V100 datasheet: NVLink 300 GB/s, both directions together"),
-        _nvlink(3, 600e9, "NVIDIA A100 datasheet: NVLink 600 GB/s, both directions together"),
-        _nvlink(4, 900e9, "NVIDIA H100 datasheet (SXM): NVLink 900 GB/s, both directions together"),
-        _nvlink(5, 1800e9, "NVIDIA DGX B200 datasheet: 14.4 TB/s over 8 GPUs, both directions together"),
-        Bus(
-            "nvlink4-bridge",
-            "NVLink 4 bridge",
-            300e9,
-            5e-6,
-            "NVIDIA H100 datasheet (PCIe): NVLink bridge 600 GB/s, both directions together",
-            peer=True,
-        ),
-        Bus(
-            "infinity3",
-            "Infinity Fabric 3, one link",
-            50e9,
-            6e-6,
-            "AMD CDNA 2 white paper: 50 GB/s per link and direction",
-            peer=True,
-        ),
-        Bus(
-            "infinity4",
-            "Infinity Fabric 4, one link",
-            64e9,
-            6e-6,
-            "AMD Instinct MI300X data sheet: 128 GB/s per link, both directions together",
-            peer=True,
-        ),
-    )
-}
-
-
-def _infiniband(gigabits: int, generation: str) -> Bus:
-    source = f"InfiniBand Trade Association roadmap: {generation}, {gigabits} Gb/s, 4 lanes"
-    return Bus(f"ib-{gigabits}", f"InfiniBand {generation}", gigabits / 8 * 1e9, 5e-6, source)
-
-
-def _ethernet(gigabits: int, latency_s: float) -> Bus:
-    name, title = f"ethernet-{gigabits}", f"{gigabits} Gb/s Ethernet"
-    return Bus(name, title, gigabits / 8 * 1e9, latency_s, f"IEEE 802.3: {gigabits} Gb/s")
-
-
-NETWORKS: dict[str, Bus] = {
-    network.name: network
-    for network in (
-        _infiniband(100, "EDR"),
-        _infiniband(200, "HDR"),
-        _infiniband(400, "NDR"),
-        _infiniband(800, "XDR"),
-        _ethernet(1, 1e-4),
-        _ethernet(10, 5e-5),
-        _ethernet(25, 3e-5),
-        _ethernet(100, 2e-5),
-        _ethernet(400, 2e-5),
-    )
-}
+BUSES = _of("host", "peer")
+NETWORKS = _of("network")
 
 
 def find(what: str, name: object, known: Mapping[str, T], more: Iterable[str] = (), else_: str = "") -> T:

@@ -9,15 +9,14 @@ which errs on the side of what fits. `float64` rates of consumer chips follow fr
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from itertools import permutations
 
 from ...errors import DeviceError
 from ...system.process import cores
 from ..device import HANDOFF_S, Device, Link, kind_of
-from .buses import BUSES, Bus, find
+from .buses import BUSES, Bus, find, rows
 
 COMPUTE_REACHED = 0.7
 """Share of the datasheet's FLOP/s that real kernels reach, as meta-pytorch's autoparallel takes it."""
@@ -60,8 +59,7 @@ class Chip:
 
 def _accelerators() -> Iterator[Chip]:
     """The rows of `chips.csv`: gigabytes, gigabytes per second and TFLOP/s by dtype."""
-    text = (files(__package__) / "chips.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
+    for row in rows("chips.csv"):
         # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
         rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
         rates["bfloat16"] = rates["bfloat16"] or rates["float16"]
@@ -153,30 +151,20 @@ def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]
 
     A bus is full duplex and each accelerator has its own, so that the wire of a link is one direction of one
     device's bus. A copy between two accelerators takes up the source's way out; the destination's way in is
-    its copy queue's.
+    its copy queue's. Two accelerators with the same peer bus are joined by it, others by their host buses.
     """
     links = []
-    for src in devices:
-        for dst in devices:
-            if src.name == dst.name:
-                continue
-            if src.name not in buses:
-                way = buses[dst.name][0]
-                wire = f"{dst.name} {way.title} in"
-            elif dst.name not in buses:
-                way = buses[src.name][0]
-                wire = f"{src.name} {way.title} out"
-            else:
-                first, last = _between(buses[src.name], buses[dst.name])
-                way = min(first, last, key=lambda bus: bus.reached)
-                wire = f"{src.name} {first.title} out"
-            links.append(Link(src.name, dst.name, way.latency_s + 2 * HANDOFF_S, way.reached, wire))
+    for src, dst in permutations([device.name for device in devices], 2):
+        if src not in buses:
+            way = buses[dst][0]
+            wire = f"{dst} {way.title} in"
+        elif dst not in buses:
+            way = buses[src][0]
+            wire = f"{src} {way.title} out"
+        else:
+            (host, peer), (other, its) = buses[src], buses[dst]
+            first, last = (peer, peer) if peer is not None and peer == its else (host, other)
+            way = min(first, last, key=lambda bus: bus.reached)
+            wire = f"{src} {first.title} out"
+        links.append(Link(src, dst, way.latency_s + 2 * HANDOFF_S, way.reached, wire))
     return tuple(links)
-
-
-def _between(src: tuple[Bus, Bus | None], dst: tuple[Bus, Bus | None]) -> tuple[Bus, Bus]:
-    """Both ends of the way between two accelerators: their peer bus if it is the same, else their host
-    buses."""
-    if src[1] is not None and src[1] == dst[1]:
-        return src[1], src[1]
-    return src[0], dst[0]

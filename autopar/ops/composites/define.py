@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-_LIBRARY = library.Library("autopar", "FRAGMENT")
+LIBRARY = library.Library("autopar", "FRAGMENT")
+"""The namespace of these operators."""
 KERNELS: dict[str, Callable[..., Any]] = {}
 """Kernels of the operators of this package, by the target of their tasks."""
 
@@ -102,8 +103,8 @@ def define(
     bare = re.sub(r"=[^,]*", "", given)
     made = f"({returned.strip('()')}, Tensor)" if tape else returned
     read = "Tensor?[] grads, Tensor[] outputs" if tape else "Tensor?[] grads"
-    _LIBRARY.define(f"{name}({bare}) -> {made}")
-    _LIBRARY.define(f"{name}_backward({read}, {bare}, bool[] needs) -> Tensor[]")
+    LIBRARY.define(f"{name}({bare}) -> {made}")
+    LIBRARY.define(f"{name}_backward({read}, {bare}, bool[] needs) -> Tensor[]")
     forward: torch._ops.OpOverload = getattr(torch.ops.autopar, name).default
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
     compute = tape.recording(call) if tape else call
@@ -119,15 +120,15 @@ def define(
         *arguments, needs = rest[1:] if tape else rest
         return [torch.empty_like(tensor) for tensor, needed in zip(tensors(arguments), needs) if needed]
 
-    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-    _LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
-    library.register_fake(forward, fake, lib=_LIBRARY)
-    library.register_fake(backward, fake_gradients, lib=_LIBRARY)
+    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
+    library.register_fake(forward, fake, lib=LIBRARY)
+    library.register_fake(backward, fake_gradients, lib=LIBRARY)
     keep = functools.partial(_keep, bool(tape))
-    library.register_autograd(forward, _formula(backward), setup_context=keep, lib=_LIBRARY)
+    library.register_autograd(forward, _formula(backward), setup_context=keep, lib=LIBRARY)
     if cast is not None:
         for key in (key for key in dir(torch._C.DispatchKey) if key.startswith("Autocast")):
-            _LIBRARY.impl(name, _casting(forward, key.removeprefix("Autocast").lower(), cast), key)
+            LIBRARY.impl(name, _casting(forward, key.removeprefix("Autocast").lower(), cast), key)
     KERNELS[f"autopar.{name}.default"] = compute
     KERNELS[f"autopar.{name}_backward.default"] = gradients
     return forward

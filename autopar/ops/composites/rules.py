@@ -1,5 +1,5 @@
 """Kernels that stand in for composite aten operators while a call is traced with its backward: attention, embedding
-bags, recurrent layers, norms and resizes.
+bags, recurrent layers, norms and resizes; and random numbers drawn in place, as operators that make a new tensor.
 
 The rules stand in for torch's own at the dispatch keys of autograd, so that they hold in checkpointed regions and in
 functions of torch that call the operator themselves.
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import CaptureError
 from . import recurrent
-from .define import Tape, define, whole
+from .define import KERNELS, LIBRARY, Tape, define, whole
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default
@@ -223,7 +223,7 @@ def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: No
 
 
 def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
-    """A new row-major tensor: the operator means a draw in place from then on (see `draws`)."""
+    """A new row-major tensor: the operator means a draw in place from then on (see `IN_PLACE`)."""
     return torch.empty_like(given, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
@@ -280,3 +280,50 @@ def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
         for target, key in placed:
             target.py_kernels.pop(key, None)
             target._dispatch_cache.clear()
+
+
+def _draw_bernoulli(like: Tensor, p: float) -> Tensor:
+    return torch.empty_like(like).bernoulli_(p)
+
+
+def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Tensor:
+    made = torch.empty_like(like)
+    if contiguous or not made.is_contiguous():
+        return made.normal_(mean, std)
+    # A CPU draws many numbers at once where memory has no gaps, which gives others.
+    apart = made.new_empty((*made.shape, 2))[..., 0]
+    return made.copy_(apart.normal_(mean, std))
+
+
+def _drawing(name: str, given: str, call: Callable[..., Tensor]) -> Any:
+    """Define `autopar::name(Tensor like, …) -> Tensor`, which draws."""
+    LIBRARY.define(f"{name}({given}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    LIBRARY.impl(name, call, "CompositeExplicitAutograd")
+    operator = getattr(torch.ops.autopar, name).default
+    library.register_fake(operator, lambda like, *_: torch.empty_like(like), lib=LIBRARY)
+    KERNELS[f"autopar.{name}.default"] = call
+    return operator
+
+
+_drawn_bernoulli = _drawing("bernoulli", "Tensor like, float p", _draw_bernoulli)
+_drawn_normal = _drawing("normal", "Tensor like, float mean, float std, bool contiguous", _draw_normal)
+
+
+def _plain_bernoulli(like: Tensor, p: float = 0.5, *, generator: None = None) -> Any:
+    return _drawn_bernoulli(like, p)
+
+
+def _plain_normal(like: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: None = None) -> Any:
+    return _drawn_normal(like, mean, std, like.is_contiguous())
+
+
+IN_PLACE: dict[Any, Callable[..., Any]] = {
+    _aten.bernoulli.p: _plain_bernoulli,
+    _aten.normal_functional.default: _plain_normal,
+}
+"""Decompositions of `bernoulli_` and `normal_`: the operator torch writes, and the one a trace is to write instead.
+
+Numbers are drawn in the order of memory. A trace writes a draw in place as the operator of that name that makes a
+new tensor, but torch's own make it row-major (`bernoulli.p`) or dense (`normal_functional`), so that another element
+gets each number. These draw as the one in place does: into memory like that of the tensor that is filled.
+"""

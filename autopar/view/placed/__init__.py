@@ -14,9 +14,8 @@ from ..drawing.design import INK, LANE, QUIET, fill_of, strips
 from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
 from ..report.reasons import alternative, baseline
 from ..report.statistics import device_busy, hidden
-from .columns import Column
 from .labels import box_labels, brackets, free_labels
-from .layout import LEFT, Arrow, Box, Layout, lay_out
+from .layout import LEFT, Arrow, Box, Column, Layout, lay_out
 
 _MOST_NAMED = 8
 _CALM = 60
