@@ -21,9 +21,9 @@ from ..capture.refusals import explain
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
+from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
