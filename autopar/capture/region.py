@@ -25,9 +25,10 @@ Slot: TypeAlias = tuple[str, dict[str, Any], str]
 """A tensor of a model: its path in `state_dict`, and the dict and the key that hold it."""
 
 
-def slots(module: nn.Module) -> Iterator[Slot]:
-    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`."""
-    for path, child in module.named_modules(remove_duplicate=False):
+def slots(module: nn.Module | None) -> Iterator[Slot]:
+    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`; of None there are
+    none."""
+    for path, child in module.named_modules(remove_duplicate=False) if module is not None else ():
         dot = f"{path}." if path else ""
         for owner in (child._parameters, child._buffers):
             for key, tensor in owner.items():
@@ -74,16 +75,12 @@ class Region:
     ) -> None:
         self.module = module
         nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.paths = _paths(root) if root is not None else ()
+        self.paths = _paths(root)
         """The path of every tensor of `root`, with the first of the same tensor."""
         self.held: dict[str, Any] = {}
         """State that is in no slot of `root`, by path."""
         self.places = _places(nodes, examples, root, parameters, self.held)
-        self._ranks = (
-            {path: rank for rank, path in enumerate(dict.fromkeys(path for path, _, _ in slots(root)))}
-            if root is not None
-            else {}
-        )
+        self._ranks = {path: rank for rank, path in enumerate(dict(self.paths))}
         _name_modules(module, root)
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
@@ -169,14 +166,10 @@ def _places(
 
 def _known(root: nn.Module | None) -> dict[int, Slot]:
     """The first place of each tensor of a module, by its identity."""
-    return (
-        {id(owner[key]): (path, owner, key) for path, owner, key in reversed(list(slots(root)))}
-        if root is not None
-        else {}
-    )
+    return {id(owner[key]): (path, owner, key) for path, owner, key in reversed(list(slots(root)))}
 
 
-def _paths(root: nn.Module) -> tuple[tuple[str, str], ...]:
+def _paths(root: nn.Module | None) -> tuple[tuple[str, str], ...]:
     known = _known(root)
     return tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
 
