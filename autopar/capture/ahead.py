@@ -20,30 +20,7 @@ Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
 
 
 class _Stopped(Exception):
-    """Raised in the place of a graph, before anything of its call has happened; has its arguments."""
-
-
-class _Ahead:
-    """A backend of `torch.compile` that keeps the one graph it is given, or why there is none."""
-
-    def __init__(self, model: Callable[..., Any], rewrite: Rewrite | None) -> None:
-        self.model, self.rewrite = model, rewrite
-        self.assembly: Assembly | None = None
-        self.failure: Exception | None = None
-
-    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., NoReturn]:
-        root = self.model if isinstance(self.model, nn.Module) else None
-        try:
-            if self.rewrite is not None:
-                self.rewrite(module)
-            self.assembly = assembled(module, examples, root, positional(self.model))
-        except Exception as error:
-            self.failure = error
-
-        def stop(*args: Any) -> NoReturn:
-            raise _Stopped(args)
-
-        return stop
+    """Raised in the place of a graph, before anything of its call has happened; has the graph and its arguments."""
 
 
 def ahead(
@@ -57,32 +34,44 @@ def ahead(
     Nothing is run, neither are side effects of `forward`. Raises CaptureError, with the line and what to change, where
     the call is not one graph.
     """
-    backend = _Ahead(model, rewrite)
     name = getattr(model, "__name__", type(model).__name__)
+    root = model if isinstance(model, nn.Module) else None
+
+    def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., NoReturn]:
+        made: Assembly | Exception
+        try:
+            if rewrite is not None:
+                rewrite(module)
+            made = assembled(module, examples, root, positional(model))
+        except Exception as error:
+            # Dynamo would wrap what is raised here.
+            made = error
+
+        def stop(*args: Any) -> NoReturn:
+            raise _Stopped(made, args)
+
+        return stop
+
     try:
         compiled(model, backend, True, None)(*args, **kwargs)
     except _Stopped as stopped:
-        (given,) = stopped.args
-        return _at(name, backend, given)
+        made, given = stopped.args
     except TorchDynamoException as error:
         raise no_graph(
             name, error, "use autopar.compile, which runs what lies between graphs as written"
         ) from error
-    raise CaptureError(
-        f"{name}: there is nothing to plan: torch.compile found no operation on tensors in this call, or is switched "
-        "off"
-    )
-
-
-def _at(name: str, backend: _Ahead, given: Sequence[Any]) -> tuple[Captured, list[torch.Tensor]]:
-    if backend.assembly is None:
-        assert backend.failure is not None
-        text = explain(name, backend.failure)
-        raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from backend.failure
+    else:
+        raise CaptureError(
+            f"{name}: there is nothing to plan: torch.compile found no operation on tensors in this call, or is "
+            "switched off"
+        )
+    if isinstance(made, Exception):
+        text = explain(name, made)
+        raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from made
     try:
-        captured = backend.assembly.at(given)
+        captured = made.at(given)
     except Untraceable as error:
-        raise valued(name, backend.assembly.region.module, error) from error
+        raise valued(name, made.region.module, error) from error
     return captured, captured.flatten(given)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -22,24 +21,6 @@ from .refusals import Untraceable, waiting
 from .region import Region
 from .source_locations import located, origins
 from .tracing import Traced, through, trace
-
-
-@dataclass(frozen=True)
-class _Values:
-    """Results of a region: tensors of the graph, in turn, and plain numbers."""
-
-    numbers: tuple[tuple[int, Any], ...]
-    order: tuple[int, ...]
-    count: int
-
-    def rebuild(self, values: Sequence[Any]) -> list[Any]:
-        """The results of the region from the outputs of the graph."""
-        found: list[Any] = [None] * self.count
-        for place, value in zip(self.order, values):
-            found[place] = value
-        for place, number in self.numbers:
-            found[place] = number
-        return found
 
 
 class _Sizes:
@@ -201,12 +182,15 @@ class Assembly:
             paths=region.paths,
         )
         strides = [strides_of(sizes.at(region.results[at].fake)) for at in tensors]
-        numbers = [
-            (at, sizes.at(result.number))
-            for at, result in enumerate(region.results)
-            if at not in set(tensors)
-        ]
-        all_of = _Values(tuple(numbers), tuple(tensors), len(region.results))
+        known = [sizes.at(result.number) for result in region.results]
+
+        def rebuild(values: Sequence[Any]) -> list[Any]:
+            """The results of the region, tensors and plain numbers, from the outputs of the graph."""
+            found = list(known)
+            for place, value in zip(tensors, values):
+                found[place] = value
+            return found
+
         # A result that is returned in several places is one output, which has one gradient.
         places = {index: tensors.index(first[index]) for index in {i for _, i in tangents}}
         return Captured(
@@ -214,7 +198,7 @@ class Assembly:
             kept,
             {},
             lambda args: [args[number] for number in inputs],
-            all_of.rebuild,
+            rebuild,
             _home(given),
             tuple(same),
             fitting(strides, [graph.value[name].shape for name in outputs]),

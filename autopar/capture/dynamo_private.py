@@ -24,7 +24,7 @@ try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
-    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
+    from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
@@ -42,20 +42,8 @@ try:
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
 
-__all__ = [
-    "BackendCompilerFailed",
-    "TorchDynamoException",
-    "Unsupported",
-    "autograd_keys",
-    "below_autograd",
-    "compiled",
-    "depends_on_values",
-    "differentiated",
-    "flattened",
-    "kept_whole",
-    "outermost",
-    "source_of",
-]
+# What is torch's own, for others to import from here.
+__all__ = ["TorchDynamoException"]
 
 _SETTINGS: dict[str, Any] = {
     # A recurrent layer is otherwise a graph break.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from traceback import FrameSummary
 
 from torch import fx
@@ -81,8 +82,13 @@ def fails_alone(name: str, error: BaseException) -> CaptureError:
 
 
 def place(error: BaseException) -> str:
-    """` at file:line: `code`` of the deepest frame outside torch and autopar, "" when there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    """Where the innermost frame of the user's is that an error has come through."""
+    return _at(traceback.extract_tb(error.__traceback__))
+
+
+def _at(frames: Sequence[FrameSummary]) -> str:
+    """` at file:line: `code`` of the innermost frame outside torch and autopar, "" when there is none."""
+    for frame in reversed(frames):
         if foreign(frame.filename):
             return f" at {short(frame.filename)}:{frame.lineno}" + (f": `{frame.line}`" if frame.line else "")
     return ""
@@ -108,7 +114,7 @@ def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureErr
     """The error for a call of `name` that Dynamo did not capture whole: the user's line, the reason, and what to type,
     of which `instead` is what does without one graph."""
     text = str(error)
-    where = _innermost(error)
+    where = _at([*(getattr(error, "real_stack", None) or ())])
     for kind, own in _FAILS:
         if kind in text:
             found = own.search(text)
@@ -146,16 +152,6 @@ def waiting(module: fx.GraphModule) -> Untraceable | None:
         "their collectives in one order, and a plan of each has its own; place the parts around it, "
         "autopar.compile(part, devices)"
     )
-
-
-def _innermost(error: TorchDynamoException) -> str:
-    """` at file:line: `code`` of the innermost frame of the user's, "" where Dynamo does not say."""
-    frames: list[FrameSummary] = [*(getattr(error, "real_stack", None) or ())]
-    own = [frame for frame in frames if foreign(frame.filename)]
-    if not own:
-        return ""
-    last = own[-1]
-    return f" at {short(last.filename)}:{last.lineno}" + (f": `{last.line}`" if last.line else "")
 
 
 def _reason(text: str) -> str:

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -21,28 +21,19 @@ from .refusals import Untraceable
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A tensor of a model: its state_dict path and the dict entry that holds it."""
-
-    path: str
-    owner: dict[str, Any]
-    key: str
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The live tensor."""
-        return self.owner[self.key]
+Slot: TypeAlias = tuple[str, dict[str, Any], str]
+"""A tensor of a model: its path in `state_dict`, and the dict and the key that hold it."""
 
 
-def slots(module: nn.Module) -> Iterator[Slot]:
-    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`."""
-    for path, child in module.named_modules(remove_duplicate=False):
+def slots(module: nn.Module | None) -> Iterator[Slot]:
+    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`; of None there are
+    none."""
+    for path, child in module.named_modules(remove_duplicate=False) if module is not None else ():
         dot = f"{path}." if path else ""
         for owner in (child._parameters, child._buffers):
             for key, tensor in owner.items():
                 if tensor is not None:
-                    yield Slot(dot + key, owner, key)
+                    yield dot + key, owner, key
 
 
 @dataclass(frozen=True)
@@ -86,16 +77,12 @@ class Region:
     ) -> None:
         self.module = module
         nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.paths = _paths(root) if root is not None else ()
+        self.paths = _paths(root)
         """The path of every tensor of `root`, with the first of the same tensor."""
         self.held: dict[str, Any] = {}
         """State that is in no slot of `root`, by path."""
         self.places = _places(nodes, examples, root, parameters, self.held)
-        self._ranks = (
-            {path: rank for rank, path in enumerate(dict.fromkeys(slot.path for slot in slots(root)))}
-            if root is not None
-            else {}
-        )
+        self._ranks = {path: rank for rank, path in enumerate(dict(self.paths))}
         _name_modules(module, root)
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
@@ -113,7 +100,8 @@ class Region:
                     other.held[place.path] = example
                     place = replace(place, owner=other.held, key=place.path)
                 else:
-                    place = replace(place, path=slot.path, owner=slot.owner, key=slot.key)
+                    path, owner, key = slot
+                    place = replace(place, path=path, owner=owner, key=key)
             other.places.append(place)
         return other
 
@@ -169,7 +157,8 @@ def _places(
         slot = known.get(id(example))
         # What was computed (a state that autograd is to go back through) belongs to one call.
         if slot is not None and example.is_leaf:
-            found.append(Place("state", slot.path, fake, slot.owner, slot.key, source))
+            path, owner, key = slot
+            found.append(Place("state", path, fake, owner, key, source))
         elif example.is_leaf and (isinstance(example, nn.Parameter) or "_buffers[" in source):
             held[path] = example
             found.append(Place("state", path, fake, held, path, source))
@@ -180,12 +169,12 @@ def _places(
 
 def _known(root: nn.Module | None) -> dict[int, Slot]:
     """The first place of each tensor of a module, by its identity."""
-    return {id(slot.tensor): slot for slot in reversed(list(slots(root)))} if root is not None else {}
+    return {id(owner[key]): (path, owner, key) for path, owner, key in reversed(list(slots(root)))}
 
 
-def _paths(root: nn.Module) -> tuple[tuple[str, str], ...]:
+def _paths(root: nn.Module | None) -> tuple[tuple[str, str], ...]:
     known = _known(root)
-    return tuple((slot.path, known[id(slot.tensor)].path) for slot in slots(root))
+    return tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
 
 
 def _given(path: str, parameters: Sequence[str]) -> str:

@@ -25,22 +25,11 @@ if not versions.supported(torch.__version__):
         torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
     )  # fmt: skip
 
+# What is torch's own, for others to import from here.
 __all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "TorchDispatchMode",
-    "conv_flop_count",
-    "flop_registry",
-    "memory",
-    "norm_of",
-    "packs_saved",
-    "pytree",
-    "raising",
-    "result",
+    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "flop_registry", "pytree",
     "sdpa_flop_count",
-    "step_hooks",
-    "transformed",
-]
+]  # fmt: skip
 
 
 def memory(item: Any) -> int | None:

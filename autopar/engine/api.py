@@ -27,7 +27,7 @@ from ..training.dropin import plan_training
 from ..training.losses import Loss
 from ..training.signatures import step_ahead
 from ..training.step import TrainStep
-from .compiled import Compiled, CompiledModule, Placement, placed
+from .compiled import Compiled, CompiledModule, placed
 
 log = logging.getLogger("autopar")
 
@@ -108,7 +108,7 @@ def compile(
         home=home,
         kernels=kernels,
     )
-    compiled = placed(Placement(model, machine, options, given, fullgraph, dynamic))
+    compiled = placed(model, machine, options, given, fullgraph, dynamic)
     if example_inputs is not None or example_kwargs is not None:
         compiled.prepare(*args, **kwargs)
     return compiled

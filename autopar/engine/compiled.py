@@ -32,7 +32,7 @@ from .tune import CALLS, ROUNDS, Tuned, tuned
 log = logging.getLogger("autopar")
 
 
-class Placement:
+class _Placement:
     """One model or function on a machine, its backend, and what `torch.compile` made of the two."""
 
     def __init__(
@@ -44,10 +44,10 @@ class Placement:
         fullgraph: bool,
         dynamic: bool | None,
     ) -> None:
-        self.model, self.fullgraph, self.dynamic = model, fullgraph, dynamic
+        self.model, self.how = model, (machine, options, given, fullgraph, dynamic)
         root = model if isinstance(model, nn.Module) else None
         self.backend = Backend(Served, machine, options, root, given, positional(model))
-        self.backend.entry = Placement.call.__code__
+        self.backend.entry = _Placement.call.__code__
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
         self.direct = Direct(model, self.run, self.backend) if Direct.fits(self.backend) else None
 
@@ -87,11 +87,6 @@ class Placement:
         with self.backend.planning():
             self.run(*args, **kwargs)
 
-    def again(self, model: Callable[..., Any]) -> Placement:
-        """Another model placed in the same way."""
-        had = self.backend
-        return Placement(model, had.machine, had.options, had.given, self.fullgraph, self.dynamic)
-
 
 class Compiled:
     """A function of tensors that runs on every device of a machine. Call it as the function it was made from.
@@ -102,9 +97,9 @@ class Compiled:
     """
 
     __slots__ = ("__weakref__", "_placement")
-    _placement: Placement
+    _placement: _Placement
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: _Placement) -> None:
         self._placement = placement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +182,7 @@ class Compiled:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         had = self._placement
-        return placed(had.again(copy.deepcopy(had.model, memo)))
+        return placed(copy.deepcopy(had.model, memo), *had.how)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -255,9 +250,16 @@ class CompiledModule(Compiled):
         return self
 
 
-def placed(placement: Placement) -> Compiled:
+def placed(
+    model: Callable[..., Any],
+    machine: Machine,
+    options: Options,
+    given: Plan | None,
+    fullgraph: bool,
+    dynamic: bool | None,
+) -> Compiled:
     """The compiled form of a function, or of a module."""
-    model = placement.model
+    placement = _Placement(model, machine, options, given, fullgraph, dynamic)
     if not isinstance(model, nn.Module):
         return Compiled(placement)
     fast = sharing(CompiledModule, model, type(model))

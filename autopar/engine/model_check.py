@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import autocast as casting
 from ..errors import DifferenceError
-from ..pipeline.compare import LIMIT, error
-from ..pipeline.snapshot import Snapshot, apart
+from ..pipeline.compare import LIMIT, Snapshot, apart, error
 
 LOOSE = 100.0
 """Times the tolerance of a graph against itself that torch's capture may round otherwise."""

@@ -21,9 +21,8 @@ from ..capture.refusals import explain
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
+from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
-from ..pipeline.options import Options
-from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
@@ -232,25 +231,24 @@ class Served:
         return options.check == "always" or not unwanted(whole)
 
     def _planned(self, args: Sequence[Any]) -> Planned:
-        options = self.backend.options
+        backend = self.backend
+        options = backend.options
         if self.placed is not None:
             options = again(options, self.placed)
         captured = rewritten(self.assembly.at(args, options.split is not None), options)
-        if self.backend.root is not None:
+        if backend.root is not None:
             # They were held against the whole model.
             options = options.within(captured.graph)
-        prepared = self._prepared(captured, options, args)
+        given = backend.given_for(self.name, training=bool(captured.tangents))
+        prepared: Planned
+        if captured.tangents:
+            tensors = captured.flatten(args)
+            joint, apart = plan_training(captured, backend.machine, options, tensors, given)
+            prepared = Training(joint, apart, backend.pool, backend.recorder, options.kernels)
+        else:
+            prepared = prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
         self.placed = self.placed or _whole(prepared)
         return prepared
-
-    def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
-        backend = self.backend
-        given = backend.given_for(self.name, training=bool(captured.tangents))
-        if not captured.tangents:
-            return prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
-        tensors = captured.flatten(args)
-        joint, apart = plan_training(captured, backend.machine, options, tensors, given)
-        return Training(joint, apart, backend.pool, backend.recorder, options.kernels)
 
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """The results of one call."""

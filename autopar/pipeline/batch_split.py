@@ -149,8 +149,10 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
         if auto:
             race.enter(price(cut), policy)
             continue
-        race.refusal = None
-        race.enter(price(cut), _by_share(split, sum(sizes)) if isinstance(split, Mapping) else policy)
+        race.refusal, put = None, policy
+        if isinstance(split, Mapping):
+            put = _parts_on([*split], allot(sum(sizes), tuple(split.values())), "the split asked for")
+        race.enter(price(cut), put)
         if (refusal := race.refusal) is not None:
             asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
             race.refusal = MemoryCapError(asked, refusal.way)
@@ -335,16 +337,11 @@ def candidates(
     return [sizes for sizes in dict.fromkeys(found) if 1 < len(sizes) <= room]
 
 
-def _by_share(wanted: Mapping[str, float], batch: int) -> Callable[[CostedGraph], dict[str, str]]:
-    """The policy that puts each part on the device whose share it is, and what is not cut on the host; where weights
-    are summed and updated is left open, as is what can run in one place only."""
-    return _parts_on([*wanted], allot(batch, tuple(wanted.values())), "the split asked for")
-
-
 def _parts_on(
     devices: Sequence[str], rows: Sequence[int], title: str = "shares by room"
 ) -> Callable[[CostedGraph], dict[str, str]]:
-    """The policy that puts each part on its device, and what is not cut on the host; a device of no rows has none. A
+    """The policy that puts each part on its device, and what is not cut on the host, but for where weights are summed
+    and updated, and for what can run in one place only, which it leaves open; a device of no rows has none. A
     plan that it makes is said to be placed by `title`."""
     names = [name for name, count in zip(devices, rows) if count]
 

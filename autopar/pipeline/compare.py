@@ -1,10 +1,15 @@
-"""Comparison of two answers: error and tolerance."""
+"""Two answers of one call: what it changes put back between them, their error and the tolerance."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from ..capture import Captured
 
 LIMIT = {
     torch.float64: 1e-12,
@@ -51,22 +56,17 @@ def error(found: Any, reference: Any, floor: float = 0.0) -> float:
 
 def difference(found: Any, reference: Any, allowed: float) -> str:
     """Two answers' difference in words: of kind, dtype or shape, or the error and the one `allowed`."""
-    for about in (_kind, _dtype, _shape):
-        if about(found) != about(reference):
-            return f"{about(found)}, not {about(reference)}"
+    for ours, eager in zip(_form(found), _form(reference)):
+        if ours != eager:
+            return f"{ours}, not {eager}"
     return f"error {error(found, reference):.2g}, allowed {allowed:.2g}"
 
 
-def _kind(item: Any) -> str:
-    return type(item).__name__ if not isinstance(item, torch.Tensor) else "a tensor"
-
-
-def _dtype(item: Any) -> str:
-    return f"of {item.dtype}" if isinstance(item, torch.Tensor) else ""
-
-
-def _shape(item: Any) -> str:
-    return f"of shape {list(item.shape)}" if isinstance(item, torch.Tensor) else ""
+def _form(item: Any) -> tuple[str, str, str]:
+    """The kind, dtype and shape of an answer in words."""
+    if not isinstance(item, torch.Tensor):
+        return type(item).__name__, "", ""
+    return "a tensor", f"of {item.dtype}", f"of shape {list(item.shape)}"
 
 
 def limit(reference: Any) -> float:
@@ -88,3 +88,70 @@ def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
     if not all(isinstance(item, torch.Tensor) for item in (found, eager, wide)) or found.dtype != eager.dtype:
         return False
     return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12
+
+
+class Snapshot:
+    """The caller's tensors for one call, and copies of those that the call changes, as they are now."""
+
+    def __init__(self, captured: Captured, args: Sequence[Any]) -> None:
+        self.captured = captured
+        self.tensors = captured.flatten(args)
+        mutated = captured.graph.mutated
+        self.before = {name: apart(tensor) for name, tensor in self.live().items() if name in mutated}
+        self.random = self.drawn = generators()
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """The caller's own inputs and state, by value name."""
+        found = dict(zip(self.captured.graph.inputs, self.tensors))
+        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
+        return found
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back buffers, mutated inputs and generator states at the end."""
+        try:
+            yield
+        finally:
+            self.drawn = generators()
+            live = self.live()
+            with torch.no_grad():
+                for name, saved in self.before.items():
+                    live[name].copy_(saved)
+            restore(self.random)
+
+    def comparable(self) -> bool:
+        """False if the random generators are not where they were at the end of `restored`: either the run that has just
+        ended draws other numbers, or another thread moved them meanwhile, as torch does at the end of each capture."""
+        now = generators()
+        return all(torch.equal(now[name], state) for name, state in self.drawn.items())
+
+
+def apart(leaf: Any) -> Any:
+    """A tensor in memory of its own, without history; a value that is no tensor as it is."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def generators() -> dict[str, torch.Tensor]:
+    """The state of every random generator, by device; those of an accelerator once it is in use."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
+        module = torch.get_device_module(kind)
+        # Where there is nothing to ask (on mps) it is there from the start.
+        if getattr(module, "is_initialized", lambda: True)():
+            devices = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
+            states.update({device: _called(module.get_rng_state, device) for device in devices})
+    return states
+
+
+def restore(states: dict[str, torch.Tensor]) -> None:
+    """Put generators back into the states that `generators` gave."""
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(state)
+        else:
+            _called(torch.get_device_module(name).set_rng_state, state, name)
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    """The call without the device where there is only one and the function takes none (mps)."""
+    return function(*args[: len(inspect.signature(function).parameters)])

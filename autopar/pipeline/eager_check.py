@@ -20,8 +20,7 @@ from ..ir.graph import LOCAL, Graph
 from ..ir.plan import Plan
 from ..runtime.interpreter import interpret
 from ..system.text import seconds
-from .compare import LIMIT, difference, error, limit, no_worse, widen
-from .snapshot import Snapshot, apart, generators, restore
+from .compare import LIMIT, Snapshot, apart, difference, error, generators, limit, no_worse, restore, widen
 
 log = logging.getLogger("autopar")
 

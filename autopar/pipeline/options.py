@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ..capture.region import slots
 from ..costs.detect import current, present
 from ..costs.pins import Home, lives, naming, require_devices, require_home, require_paths
 from ..errors import DeviceError, PlanError
@@ -97,8 +98,8 @@ class Options:
 
     def living(self, machine: Machine, model: Any) -> Options:
         """Self, or PlanError where a weight of a module is not on the device that it is said to live on."""
-        for path, tensor in _tensors(model) if isinstance(model, nn.Module) else ():
-            device = lives(path, self.home)
+        for path, owner, key in slots(model) if isinstance(model, nn.Module) else ():
+            device, tensor = lives(path, self.home), owner[key]
             if device and str(tensor.device) != machine.device[device].torch_device:
                 raise PlanError(
                     f"home= says that {path} lives on {device}, but it is on {tensor.device}; move it there before, as "
@@ -126,17 +127,10 @@ def _device(path: str, given: Any, machine: Machine) -> str:
     return f"{name}:{current(name)}" if name.isalpha() and name != "cpu" else name
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Its parameters and buffers."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
 def _paths(model: nn.Module) -> list[str]:
     """The paths of its modules, parameters and buffers, those of shared ones included."""
-    found = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
-    found += [path for path, _ in model.named_parameters(remove_duplicate=False)]
-    return [*found, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
+    modules = (path for path, _ in model.named_modules(remove_duplicate=False) if path)
+    return [*modules, *(path for path, _, _ in slots(model))]
 
 
 def _is_share(value: Any) -> bool:

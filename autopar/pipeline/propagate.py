@@ -6,7 +6,6 @@ statistics, and so copy where a view was captured, or refuse. No tensor is compu
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -276,11 +275,7 @@ def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[_Made
     """
     device = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
     function = meaning(task.target)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(casting.off((kind,)))
-        stack.enter_context(FakeTensorMode())
+    with torch.inference_mode(False), torch.no_grad(), casting.off((kind,)), FakeTensorMode():
         tensors = [
             None
             if form is None

@@ -11,6 +11,7 @@ import torch
 
 from ..costs.calibrate import pins_memory
 from ..ir.graph import ALIGNED
+from ..transform.buckets import filled
 
 LARGEST = 64 << 20
 """Bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
@@ -27,21 +28,14 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
     and what it does not are kept apart: they change at different times, and a buffer lives as long as any view.
     """
     found: list[Any] = [None] * len(tensors)
-    buckets: dict[tuple[torch.device, torch.dtype, bool], list[list[int]]] = {}
-    used: dict[tuple[torch.device, torch.dtype, bool], int] = {}
-    alone: list[list[int]] = []
+    dense, sets = [], []
     for index, tensor in enumerate(tensors):
-        if not _dense(tensor):
-            alone.append([index])
-            continue
-        key = tensor.device, tensor.dtype, tensor.requires_grad
-        room = _aligned(tensor) * tensor.element_size()
-        if key not in buckets or used[key] + room > LARGEST:
-            buckets.setdefault(key, []).append([])
-            used[key] = 0
-        buckets[key][-1].append(index)
-        used[key] += room
-    sets = [*alone, *(members for lists in buckets.values() for members in lists)]
+        if _dense(tensor):
+            key = tensor.device, tensor.dtype, tensor.requires_grad
+            dense.append((key, _aligned(tensor) * tensor.element_size(), index))
+        else:
+            sets.append([index])
+    sets += filled(dense, LARGEST)
     with torch.inference_mode(False), torch.no_grad():
         staged: list[torch.Tensor] = []
         for members in sets:

@@ -80,7 +80,7 @@ class Crew:
             for backend, worker in self._others:
                 worker.submit(self._job(backend, slots, call))
             if self._own is not None:
-                self._job(self._own, slots, call).run()
+                self._job(self._own, slots, call)[0]()
             for _, worker in self._others:
                 worker.wait()
         except BaseException as error:
@@ -164,7 +164,7 @@ class Crew:
             except BaseException as error:
                 gates.fail(name, error)
 
-        return Job(run, lambda: gates.fail(name, _Ended()))
+        return run, lambda: gates.fail(name, _Ended())
 
     def _raise(self) -> NoReturn:
         lane, error = self._gates.failed[0]
@@ -208,7 +208,7 @@ def _setup(threads: int) -> Job:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
 
-    return Job(setup, lambda: None)
+    return setup, lambda: None
 
 
 SHOWN = 5

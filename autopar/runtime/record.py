@@ -39,20 +39,17 @@ class _Account:
         self.bytes = 0
         self.steps: list[tuple[float, int]] = []
 
-    def hold(self, tensor: Any) -> None:
-        """Count a tensor that is there before the call, to its end."""
-        self._count(tensor)
-
     def add(self, tensor: Any) -> None:
         """Count a tensor until it is gone."""
-        pointer = self._count(tensor)
+        pointer = self.hold(tensor)
         if pointer is None:
             return
         with self._lock:
             number, self._next = self._next, self._next + 1
         self._watched[number] = weakref.ref(tensor, lambda _: self._gone(number, pointer))
 
-    def _count(self, tensor: Any) -> int | None:
+    def hold(self, tensor: Any) -> int | None:
+        """Count a tensor that is there before the call, to its end; where its memory is, None where it has none."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()

@@ -72,6 +72,4 @@ def enter(stack: contextlib.ExitStack, inference: bool, kinds: tuple[str, ...]) 
         stack.enter_context(torch.inference_mode())
     elif torch.is_grad_enabled():
         stack.enter_context(torch.no_grad())
-    for kind in kinds:
-        if casting.enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+    stack.enter_context(casting.off(kinds))

@@ -49,7 +49,7 @@ class Arrangement:
         return self.trial(inputs) if self.fresh else None
 
 
-class Choose(Protocol):
+class _Choose(Protocol):
     """Compiles and times arrangements. `wanted` is "auto" where eager may win."""
 
     wanted: str
@@ -81,7 +81,7 @@ class TunedExecutor:
     at most one block of calls (`turn`).
     """
 
-    def __init__(self, plain: Executor, choose: Choose) -> None:
+    def __init__(self, plain: Executor, choose: _Choose) -> None:
         self.plain, self._choose = plain, choose
         self.turn = threading.RLock()
         self.chosen: Arrangement | None = None

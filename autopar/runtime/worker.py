@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from ..ir.program import Program, Record, Wait
 from .slots import events
@@ -17,14 +17,9 @@ from .slots import events
 PATIENCE_S = 1.0
 """Seconds between two looks at whether the thread that is waited for is still alive."""
 
-
-class Job(NamedTuple):
-    """`run` is what a thread is to do; it must not raise. `lost` is called, perhaps twice and by any thread, when the
-    thread has ended without having done it.
-    """
-
-    run: Callable[[], None]
-    lost: Callable[[], None]
+Job: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
+"""What a thread is to do, which must not raise; and what is called, perhaps twice and by any thread, when the thread
+has ended without having done it."""
 
 
 class _Box:
@@ -44,7 +39,7 @@ class _Box:
         # In this order: who submits a job looks at `gone` after it, so that one of the two sees the other.
         self.gone = True
         if self.job is not None:
-            self.job.lost()
+            self.job[1]()
             self.job = None
         with contextlib.suppress(RuntimeError):
             self.done.release()
@@ -65,7 +60,7 @@ def _loop(box: _Box) -> None:
     while True:
         box.go.acquire()
         if box.job is not None:
-            box.job.run()
+            box.job[0]()
         box.job = None
         # After an interrupt nobody takes `done`, so it may be free already.
         with contextlib.suppress(RuntimeError):

@@ -67,6 +67,9 @@ class Loss(nn.Module):
         self.called = _called(criterion, step_fn, name)
         """Name of the user's function beside the model, for messages."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
+        taken = {path.partition(".")[0] for path, _ in (*model.named_parameters(), *model.named_buffers())}
+        self.path = CRITERION if CRITERION not in taken else f"{CRITERION}_"
+        """Path of what the function holds; not one that tensors of the model have."""
         own = positional(rule)[1:]
         self.arguments = (
             own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
@@ -79,9 +82,9 @@ class Loss(nn.Module):
         """All modules, and so tensors, by the paths that their author knows: those in the model, those of the user's
         function below "criterion"."""
         memo = set() if memo is None else memo
-        rule = f"{prefix}.{CRITERION}" if prefix else CRITERION
         yield prefix, self
         yield from self.model.named_modules(memo, prefix, remove_duplicate)
+        rule = f"{prefix}.{self.path}" if prefix else self.path
         yield from self.rule.named_modules(memo, rule, remove_duplicate)
 
     def apart(self, output: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..capture import Captured
 from ..capture.torch_private import step_hooks
 from ..errors import PlanError
-from ..ir.graph import Graph, Ref, Task, Value
+from ..ir.graph import Ref, Task, Value
 from .formulas import FORMULAS, clip, entries, formula, norm
 
 NORM = "autopar.norm"
@@ -220,18 +220,16 @@ class _Step:
     def captured(self) -> Captured:
         """The whole."""
         graph, base = self.graph, self.base
-        outputs = graph.outputs[: len(graph.outputs) - len(base.gradients)]
-        made = Graph(
-            graph.name,
-            (*graph.values, *self.values.values()),
-            tuple(self.ordered()),
-            graph.inputs,
-            (*graph.state, *self.state),
-            outputs,
-            (*graph.updates, *self.updates),
-            graph.split,
-            tuple(name for name in graph.changing if name not in {target for _, target in self.updates}),
-            (*graph.carried, *(target for _, target in self.updates)),
+        carried = [target for _, target in self.updates]
+        made = replace(
+            graph,
+            values=(*graph.values, *self.values.values()),
+            tasks=tuple(self.ordered()),
+            state=(*graph.state, *self.state),
+            outputs=graph.outputs[: len(graph.outputs) - len(base.gradients)],
+            updates=(*graph.updates, *self.updates),
+            changing=tuple(name for name in graph.changing if name not in set(carried)),
+            carried=(*graph.carried, *carried),
         )
         calls: dict[str, Callable[..., Any]] = {
             **base.calls,

@@ -129,7 +129,8 @@ class TrainStep(Recorded):
             result = self._accumulated(signature, args, stale=stale, anew=True)
             if self.group is not None:
                 self.group.average()
-            with self._plainly():
+            # An optimizer may multiply matrices, and autocast is for the forward.
+            with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
                 self._update()
         except BaseException:
             for parameter, waiting in before:
@@ -192,12 +193,6 @@ class TrainStep(Recorded):
         else:
             scaler.step(self.optimizer)
             scaler.update()
-
-    @contextmanager
-    def _plainly(self) -> Iterator[None]:
-        """Without autocast, which is for the forward: an optimizer may multiply matrices."""
-        with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
-            yield
 
     def _arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a call; mappings that are no dict become one."""

@@ -16,9 +16,9 @@ from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import again
+from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
 from ..pipeline.options import Options
-from ..pipeline.snapshot import Snapshot
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
@@ -60,16 +60,13 @@ class Signature:
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
         self.captured = trained(resident_tangent(raw, self.start), self.own)
         self.options = options.within(self.captured.graph)
-        self.devices = [torch.empty(0, device=tensor.device) for tensor in self._inputs(args)]
+        self.devices = [torch.empty(0, device=tensor.device) for tensor in self.captured.flatten(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
         self.checked = options.check == "never"
         self.refusal = self._too_big = ""
         self._whole: Prepared | None = None
         self._plans = plans
         self._trained = optimizers.trained(self.captured)
-
-    def _inputs(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        return self.captured.flatten(args)
 
     @cached_property
     def gradients(self) -> Prepared:
@@ -104,7 +101,7 @@ class Signature:
         self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
     ) -> list[Any]:
         """One whole step: the results of the graph."""
-        found = run(whole, self._inputs(args))
+        found = run(whole, self.captured.flatten(args))
         optimizers.committed(optimizer, self._trained.values())
         return self._results(found)
 
@@ -139,7 +136,7 @@ class Signature:
         """
         eager = None if self.checked else self._eager(args)
         program = self.overlapped if stale and self.checked else self.gradients
-        found = run(program, self._inputs(args))
+        found = run(program, self.captured.flatten(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]

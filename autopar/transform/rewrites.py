@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -123,7 +122,7 @@ def reassociated(graph: Graph) -> Graph:
         tasks += trees[task.name].take(task) if task.name in trees else (task,)
     made = (value for chain in chains for value in trees[chain[0]].values)
     values = (*(value for value in graph.values if value.name not in inner), *made)
-    return dataclasses.replace(graph, values=values, tasks=tuple(tasks))
+    return replace(graph, values=values, tasks=tuple(tasks))
 
 
 class _Tree:
@@ -154,9 +153,9 @@ class _Tree:
             name = f"{self.last.name}#add{self.left}" if self.left else self.last.name
             made = name if self.left else self.whole.name
             if self.left:
-                self.values.append(dataclasses.replace(self.whole, name=made, storage=made))
+                self.values.append(replace(self.whole, name=made, storage=made))
             self.sums[-2:] = [(made, terms + more)]
-            tasks.append(dataclasses.replace(link, name=name, args=(Ref(one), Ref(other)), outputs=(made,)))
+            tasks.append(replace(link, name=name, args=(Ref(one), Ref(other)), outputs=(made,)))
         return tasks
 
 

@@ -10,9 +10,8 @@ from torch import nn
 
 import autopar
 from autopar.engine.served import Served
-from autopar.pipeline.compare import error, limit
+from autopar.pipeline.compare import Snapshot, error, limit
 from autopar.pipeline.eager_check import Eager
-from autopar.pipeline.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from autopar.pipeline.snapshot import generators, restore
+from autopar.pipeline.compare import generators, restore
 
 
 def test_the_generator_of_the_cpu_is_put_back():

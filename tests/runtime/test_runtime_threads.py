@@ -15,7 +15,7 @@ from runtime_cases import Case, mlp
 from autopar.errors import RunError
 from autopar.ir.graph import Ref
 from autopar.runtime import worker as lanes
-from autopar.runtime.worker import Job, Worker
+from autopar.runtime.worker import Worker
 
 
 def throw(thread: threading.Thread, kind: type[BaseException]) -> None:
@@ -164,10 +164,10 @@ def test_a_job_is_lost_with_its_thread(where, monkeypatch):
     if where == "dead":
         monkeypatch.setattr(lanes, "PATIENCE_S", 0.01)
         worker._thread = SimpleNamespace(is_alive=lambda: False, join=lambda: None)
-        worker.submit(Job(lambda: time.sleep(0.2), lambda: lost.append(1)))
+        worker.submit((lambda: time.sleep(0.2), lambda: lost.append(1)))
     else:
-        worker.submit(Job(die, lambda: lost.append(1)))
+        worker.submit((die, lambda: lost.append(1)))
     assert within(10, ended) == "over" and lost and worker.gone
-    worker.submit(Job(lambda: None, lambda: lost.append(2)))
+    worker.submit((lambda: None, lambda: lost.append(2)))
     assert lost[-1] == 2 and within(10, ended) == "over"
     worker.stop()

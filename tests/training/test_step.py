@@ -134,6 +134,35 @@ def test_a_criterion_with_parameters_of_its_own_is_trained():
     assert losses[-1] < losses[0] and not torch.equal(rule.scale, torch.ones(5, dtype=torch.float64))
 
 
+def test_a_model_may_have_a_criterion_of_its_own():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.criterion = mlp(), nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.criterion(self.body(x))
+
+    class Rule(nn.Linear):
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(super().forward(outputs), targets)
+
+    torch.manual_seed(0)
+    model, rule = Net().double(), Rule(5, 5).double()
+    plain, loss = copy.deepcopy(model), copy.deepcopy(rule)
+    optimizer = SGD([*plain.parameters(), *loss.parameters()], lr=0.5)
+    step = autopar.train_step(
+        model, rule, SGD([*model.parameters(), *rule.parameters()], lr=0.5), THREE, **FORCED
+    )
+    for x, y in batches(1) * 3:
+        step(x, y)
+        optimizer.zero_grad()
+        loss(plain(x), y).backward()
+        optimizer.step()
+    pairs = zip((*model.parameters(), *rule.parameters()), (*plain.parameters(), *loss.parameters()))
+    assert all(far(ours, theirs) <= 1e-9 for ours, theirs in pairs)
+
+
 def test_what_is_wrong_is_said_with_what_to_type_next():
     model = mlp().double()
     optimizer, rule = MOMENTUM(model.parameters()), nn.CrossEntropyLoss()

@@ -17,9 +17,8 @@ from ..worker import Gates
 
 
 class HostLane:
-    """A lane of CPU tensors. `finished` has the object to synchronise with for each event that an accelerator
-    records. `device` is where its tensors are, `place` gives the same of a buffer by its name. `streamed` lanes have
-    a stream of their own, other than the caller's.
+    """A lane of CPU tensors. `device` is where its tensors are, `place` gives the same of a buffer by its name.
+    `streamed` lanes have a stream of their own, other than the caller's.
     """
 
     streamed = False
