@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,10 @@ class Case:
     train: bool = False
     patience_s: float | None = None
     """Seconds that a rival may take to become faster, where it answers before."""
+
+    def left(self, began: float) -> float | None:
+        """What is left of these seconds, `began` being when it was begun with."""
+        return None if self.patience_s is None else max(0.0, began + self.patience_s - time.perf_counter())
 
     def nudged(self, seed: int) -> Case:
         """The same but for the last bits of its weights and arguments."""

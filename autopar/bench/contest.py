@@ -24,7 +24,7 @@ from .case import Case, Entrant, unsteady, wrong
 from .rivals import Rival
 from .row import Outcome, Row
 
-PATIENCE = 0.8
+PATIENCE = 0.6
 """Share of the seconds for building in which a rival may become faster."""
 
 

@@ -61,19 +61,25 @@ def autopar(case: Case) -> Entrant:
     return inference(case, fast, fast.close)
 
 
+SLOW_S = 4.0
+"""Seconds after which calls count as slow."""
+
+
 def tried(call: Callable[[], object]) -> None:
-    """Call as often, and for as long, as kernels, and then the placed model, are on trial in the caller's own calls."""
-    began, calls = time.perf_counter(), 0
-    while calls < 6 * trial.CALLS or time.perf_counter() - began < 8 * trial.SPAN_S:
+    """Call as often, and for as long, as kernels, and then the placed model, are on trial in the caller's own calls;
+    slow ones less often: where each call of one is quicker than all of the other, few are enough."""
+    began, calls, took = time.perf_counter(), 0, 0.0
+    while took < 8 * trial.SPAN_S or calls < (6 * trial.CALLS if took < SLOW_S else 8 * trial.RUN):
         call()
-        calls += 1
+        calls, took = calls + 1, time.perf_counter() - began
 
 
 def autopar_auto(case: Case) -> Entrant:
     """`autopar.compile` with compiled kernels, once they are chosen."""
+    began = time.perf_counter()
     fast = compile(case.model, list(case.devices), kernels="auto")
     fast.prepare(*case.args)
-    fast.wait(case.patience_s)
+    fast.wait(case.left(began))
     # What is still being compiled would disturb the others.
     fast.close()
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -60,7 +61,7 @@ SETTLING = 5
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
     """`autopar.train_step`, from the first weights on once its kernels are chosen."""
-    model = copy.deepcopy(case.model)
+    model, began = copy.deepcopy(case.model), time.perf_counter()
     step = api.train_step(
         model,
         None,
@@ -73,7 +74,7 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
             step(*case.args)
-        step.wait(case.patience_s)
+        step.wait(case.left(began))
         step.close()
         tried(lambda: step(*case.args))
         model.load_state_dict(first)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
+from ...ops.bodies import body
 from .stack import Refusal, Work
 
 LARGEST = 2**31 - 2**26
@@ -27,9 +28,10 @@ class OnnxRuntime:
         return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
 
     def keeps(self, task: Task, graph: Graph) -> bool:
-        """ATen operators on dtypes that NumPy has."""
+        """ATen operators, and composites of these, on dtypes that NumPy has."""
         values = (graph.value[name] for name in (*task.inputs, *task.outputs))
-        return task.target.startswith("aten.") and all(value.dtype in _DTYPES for value in values)
+        known = task.target.startswith("aten.") or body(task) is not None
+        return known and all(value.dtype in _DTYPES for value in values)
 
     def compile(self, work: Work) -> None:
         """Export a piece. Raises Refusal where it is too large for one file, else whatever the libraries raise."""
