@@ -310,6 +310,13 @@ def _look(masters: Iterable[Master]) -> None:
 
 def sampled(tensor: Any) -> torch.Tensor | None:
     """A view of some elements, as integers; None for what has none on the host."""
+    flat = bits(tensor)
+    return None if flat is None else flat[:: -(-flat.numel() // ELEMENTS)]
+
+
+def bits(tensor: Any) -> torch.Tensor | None:
+    """A flat view of a tensor as integers, of its first element where there is none of all; None for what has none on
+    the host."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
         return None
     kind = _BITS.get(tensor.element_size())
@@ -317,4 +324,4 @@ def sampled(tensor: Any) -> torch.Tensor | None:
         return None
     flat = tensor.detach()
     flat = flat.view(-1) if flat.is_contiguous() else flat.as_strided((1,), (1,))
-    return flat[:: -(-flat.numel() // ELEMENTS)].view(kind)
+    return flat.view(kind)
