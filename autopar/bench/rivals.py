@@ -82,6 +82,7 @@ def autopar_auto(case: Case) -> Entrant:
     fast.wait(case.left(began))
     # What is still being compiled would disturb the others.
     fast.close()
+    fast.wait()
     with torch.no_grad():
         tried(lambda: fast(*case.args))
     return inference(case, fast, fast.close)

@@ -76,6 +76,7 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
             step(*case.args)
         step.wait(case.left(began))
         step.close()
+        step.wait()
         tried(lambda: step(*case.args))
         model.load_state_dict(first)
     return _entrant(model, lambda: step(*case.args), step.close)
