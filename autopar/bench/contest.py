@@ -24,7 +24,7 @@ from ..system.text import bar, seconds
 from .rivals import Case, Entrant, Rival
 from .row import Outcome, Row
 
-PATIENCE = 0.8
+PATIENCE = 0.6
 """Share of the seconds for building in which a rival may become faster."""
 
 STEP_LIMIT = 1e-4

@@ -43,6 +43,10 @@ class Case:
     patience_s: float | None = None
     """Seconds that a rival may take to become faster, where it answers before."""
 
+    def left(self, began: float) -> float | None:
+        """The rest of `patience_s` for a rival that was begun at `began`, of `time.perf_counter`."""
+        return None if self.patience_s is None else max(0.0, began + self.patience_s - time.perf_counter())
+
     def nudged(self, seed: int) -> Case:
         """The same but for the last bits of its weights and arguments."""
         made = torch.Generator().manual_seed(seed)
@@ -170,21 +174,28 @@ def autopar(case: Case) -> Entrant:
     return run(case, lambda model: compile(model, list(case.devices)))
 
 
+SLOW_S = 4.0
+"""Seconds after which calls count as slow."""
+
+
 def tried(call: Callable[[], object]) -> None:
-    """Call as often, and for as long, as kernels, and then the placed model, are on trial in the caller's own calls."""
-    began, calls = time.perf_counter(), 0
-    while calls < 6 * trial.CALLS or time.perf_counter() - began < 8 * trial.SPAN_S:
+    """Call as often, and for as long, as kernels, and then the placed model, are on trial in the caller's own calls;
+    slow ones less often: where each call of one is quicker than all of the other, few are enough."""
+    began, calls, took = time.perf_counter(), 0, 0.0
+    while took < 8 * trial.SPAN_S or calls < (6 * trial.CALLS if took < SLOW_S else 8 * trial.RUN):
         call()
-        calls += 1
+        calls, took = calls + 1, time.perf_counter() - began
 
 
 def autopar_auto(case: Case) -> Entrant:
     """`autopar.compile` with compiled kernels, once they are chosen."""
+    began = time.perf_counter()
     fast = compile(case.model, list(case.devices), kernels="auto")
     fast.prepare(*case.args)
-    fast.wait(case.patience_s)
+    fast.wait(case.left(began))
     # What is still being compiled would disturb the others.
     fast.close()
+    fast.wait()
     with torch.no_grad():
         tried(lambda: fast(*case.args))
     return inference(case, fast, fast.close)
@@ -192,7 +203,7 @@ def autopar_auto(case: Case) -> Entrant:
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
     """`autopar.train_step`, from the first weights on once its kernels are chosen."""
-    model = copy.deepcopy(case.model)
+    model, began = copy.deepcopy(case.model), time.perf_counter()
     step = train_step(
         model,
         None,
@@ -205,8 +216,9 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
             step(*case.args)
-        step.wait(case.patience_s)
+        step.wait(case.left(began))
         step.close()
+        step.wait()
         tried(lambda: step(*case.args))
         model.load_state_dict(first)
     return _training(model, lambda: step(*case.args), step.close)

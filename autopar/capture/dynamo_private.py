@@ -73,14 +73,9 @@ if versions.release(torch.__version__) < (2, 13):
         "use_recursive_dict_tags_for_guards": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
     }
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = tuple(
+    f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
+) + ("_backward_hooks", "_backward_pre_hooks")
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()

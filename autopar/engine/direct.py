@@ -19,8 +19,9 @@ from .shortcut import Shortcut
 
 log = logging.getLogger("autopar")
 
-FIRST, MORE = 3, 10
-"""Calls without a shortcut after which one is looked for, and how many times as many until the next time."""
+FIRST, MORE = 1, 10
+"""Calls without a shortcut after which one is looked for, and how many times as many until the next time. The first is
+the first of a trial, which is not counted."""
 MOST = 64
 """Sets of sizes that are remembered."""
 

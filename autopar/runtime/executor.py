@@ -69,7 +69,7 @@ class Executor:
         inline = self.inline
         if inline is None:
             return self._enter(inputs, None)[0]
-        return inline([*self._placed(inputs), *[owner[key] for owner, key in inline.state]])
+        return inline([*self._placed(inputs), *inline.state()])
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """One call and, with `record`, its measured timeline, the predicted one in the same clock beside it.

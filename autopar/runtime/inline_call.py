@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from threading import RLock
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from ..capture.autocast import anywhere
+from ..ir.program import Piece, Step, reads
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction
+from .kernels import Kernel
 from .lane_threads import failure
 
 
@@ -32,9 +34,17 @@ class InlineCall:
         (self._lane,) = assembly.lanes
         fed = tuple(program.buffer[name].value for name in layout.fed)
         self.names = (*assembly.graph.inputs, *fed)
-        self.state = [assembly.captured.state[name] for name in fed]
+        steps = (step for lane in program.lanes for step in lane.steps)
+        read = set(program.outputs).union(*(_read(step, assembly.kernels) for step in steps))
+        self._state = [
+            assembly.captured.state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)
+        ]
         self._blank = (None,) * (layout.size - len(self.names))
         self._results = chosen([layout.slots[name] for name in program.outputs])
+
+    def state(self) -> list[Any]:
+        """The state as it is now; None for what kernels have folded."""
+        return [place and place[0][place[1]] for place in self._state]
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """One call."""
@@ -53,6 +63,13 @@ class InlineCall:
                     raise
                 raise found from error
         return list(self._results(slots))
+
+
+def _read(step: Step, kernels: Mapping[str, Kernel]) -> Sequence[str]:
+    """The buffers whose tensors a step is given."""
+    if isinstance(step, Piece):
+        return [step.reads[position] for position in kernels[step.tasks[0]].takes]
+    return reads(step)
 
 
 def chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -12,6 +12,7 @@ from compilers import Here, alone, compiled, mlp
 from torch import nn
 
 import autopar
+from autopar.ir.program import Free, Piece
 from autopar.pipeline import kernel_choice
 from autopar.runtime.kernels import STACKS, Stack
 from autopar.runtime.kernels.worker import Worker
@@ -56,6 +57,32 @@ class Convolutions(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.relu_(self.norm(self.one(x)))
         return self.head((h + torch.tanh(self.two(h))).mean((2, 3)))
+
+
+class Bags(nn.Module):
+    """Embedding bags whose ids are rows of one tensor, and a layer above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(20, 8, mode=mode) for mode in ("sum", "mean"))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([bag(own) for bag, own in zip(self.bags, ids)], 1).relu())
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+def test_bags_of_rows_are_within_one_piece(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing := stack.missing():
+        pytest.skip(missing)
+    monkeypatch.setattr(kernel_choice, "Worker", Here)
+    model, ids = Bags().eval(), torch.randint(20, (2, 6, 3))
+    fast = compiled(model, ids, stack.name)
+    (executor,) = fast._placement.backend.tuned()
+    assert executor.chosen is not None, fast.explain()
+    steps = executor.chosen.executor._program.lanes[0].steps
+    assert [type(step) for step in steps if not isinstance(step, Free)] == [Piece]
+    torch.testing.assert_close(fast(ids), model(ids), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)

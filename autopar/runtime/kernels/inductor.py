@@ -10,6 +10,7 @@ import torch
 
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
+from ...ops.bodies import body
 from .stack import Work
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
@@ -32,8 +33,9 @@ class Inductor:
         return "" if found else "no C++ compiler is on PATH; install g++"
 
     def keeps(self, task: Task, _: Graph) -> bool:
-        """All but recurrent layers and composites of ours."""
-        return task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
+        """All but recurrent layers, and composites of ours that have no body."""
+        seen = task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
+        return seen or body(task) is not None
 
     def compile(self, work: Work) -> None:
         """Compile a piece. Raises whatever inductor raises."""

@@ -1,4 +1,5 @@
-"""The tasks of a piece as an `fx.GraphModule` of ATen calls, which every compiler of PyTorch's takes."""
+"""The tasks of a piece as an `fx.GraphModule` of ATen calls, which every compiler of PyTorch's takes; a composite is a
+function of these."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from torch import fx, nn
 from ...ir.graph import Argument, Const, Graph, Ref
 from ...ir.program import Piece, Program
 from ...ops import resolve
+from ...ops.bodies import body
 
 
 def module_of(
@@ -44,7 +46,7 @@ def module_of(
     for name in piece.tasks:
         task = graph.task[name]
         call = made.call_function(
-            resolve.target(task.target),
+            body(task) or resolve.target(task.target),
             tuple(map(argument, task.args)),
             {key: argument(item) for key, item in task.kwargs},
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
+from ...ops.bodies import body
 from .stack import Refusal, Work
 
 LARGEST = 2**31 - 2**26
@@ -27,9 +28,10 @@ class OnnxRuntime:
         return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
 
     def keeps(self, task: Task, graph: Graph) -> bool:
-        """ATen operators on dtypes that NumPy has."""
+        """ATen operators, and composites of these, on dtypes that NumPy has."""
         values = (graph.value[name] for name in (*task.inputs, *task.outputs))
-        return task.target.startswith("aten.") and all(value.dtype in _DTYPES for value in values)
+        known = task.target.startswith("aten.") or body(task) is not None
+        return known and all(value.dtype in _DTYPES for value in values)
 
     def compile(self, work: Work) -> None:
         """Export a piece. Raises Refusal where it is too large for one file, else whatever the libraries raise."""
@@ -57,12 +59,12 @@ class OnnxRuntime:
         # What a piece is given and does not need, the exporter leaves out.
         given = [str(node.target) for node in work.module.graph.find_nodes(op="placeholder")]
         taken = [(name, given.index(name)) for name in names]
-        run = session.run
+        made = [each.name for each in session.get_outputs()]
+        # Beneath it a session looks up these names and its inputs' in each call: a seventh of a short one.
+        run = getattr(session, "_sess", session).run
 
         def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            return [
-                torch.from_numpy(made)
-                for made in run(None, {name: tensors[at].numpy(force=True) for name, at in taken})
-            ]
+            feeds = {name: tensors[at].numpy(force=True) for name, at in taken}
+            return [torch.from_numpy(array) for array in run(made, feeds, None)]
 
         return call

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
+from ...ops.bodies import body
 from .stack import Work
 
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -24,12 +25,13 @@ class OpenVino:
         return "" if find_spec("openvino") else "not installed: openvino (pip install 'autopar[openvino]')"
 
     def keeps(self, task: Task, graph: Graph) -> bool:
-        """ATen operators on dtypes that NumPy has; its converter writes recurrent layers out step by step."""
+        """ATen operators, and composites of these, on dtypes that NumPy has; its converter writes recurrent layers out
+        step by step."""
         values = (graph.value[name] for name in (*task.inputs, *task.outputs))
         plain = task.target.startswith("aten.") and not task.target.startswith(
             ("aten.lstm", "aten.gru", "aten.rnn")
         )
-        return plain and all(value.dtype in _DTYPES for value in values)
+        return (plain or body(task) is not None) and all(value.dtype in _DTYPES for value in values)
 
     def compile(self, work: Work) -> None:
         """Convert a piece. Raises whatever the library raises."""

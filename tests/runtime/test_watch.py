@@ -1,0 +1,42 @@
+"""State that changed without a trace is seen by a few of its elements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autopar.runtime.replicas import ELEMENTS, Master
+from autopar.runtime.watch import Watch
+
+
+def watched(tensor: torch.Tensor) -> Watch:
+    return Watch([Master("weight", {"weight": tensor}, "weight")])
+
+
+@pytest.mark.parametrize("size", [1, 3, ELEMENTS, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_a_write_to_all_of_a_tensor_is_seen_at_once(size: int, dtype: torch.dtype) -> None:
+    tensor = torch.ones(size).to(dtype)
+    watch = watched(tensor)
+    assert watch.unchanged()
+    tensor.data.copy_(tensor.data == 0)
+    assert tensor._version == 0 and not watch.unchanged()
+
+
+def test_scaling_is_seen_at_once_where_some_rows_are_zero() -> None:
+    tensor = torch.ones(100, 64)
+    tensor[0] = tensor[50:60] = 0
+    watch = watched(tensor)
+    tensor.data.mul_(2)
+    assert not watch.unchanged()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.mul_(2), lambda t: setattr(t, "data", torch.ones(4))], ids=["in place", "data"]
+)
+def test_other_traces_are_seen(change) -> None:
+    tensor = torch.ones(4)
+    watch = watched(tensor)
+    assert watch.unchanged()
+    change(tensor)
+    assert not watch.unchanged()
