@@ -11,16 +11,16 @@ import torch
 from .replicas import ELEMENTS, Master, bits
 
 PLACES = 8
-"""Places in each tensor, at even distances from the first, at which a few elements are looked at in turn."""
+"""Places in each tensor, from its first elements to its last, of which each look samples the next."""
 
 
 class Watch:
     """The state of `masters` as it was when last taken note of.
 
     A change is seen by identity, `_version`, address, an optimizer step or `Replicas.forget`, and, where it leaves none
-    of these traces (through `.data` or a numpy view), by a few elements beside each other of each tensor, at another of
-    some places in each look: after a call these are in no cache, and elements apart take as many lines. A look takes
-    some 0.2 µs a tensor. State that was made in inference mode has no version, and counts as changed.
+    of these traces (through `.data` or a numpy view), by a few elements of each tensor. They are adjacent, at another
+    place in each look, because elements that are far apart are as many cache misses. A look takes some 0.2 µs a
+    tensor. State that was made in inference mode has no version, and counts as changed.
     """
 
     def __init__(self, masters: Sequence[Master]) -> None:
