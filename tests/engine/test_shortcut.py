@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,12 @@ def test_dynamo_forgets() -> None:
     assert long_calls(fast, x) == 0
     torch._dynamo.reset()
     assert long_calls(fast, x) == 2
+
+
+def test_a_model_goes_with_its_compiled_form() -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    fast, gone = warm(model, x), weakref.ref(model)
+    assert long_calls(fast, x) == 0
+    del model, fast
+    gc.collect()
+    assert gone() is None
