@@ -9,12 +9,9 @@ from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
 from ..model.timing import timing
 from .grid import Grid
-from .orders import forwards, orders
+from .options import Option
 from .processes import processes
-from .simulation import Passes, simulate
-
-HALF = 0.5
-"""Share of a backward that makes the gradients of weights: `Unit.weight_share`, which a distribution does not keep."""
+from .simulation import HALF, passes_of, simulate
 
 
 def predicted(plan: Distribution) -> Timeline:
@@ -23,26 +20,15 @@ def predicted(plan: Distribution) -> Timeline:
 
     Replicas take the same time, as planned.
     """
-    by_host = {process.name: process for process in processes(plan.hosts)}
-    grid = Grid(plan.hosts, tuple(tuple(by_host[name] for name in row) for row in plan.ranks))
-    seconds, sums = [], []
-    for number, stage in enumerate(plan.stages):
-        weights = HALF * stage.backward_s
-        passes = {"F": stage.forward_s, "B": stage.backward_s, "W": weights, "I": stage.backward_s - weights}
-        seconds.append(passes)
-        sums.append(grid.reduce_s(plan.position(number), stage.state_bytes) if plan.trained else 0.0)
-    chunks = len(plan.stages) // plan.positions
-    turns = (
-        orders(plan.schedule, plan.positions, chunks, plan.micro_batches)
-        if plan.trained
-        else forwards(plan.positions, plan.micro_batches)
-    )
-    ties = [
-        (stages, grid.tie_s([plan.position(stage) for stage in stages], nbytes))
-        for stages, nbytes in plan.ties
-    ]
-    passes_of = Passes(seconds, [stage.bytes_out for stage in plan.stages], sums, ties)
-    found = timing(simulate(passes_of, turns, grid.ways))
+    grid = grid_of(plan)
+    rows = plan.batch // plan.replicas // plan.micro_batches
+    option = Option(
+        plan.replicas, plan.positions, len(plan.stages) // plan.positions, plan.micro_batches, plan.schedule, rows,
+        plan.trained, plan.sharded,
+    )  # fmt: skip
+    weights = [stage.state_bytes for stage in plan.stages]
+    passes = passes_of(grid, option, plan.stages, weights, [HALF] * len(weights), plan.ties)
+    found = timing(simulate(passes, option.orders(), grid.ways))
     names = plan.ranks[0]
     spans = []
     for step in found.placed:
@@ -58,6 +44,12 @@ def predicted(plan: Distribution) -> Timeline:
         {span.lane for span in spans}, key=lambda lane: (names.index(lane.rsplit("/", 1)[0]), lane)
     )
     return Timeline(plan.model, tuple(lanes), tuple(spans), found.makespan, label="predicted")
+
+
+def grid_of(plan: Distribution) -> Grid:
+    """The processes of a plan, one to a host."""
+    by_host = {process.name: process for process in processes(plan.hosts)}
+    return Grid(plan.hosts, tuple(tuple(by_host[name] for name in row) for row in plan.ranks))
 
 
 def waits(plan: Distribution, spans: Iterable[Span]) -> dict[tuple[str, str], float]:

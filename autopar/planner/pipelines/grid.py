@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import NamedTuple
 
 from ...ir.device import HANDOFF_S
+from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ...ir.hosts import Host, Hosts
 from .processes import Process
 
@@ -85,9 +87,36 @@ class Grid:
         wire = f"{src.host} out" if host.ports == 1 else f"{src.name} out"
         return Way(link.latency_s, rate, wire)
 
-    def reduce_s(self, position: int, nbytes: float) -> float:
-        """Seconds to sum `nbytes` over the replicas of a position (`all_reduce_s`), while other positions do so too."""
-        return self._ring(tuple(row[position] for row in self.rows), nbytes)
+    def reduce_s(self, position: int, nbytes: float, backward_s: float) -> float:
+        """Seconds that the sum of `nbytes` of gradients over the replicas of a position ends behind the last backward,
+        which makes them evenly in `backward_s`. It goes on bucket by bucket, while other positions do so too."""
+        if not nbytes:
+            return 0.0
+        first = min(nbytes, FIRST_BUCKET_BYTES)
+        rest = ceil((nbytes - first) / BUCKET_BYTES)
+        last = nbytes - first - (rest - 1) * BUCKET_BYTES if rest else first
+        all_s = (rest + 1) * self._ring(self._replicas(position), nbytes / (rest + 1))
+        # The links have work from the first bucket on, or wait for the last one.
+        return max(all_s - backward_s * (1 - first / nbytes), all_s * last / nbytes)
+
+    def gather_s(self, position: int, nbytes: float, groups: int) -> float:
+        """Seconds to gather `nbytes` of parameters that the replicas of a position share out, in so many messages, or
+        to sum and scatter their gradients: each is half of an `all_reduce_s`."""
+        return groups * self._ring(self._replicas(position), nbytes / groups) / 2
+
+    def pass_s(self, position: int, compute_s: float, nbytes: float, groups: int, messages: int) -> float:
+        """Seconds of a pass through a sharded stage: computation, and `messages` of each group.
+
+        An accelerator computes one group while the next is gathered, so that only the first is waited for.
+        """
+        each = self.gather_s(position, nbytes, groups)
+        process = self.rows[0][position]
+        if self.hosts.host[process.host].machine.device[process.devices[0]].traits.host:
+            return compute_s + messages * each
+        return max(compute_s, messages * each) + each / groups
+
+    def _replicas(self, position: int) -> tuple[Process, ...]:
+        return tuple(row[position] for row in self.rows)
 
     def tie_s(self, positions: Sequence[int], nbytes: float) -> float:
         """Seconds of the sum of a gradient over positions of one replica that share the parameter."""

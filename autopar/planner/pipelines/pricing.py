@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ir.distribution import Stage
+from ...ir.distribution import BUCKET_BYTES, Stage
 from .chain import Chain, Numbers
 from .cuts import Cutting
 from .grid import Grid
 from .options import Option
 from .orders import Action, in_flight
-from .simulation import Passes, simulate
+from .simulation import Passes, passes_of, simulate
+
+MOST_GROUPS = 16
+"""Groups that a sharded stage is gathered in, at most."""
+GATHERED = 4
+"""Times the bytes of a group: its parameters and those of the next one, its gradients, and the message of these."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """An option on a grid of processes, before any cut. `state` is the bytes kept for each byte of trained weights,
-    that byte included."""
+    """An option on a grid of processes, before any cut. `kept` is the bytes kept for each byte of trained weights, that
+    byte included, by all replicas that share them out together."""
 
     chain: Chain
     grid: Grid
     option: Option
-    state: float
+    kept: float
+
+    @property
+    def state(self) -> float:
+        """Bytes that a process keeps for each byte of trained weights of its stages."""
+        return self.kept / self.option.replicas if self.option.sharded else self.kept
+
+    def groups(self, first: int, stop: int) -> tuple[int, ...]:
+        """Ends of the groups of units of a stage whose parameters are gathered together, of about equal bytes."""
+        weights = self.chain.weights[first : stop + 1]
+        total = int(weights[-1] - weights[0])
+        count = min(MOST_GROUPS, max(1, total // BUCKET_BYTES))
+        ends = first + np.searchsorted(weights, weights[0] + total * np.arange(1, count) / count)
+        return tuple(sorted({*ends.tolist(), stop} - {first}))
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
@@ -69,8 +89,9 @@ class Setup:
         crossing = chain.crossing * option.rows
         live = [self.live(at).max(axis=0) for at in range(count)]
         most = [live[s % count][s // count] for s in range(option.stages)]
-        held = self.state * chain.weights + chain.buffers + option.rows * np.outer(most, chain.saved)
-        ties = [(self.state * nbytes, uses) for nbytes, uses in chain.uses]
+        state = self.state + (GATHERED / MOST_GROUPS if option.sharded else 0.0)
+        held = state * chain.weights + chain.buffers + option.rows * np.outer(most, chain.saved)
+        ties = [(state * nbytes, uses) for nbytes, uses in chain.uses]
         links: list[Numbers] = []
         for s in range(option.stages - 1):
             src, dst = s % count, (s + 1) % count
@@ -108,6 +129,7 @@ class Priced:
                     round(float(chain.crossing[stop]) * rows),
                     round(float(chain.saved[stop] - chain.saved[first]) * rows) if setup.option.trained else 0,
                     chain.weight_bytes(first, stop) + chain.buffer_bytes(first, stop),
+                    setup.groups(first, stop) if setup.option.sharded else (),
                 )
             )  # fmt: skip
         return tuple(found)
@@ -119,22 +141,16 @@ class Priced:
     @cached_property
     def passes(self) -> Passes:
         """What the simulator needs to know."""
-        setup, grid, chain, option = self.setup, self.setup.grid, self.setup.chain, self.setup.option
-        seconds, sums = [], []
-        for number, stage in enumerate(self.stages):
-            position = number % option.positions
-            kind = setup.kinds[position]
-            weights = self._seconds("weight", kind, stage.first, stage.stop) if option.trained else 0.0
-            seconds.append(
-                {"F": stage.forward_s, "B": stage.backward_s, "W": weights, "I": stage.backward_s - weights}
-            )
-            nbytes = chain.weight_bytes(stage.first, stage.stop) if option.trained else 0
-            sums.append(grid.reduce_s(position, nbytes))
-        ties = [
-            (on, grid.tie_s([stage % option.positions for stage in on], nbytes))
-            for on, nbytes in (self.ties if option.trained else ())
+        setup, option = self.setup, self.setup.option
+        shares = [
+            self._seconds("weight", setup.kinds[number % option.positions], stage.first, stage.stop)
+            / stage.backward_s
+            if stage.backward_s
+            else 0.0
+            for number, stage in enumerate(self.stages)
         ]
-        return Passes(seconds, [stage.bytes_out for stage in self.stages], sums, ties)
+        weights = [setup.chain.weight_bytes(stage.first, stage.stop) for stage in self.stages]
+        return passes_of(setup.grid, option, self.stages, weights, shares, self.ties)
 
     @cached_property
     def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -156,13 +172,26 @@ class Priced:
     def _held(self, position: int) -> int:
         chain, option = self.setup.chain, self.setup.option
         own = self.stages[position :: option.positions]
-        state, moving = option.rows * chain.scratch_bytes, 0
+        state, moving, gathered = option.rows * chain.scratch_bytes, 0, 0
         for stage in own:
             weights = chain.weight_bytes(stage.first, stage.stop)
             state += self.setup.state * weights + chain.buffer_bytes(stage.first, stage.stop)
+            gathered = max(gathered, self._gathered(stage))
             moving = max(moving, stage.bytes_out + round(float(chain.crossing[stage.first]) * option.rows))
         saved = self.setup.live(position) @ np.array([stage.saved_bytes for stage in own])
-        return round(state) + moving + int(saved.max())
+        return round(state) + moving + gathered + int(saved.max())
+
+    def _gathered(self, stage: Stage) -> int:
+        """Bytes that a sharded stage holds beside its shards: of its largest group, and of parameters that several
+        groups use, with their gradients."""
+        chain, ends = self.setup.chain, (stage.first, *stage.groups)
+        largest = max((chain.weight_bytes(a, b) for a, b in pairwise(ends)), default=0)
+        several = sum(
+            nbytes
+            for nbytes, users in chain.shared.values()
+            if len({bisect_right(ends, user) for user in users if stage.first <= user < stage.stop}) > 1
+        )
+        return GATHERED * largest + 2 * several if stage.groups else 0
 
     @cached_property
     def over(self) -> tuple[int, int]:
@@ -198,13 +227,13 @@ class Priced:
         head = tail = found = 0.0
         for at in range(count):
             own = range(at, option.stages, count)
-            work = m * sum(self.stages[s].forward_s + self.stages[s].backward_s for s in own)
+            work = m * sum(passes.seconds[s]["F"] + passes.seconds[s]["B"] for s in own)
             end = work + (reduced[at] if back == "B" or not at else 0.0)
             if back == "B":
                 end = max(end, work + tail + reduced[0])
             found = max(found, head + end)
             if at + 1 < count:
-                head += self.stages[at].forward_s + links[at]
+                head += passes.seconds[at]["F"] + links[at]
                 tail += passes.seconds[at][back] if option.trained else 0.0
         return found
 

@@ -7,19 +7,24 @@ from dataclasses import dataclass
 
 from ...ir.costed import Cluster, CostedGraph
 from ...ir.device import Device, Link
+from ...ir.distribution import Stage
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.machine import Machine
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
-from .grid import Way
+from .grid import Grid, Way
+from .options import Option
 from .orders import Action
+
+HALF = 0.5
+"""Share of a backward that makes the gradients of weights, where it is not known."""
 
 
 @dataclass(frozen=True)
 class Passes:
     """Of each stage: `seconds` of its actions by their letter, for one micro-batch; `bytes_out` that it sends to the
-    next, and gets back as gradients; `reduce_s` to sum its gradients over the replicas. `ties`: (stages that share
-    parameters, seconds to sum their gradients)."""
+    next, and gets back as gradients; `reduce_s` that the sum of its gradients over the replicas takes behind the last
+    backward. `ties`: (stages that share parameters, seconds to sum their gradients)."""
 
     seconds: Sequence[Mapping[str, float]]
     bytes_out: Sequence[int]
@@ -27,10 +32,35 @@ class Passes:
     ties: Sequence[tuple[tuple[int, ...], float]] = ()
 
 
+def passes_of(
+    grid: Grid, option: Option, stages: Sequence[Stage], weights: Sequence[int], shares: Sequence[float],
+    ties: Sequence[tuple[tuple[int, ...], int]],
+) -> Passes:  # fmt: skip
+    """The passes of stages with so many bytes of `weights`. `shares`: the part of each stage's backward that makes
+    gradients of weights. `ties`: parameters of several stages, (stages, bytes)."""
+    seconds, sums = [], []
+    for number, (stage, nbytes, share) in enumerate(zip(stages, weights, shares)):
+        position = number % option.positions
+        forward_s, backward_s, groups = stage.forward_s, stage.backward_s, len(stage.groups)
+        if groups:
+            forward_s = grid.pass_s(position, forward_s, nbytes, groups, 1)
+            backward_s = grid.pass_s(position, backward_s, nbytes, groups, 2)
+        of_weights = share * backward_s
+        seconds.append({"F": forward_s, "B": backward_s, "W": of_weights, "I": backward_s - of_weights})
+        last_s = of_weights if option.schedule == "zero-bubble" else backward_s
+        sums.append(grid.reduce_s(position, nbytes, last_s) if option.trained and not groups else 0.0)
+    parts = option.replicas if option.sharded else 1
+    tied = [
+        (on, grid.tie_s([stage % option.positions for stage in on], nbytes / parts))
+        for on, nbytes in (ties if option.trained else ())
+    ]
+    return Passes(seconds, [stage.bytes_out for stage in stages], sums, tied)
+
+
 def simulate(passes: Passes, orders: Sequence[Sequence[Action]], ways: Mapping[tuple[int, int], Way]) -> Play:
     """Play the actions of each process in their order; messages take their wires as they come.
 
-    The gradients of a stage are summed behind its last backward, beside what its process has still to do.
+    What is left of the sums of a stage's gradients follows its last backward, beside what its process has still to do.
     """
     positions, stages = len(orders), len(passes.seconds)
     tasks: list[Task] = []
