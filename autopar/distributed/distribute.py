@@ -83,7 +83,6 @@ def distribute(  # noqa: PLR0913 - what users may fix
     device, machine = _here(devices)
     if schedule != "auto" and schedule not in SCHEDULES:
         raise PlanError(f"schedule={schedule!r} is not known; give auto or one of {', '.join(SCHEDULES)}")
-    # Ranks may have other devices; all must know whether one has several lanes.
     several = max(gather(sum(len(own.compute_lanes) for own in machine.devices), group)) > 1
     if shard_replicas is True and several:
         raise PlanError(_LANES)
@@ -117,17 +116,29 @@ def distribute(  # noqa: PLR0913 - what users may fix
     chosen = agreed(make, None, group)
     if chosen.sharded and several:
         raise PlanError(_LANES)
-    part = _sliced(batch, chosen.batch // chosen.replicas // chosen.micro_batches)
-    captured = units(model, *part)
-    if captured.names != chosen.units:
-        raise PlanError(f"the plan is of {chosen.model} with {len(chosen.units)} units, not of this model")
-    placed = sum(len(own.compute_lanes) for own in machine.devices) > 1
+    return _job(model, batch, chosen, loss, group, device, machine)
+
+
+def _job(
+    model: nn.Module,
+    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    plan: Distribution,
+    loss: Callable[..., torch.Tensor] | None,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    machine: Machine,
+) -> Distributed:
+    """The stages of a plan, each on all lanes of this process."""
+    captured = units(model, *_sliced(batch, plan.batch // plan.replicas // plan.micro_batches))
+    if captured.names != plan.units:
+        raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
+    log.info("%s", plan)
+    lanes = sum(len(own.compute_lanes) for own in machine.devices)
 
     def place(stage: nn.Module) -> nn.Module:
-        return compile(stage, machine) if placed else stage  # type: ignore[return-value]
+        return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
-    log.info("%s", chosen)
-    return Distributed(captured, chosen, loss, group, device, place)
+    return Distributed(captured, plan, loss, group, device, place)
 
 
 def _here(devices: Any) -> tuple[torch.device, Machine]:
