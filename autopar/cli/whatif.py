@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
                 recompute={"auto": None, "always": True, "never": False}[chosen.recompute],
                 objective=chosen.infer or "training", schedules=chosen.schedule or SCHEDULES,
                 rows=chosen.micro_batch, replicas=chosen.replicas, stages=chosen.stages,
+                shard_replicas={"always": True, "never": False}.get(chosen.shard_replicas, "auto"),
             )
         )  # fmt: skip
         if chosen.verbose:
@@ -100,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor", type=above_zero, metavar="N", help="accelerators that share each layer")
     parser.add_argument("--stages", type=above_zero, metavar="N", help="stages of the pipeline")
     parser.add_argument("--replicas", type=above_zero, metavar="N", help="replicas of the whole model")
+    parser.add_argument(
+        "--shard-replicas", choices=("auto", "always", "never"), default="never",
+        help="replicas share out weights, gradients and the optimizer's state (FSDP2, ZeRO-3); auto: where they must",
+    )  # fmt: skip
     parser.add_argument("--schedule", action="append", choices=SCHEDULES, help="may be given several times")
     parser.add_argument(
         "--recompute", choices=("auto", "always", "never"), default="auto",

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,10 @@ log = logging.getLogger("autopar")
 
 FEW, MANY = 8, 2
 """Parts of the batch whose sizes units are timed with, for what they take at any size."""
+_LANES = (
+    "sharded replicas need one lane to each process, as FSDP2 frees and fills weights that autopar.compile has copied "
+    'to other lanes; give each process one device, such as devices=["cpu"], or shard_replicas=False'
+)
 
 
 def distribute(  # noqa: PLR0913 - what users may fix
@@ -47,6 +51,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
     replicas: int | None = None,
     micro_batches: int | None = None,
     optimizer_bytes: float = 2.0,
+    shard_replicas: bool | Literal["auto"] = "auto",
     plan: Distribution | str | PathLike[str] | None = None,
 ) -> Distributed:
     """A model over all processes of a job: pipeline stages and replicas, run by `torch.distributed.pipelining`.
@@ -68,6 +73,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
     lanes, autopar places the stage on all of them.
     schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble"; stages, replicas, micro_batches: fixed numbers;
     what is left open is chosen by simulation. optimizer_bytes: bytes of the optimizer's state for each byte of weights.
+    shard_replicas: True shares out the parameters of each stage over its replicas, with their gradients and the
+    optimizer's state, by FSDP2 (`torch.distributed.fsdp.fully_shard`); "auto" where they do not fit otherwise.
     plan: a Distribution (or file) made before, to be used as it is.
 
     Raises DeviceError where no process group is initialized, CaptureError, PlanError or MemoryCapError, each in every
@@ -76,6 +83,9 @@ def distribute(  # noqa: PLR0913 - what users may fix
     device, machine = _here(devices)
     if schedule != "auto" and schedule not in SCHEDULES:
         raise PlanError(f"schedule={schedule!r} is not known; give auto or one of {', '.join(SCHEDULES)}")
+    several = max(gather(sum(len(own.compute_lanes) for own in machine.devices), group)) > 1
+    if shard_replicas is True and several:
+        raise PlanError(_LANES)
     kwargs = dict(example_kwargs or {})
     batch = tuple(example_inputs), kwargs
     agree(lambda: described(model) | {"the batch": f"{rows_of(batch)} rows"}, group)
@@ -98,20 +108,37 @@ def distribute(  # noqa: PLR0913 - what users may fix
             replicas=replicas,
             micro_batches=micro_batches,
             optimizer_bytes=optimizer_bytes,
+            shard_replicas=False
+            if shard_replicas == "auto" and (several or loss is None)
+            else shard_replicas,
         )
 
     chosen = agreed(make, None, group)
-    part = _sliced(batch, chosen.batch // chosen.replicas // chosen.micro_batches)
-    captured = units(model, *part)
-    if captured.names != chosen.units:
-        raise PlanError(f"the plan is of {chosen.model} with {len(chosen.units)} units, not of this model")
+    if chosen.sharded and several:
+        raise PlanError(_LANES)
+    return _job(model, batch, chosen, loss, group, device, machine)
+
+
+def _job(
+    model: nn.Module,
+    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    plan: Distribution,
+    loss: Callable[..., torch.Tensor] | None,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    machine: Machine,
+) -> Distributed:
+    """The stages of a plan, each on all lanes of this process."""
+    captured = units(model, *_sliced(batch, plan.batch // plan.replicas // plan.micro_batches))
+    if captured.names != plan.units:
+        raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
+    log.info("%s", plan)
     lanes = sum(len(own.compute_lanes) for own in machine.devices)
 
     def place(stage: nn.Module) -> nn.Module:
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
-    log.info("%s", chosen)
-    return Distributed(captured, chosen, loss, group, device, place)
+    return Distributed(captured, plan, loss, group, device, place)
 
 
 def _here(devices: Any) -> tuple[torch.device, Machine]:

@@ -20,7 +20,7 @@ from ..ir.graph import Graph, Task
 from ..ir.hardware.chips import COMPUTE_REACHED
 from ..ir.hosts import Hosts, compute_devices
 from ..planner.pipelines import Chain, Process, RowCost, distribution, processes
-from ..planner.pipelines.chain import recomputed, tensor_parallel
+from ..planner.pipelines.chain_changes import recomputed, tensor_parallel
 from ..planner.pipelines.from_graph import chain_of
 from ..planner.pipelines.grid import inside
 from ..system.text import seconds, size
@@ -110,7 +110,7 @@ class Forecast:
         pace = f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{self.rows_per_s:,.1f} rows/s"
         return (
             f"{self.used:,} of {self.accelerators:,}",
-            f"{self.tensor} × {plan.positions} × {plan.replicas}",
+            f"{self.tensor} × {plan.positions} × {plan.replicas}{' sharded' * plan.sharded}",
             f"{plan.schedule}{f' × {chunks}' if chunks > 1 else ''}",
             f"{plan.micro_batches} × {plan.batch // plan.replicas // plan.micro_batches}",
             "yes" if self.recompute else "no",
@@ -138,12 +138,14 @@ def forecast(  # noqa: PLR0913 - what users may fix
     rows: int | None = None,
     replicas: int | None = None,
     stages: int | None = None,
+    shard_replicas: bool | str = False,
 ) -> Forecast:
     """The best way found to run a captured model on declared hosts, each accelerator a process of the pipeline.
 
     Beside what `distribution` chooses: how many accelerators of a host share each layer (`tensor`), and whether layers
     are computed again in the backward (`recompute`). `optimizer` is one of `OPTIMIZERS`; beside weights of 16 bits it
-    keeps all in float32. `rows` are those of a micro-batch. Raises PlanError, MemoryCapError or DeviceError.
+    keeps all in float32. `rows` are those of a micro-batch. `shard_replicas` is that of `autopar.distribute`. Raises
+    PlanError, MemoryCapError or DeviceError.
     """
     if optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer={optimizer!r} is not known; give one of {', '.join(OPTIMIZERS)}")
@@ -168,7 +170,7 @@ def forecast(  # noqa: PLR0913 - what users may fix
                 plan = distribution(
                     recomputed(chain) if again else chain, hosts, batch, members=members, objective=objective,
                     schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=kept,
-                    below=best[0].step_s if best else None,
+                    shard_replicas=shard_replicas, below=best[0].step_s if best else None,
                 )  # fmt: skip
             except (PlanError, MemoryCapError) as error:
                 refused.append(error)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 
@@ -19,6 +20,13 @@ FORMAT = "autopar distribution 1"
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 """Pipeline schedules by name: `ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B` and
 `ScheduleInterleavedZeroBubble` of `torch.distributed.pipelining`."""
+BUCKET_BYTES = 25 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+"""Bytes of gradients that are summed in one message, and in the first of a group, as in DistributedDataParallel."""
+UNSHARDED = (
+    "zero-bubble computes gradients of weights apart from the backward, where FSDP2 does not gather them"
+)
+"""The reason for which that schedule and sharded replicas exclude each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,9 @@ class Stage:
 
     Of one micro-batch: `forward_s` and `backward_s` on the host it is planned for, `bytes_out` that it sends on to
     later stages, `saved_bytes` that its forward keeps for its backward. `state_bytes` are its parameters and buffers.
+
+    `groups`: the parameters are sharded over the replicas (FSDP2), and gathered for consecutive units at a time, of
+    which these are the ends. None: each replica has them whole.
     """
 
     first: int
@@ -36,6 +47,7 @@ class Stage:
     bytes_out: int
     saved_bytes: int
     state_bytes: int
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,11 @@ class Distribution:
         return len(self.ranks[0])
 
     @property
+    def sharded(self) -> bool:
+        """True if replicas share out the parameters, their gradients and the optimizer's state."""
+        return bool(self.stages[0].groups)
+
+    @property
     def bubble(self) -> float:
         """Share of a step in which the busiest process waits, as predicted."""
         return 1 - self.ideal_s / self.step_s if self.step_s > 0 else 0.0
@@ -116,6 +133,7 @@ class Distribution:
                 )
         if ends[-1] != len(self.units):
             raise PlanError(f"the stages end with unit {ends[-1] - 1} of {len(self.units)}")
+        self._check_groups()
         parts = self.micro_batches * self.replicas
         if self.micro_batches < 1 or self.batch < parts or self.batch % parts:
             raise PlanError(
@@ -123,6 +141,25 @@ class Distribution:
                 "replicas"
             )
         return self
+
+    def _check_groups(self) -> None:
+        for number, stage in enumerate(self.stages):
+            if bool(stage.groups) != self.sharded:
+                raise PlanError(
+                    f"stage {number} must be sharded as the others are: give all of them groups, or none"
+                )
+            ends = (stage.first, *stage.groups)
+            if stage.groups and (ends[-1] != stage.stop or any(a >= b for a, b in pairwise(ends))):
+                raise PlanError(
+                    f"groups of stage {number} end at {list(stage.groups)}; they must rise from {stage.first} to "
+                    f"{stage.stop}"
+                )
+        if self.sharded and self.replicas < 2:
+            raise PlanError(
+                "one replica has nobody to share its parameters with; give replicas=2, or no groups"
+            )
+        if self.sharded and self.schedule == "zero-bubble":
+            raise PlanError(f"{UNSHARDED}; give schedule='1f1b' or 'interleaved', or shard_replicas=False")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON."""
@@ -149,8 +186,8 @@ class Distribution:
                 seconds(stage.backward_s), size(stage.bytes_out), size(stage.saved_bytes), size(stage.state_bytes),
             ))  # fmt: skip
         head = (
-            f"{self.model}: {len(self.stages)} stages × {self.replicas} replicas, {self.micro_batches} micro-batches, "
-            f"{self.schedule}; predicted {seconds(self.step_s)} a step, of which the busiest process waits "
-            f"{self.bubble:.0%}"
+            f"{self.model}: {len(self.stages)} stages × {self.replicas} {'sharded ' * self.sharded}replicas, "
+            f"{self.micro_batches} micro-batches, {self.schedule}; predicted {seconds(self.step_s)} a step, of which "
+            f"the busiest process waits {self.bubble:.0%}"
         )
         return f"{head}\n\n{table(rows, right=(4, 5, 6, 7, 8))}"

@@ -13,6 +13,6 @@ def test_each_way_is_measured_for_each_model(capsys):
     for rows in found.values():
         assert all(row["measured_s"] > 0 for row in rows.values())
         planned = [row for name, row in rows.items() if name.startswith("planned")]
-        assert len(planned) == 3 and all(row["predicted_s"] > 0 and 0 <= row["waits"] < 1 for row in planned)
+        assert len(planned) == 5 and all(row["predicted_s"] > 0 and 0 <= row["waits"] < 1 for row in planned)
     printed = capsys.readouterr().out
     assert "DistributedDataParallel" in printed and "by formula" in printed

@@ -194,14 +194,6 @@ def test_tied_weights_are_counted_once_in_a_stage_and_summed_over_two():
     assert summed == pytest.approx(4_000_000 / rate, rel=0.1)
 
 
-def test_replicas_wait_for_the_sum_of_gradients():
-    chain = even_chain(4, weights=50_000_000)
-    fixed = {"stages": 1, "replicas": 2, "micro_batches": 1}
-    plan, free = (distribution(chain, hosts(2, free=f), 2, **fixed) for f in (False, True))
-    ring = 2 * (1 / 2) * 200_000_000 / hosts(2).hosts[0].bytes_per_s
-    assert plan.step_s - free.step_s == pytest.approx(ring, rel=0.01)
-
-
 def test_accelerators_of_a_host_are_nearer_than_hosts():
     on = Hosts.declare("2 x (cpu + 4 h100) over ethernet-10")
     members = processes(on, "accelerator")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from torch.utils import _pytree as pytree
 from ...errors import PlanError, RunError
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
-from ...planner.pipelines.simulation import predicted
+from ...planner.pipelines.forecast import predicted
 from .reduction import Shared, Sums
 from .report import explained
+from .sharding import ShardedStage, owned, rows_as, sharded
 from .stages import StageModule
 from .units import Units
 
@@ -56,6 +58,8 @@ class _Entry(nn.Module):
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
         found = self.stage(*map(_InOnePiece.apply, received), **inputs)
+        if isinstance(self.stage, ShardedStage):
+            return owned(found)
         return pytree.tree_map(torch.clone, found) if self.apart else found
 
 
@@ -95,7 +99,8 @@ class Distributed:
 
     `job.step(*inputs, target=…)` is forward, backward and the sum of gradients; `job(*inputs)` the forward alone.
     Every process is called with the whole batch, of which each replica takes its rows. Parameters are the model's own
-    objects: `torch.optim.SGD(job.parameters())` steps those of this process.
+    objects: `torch.optim.SGD(job.parameters())` steps those of this process. Where the plan shards them over replicas,
+    they are DTensors, which the model then has in their place, as `fully_shard` leaves it.
     """
 
     def __init__(
@@ -114,14 +119,17 @@ class Distributed:
         # A process that the plan leaves idle only waits for the loss.
         self.replica, self.position = places[0] if places else (-1, -1)
         self._chain = _groups(grid)[self.replica] if places else None
-        modules = {
-            number: StageModule(units, stage.first, stage.stop, device)
+        modules: dict[int, StageModule | ShardedStage] = {
+            number: ShardedStage(units, stage, device)
+            if plan.sharded
+            else StageModule(units, stage.first, stage.stop, device)
             for number, stage in enumerate(plan.stages)
         }
-        self._shared = _shared(modules, plan, grid, self.position)
         self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
         for module in self.stages.values():
             module.to(device)
+        whole = sharded(modules, plan, grid, device, units.model) if plan.sharded else None
+        self._shared = _shared(modules, plan, grid, self.position, whole)
         self._sums = Sums(self._shared, self.stages, plan.micro_batches)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
@@ -191,7 +199,11 @@ class Distributed:
             return None
         if self._serving is None:
             self._serving = self._scheduled(None)
+        # torch clears gradients of sharded parameters where it looks for shapes, in the first call.
+        waiting = [(parameter, parameter.grad) for parameter in self.parameters()]
         found = self._serving.eval(**self._inputs(args, kwargs))
+        for parameter, gradient in waiting:
+            parameter.grad = gradient
         return self._last.answer(found) if self._has_last else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -204,10 +216,10 @@ class Distributed:
         """(path in the model, parameter) of this process's stages, each once."""
         seen = set()
         for module in self.stages.values():
-            for path, parameter in module.named_parameters():
+            for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield path, parameter
+                    yield module.paths[name][0], parameter
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of this process's stages under all their paths in the model."""
@@ -226,7 +238,7 @@ class Distributed:
                 raise RunError(
                     f"the state dict has no {path!r}, which stages {', '.join(map(str, self.stages))} need"
                 )
-            tensor.copy_(state[path])
+            tensor.copy_(rows_as(state[path], tensor))
 
     @property
     def timeline(self) -> Timeline:
@@ -304,22 +316,30 @@ def _groups(grid: Sequence[Sequence[int]]) -> list[dist.ProcessGroup]:
 
 
 def _shared(
-    modules: Mapping[int, StageModule], plan: Distribution, grid: Sequence[Sequence[int]], position: int
+    modules: Mapping[int, StageModule | ShardedStage],
+    plan: Distribution,
+    grid: Sequence[Sequence[int]],
+    position: int,
+    whole: set[str] | None,
 ) -> list[Shared]:
-    """What this process shares with others: each parameter with all that hold it, in any stage or replica."""
-    holders: dict[int, tuple[nn.Parameter, set[int]]] = {}
+    """What this process shares with others: each parameter with all that hold it, in any stage or replica; those that
+    replicas share out, all but the paths in `whole` where it is given, with the other stages of its replica."""
+    holders: dict[str, set[int]] = {}
+    own: dict[str, nn.Parameter] = {}
     for number, module in modules.items():
-        for parameter in module.parameters():
-            holders.setdefault(id(parameter), (parameter, set()))[1].add(plan.position(number))
-    by: dict[tuple[int, ...], list[nn.Parameter]] = {}
-    for parameter, positions in holders.values():
-        by.setdefault(tuple(sorted(positions)), []).append(parameter)
+        for name, parameter in module.named_parameters():
+            path = module.paths[name][0]
+            holders.setdefault(path, set()).add(plan.position(number))
+            if plan.position(number) == position:
+                own[path] = parameter
+    by: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+    for path, positions in holders.items():
+        by.setdefault((tuple(sorted(positions)), whole is None or path in whole), []).append(path)
     found = []
-    for shared, parameters in sorted(by.items()):
-        members = sorted(row[p] for row in grid for p in shared)
-        if len(members) < 2:
-            continue
-        group = dist.new_group(members)
-        if position in shared:
-            found.append(Shared(tuple(parameters), group, len(shared) == 1))
+    for (shared, everywhere), paths in sorted(by.items()):
+        rows = [[row[p] for p in shared] for row in grid]
+        for members in [[*chain(*rows)]] if everywhere else rows:
+            group = dist.new_group(sorted(members)) if len(members) > 1 else None
+            if group is not None and dist.get_rank() in members:
+                found.append(Shared(tuple(own[path] for path in paths), group, len(shared) == 1))
     return found

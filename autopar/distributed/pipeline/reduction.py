@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-BUCKET_BYTES = 25 << 20
-FIRST_BUCKET_BYTES = 1 << 20
-"""Bytes of gradients that are summed in one message, and in the first of a group, as in DistributedDataParallel."""
+from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,17 +43,17 @@ class _Bucket:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.flat = torch.cat([p.grad.reshape(-1) for p in self.parameters if p.grad is not None])
+        self.flat = torch.cat([_local(p.grad).reshape(-1) for p in self.parameters if p.grad is not None])
         self.work = dist.all_reduce(self.flat, group=self.group, async_op=True)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait, and write the sums into the gradients."""
         self.work.wait()
-        sizes = [parameter.numel() for parameter in self.parameters]
-        for parameter, summed in zip(self.parameters, self.flat.split(sizes)):
-            assert parameter.grad is not None
-            parameter.grad.copy_(summed.view_as(parameter.grad))
+        gradients = [_local(p.grad) for p in self.parameters if p.grad is not None]
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, summed in zip(gradients, self.flat.split(sizes)):
+            gradient.copy_(summed.view_as(gradient))
         self.flat, self.work = torch.empty(0), None
 
 
@@ -118,6 +117,11 @@ class Sums:
         for bucket in itertools.takewhile(lambda bucket: not bucket.missing, queue):
             if bucket.work is None:
                 bucket.start()
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    """What this process has of a gradient, in the same memory."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from ...ir.distribution import Distribution
-from ...planner.pipelines.simulation import predicted, waits
+from ...planner.pipelines.forecast import grid_of, predicted, waits
 from ...system.text import seconds, size, table
+
+GATHERS = 3
+"""Times that a sharded stage's parameters move in a micro-batch: gathered for the forward and for the backward, and
+their gradients scattered."""
 
 
 def explained(plan: Distribution) -> str:
@@ -38,6 +42,16 @@ def explained(plan: Distribution) -> str:
             if row not in links:
                 links.append(row)
         parts.append(table(links, right=(2, 3)))
+    if plan.sharded:
+        grid = grid_of(plan)
+        shards = [("stage", "groups", "state of a replica", "of a process", "gathers and scatters of a step")]
+        for number, stage in enumerate(plan.stages):
+            each = grid.gather_s(plan.position(number), stage.state_bytes, len(stage.groups))
+            shards.append((
+                str(number), str(len(stage.groups)), size(stage.state_bytes), size(stage.state_bytes / plan.replicas),
+                seconds(GATHERS * plan.micro_batches * each),
+            ))  # fmt: skip
+        parts.append(table(shards, right=(1, 2, 3, 4)))
     if plan.tried:
         others = [("also tried", "predicted", "÷ chosen")]
         for what, taken in plan.tried:

@@ -31,7 +31,7 @@ class ShardedStage(nn.Module):
         super().__init__()
         ends = (stage.first, *stage.groups)
         groups = [StageModule(units, first, stop, device) for first, stop in pairwise(ends)]
-        self.groups = nn.ModuleList(groups)
+        self._order, self.groups = tuple(groups), nn.ModuleList(groups)
         users = Counter(id(p) for group in groups for p in group.parameters())
         several = {id(p): p for group in groups for p in group.parameters() if users[id(p)] > 1}
         self.several = nn.ParameterList(several.values())
@@ -44,7 +44,7 @@ class ShardedStage(nn.Module):
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
         """What the groups make of it, one after the other."""
-        for group in self.groups:
+        for group in self._order:
             received = group(*received, **{name: inputs[name] for name in group.needs})
         return received
 
@@ -73,7 +73,7 @@ def owned(outputs: Any) -> Any:
 
 
 def sharded(
-    stages: Mapping[int, ShardedStage],
+    stages: Mapping[int, StageModule | ShardedStage],
     plan: Distribution,
     grid: Sequence[Sequence[int]],
     device: torch.device,
@@ -109,7 +109,7 @@ def sharded(
         if dist.get_rank() in column:
             mesh = DeviceMesh.from_group(group, device.type)
             for number, stage in stages.items():
-                if plan.position(number) == position:
+                if plan.position(number) == position and isinstance(stage, ShardedStage):
                     stage.shard(model, mesh, {*whole.values()})
     return {*whole}
 

@@ -2,6 +2,6 @@
 
 from .chain import Chain, RowCost, Unit
 from .choose import distribution
-from .grid import Process, processes
+from .processes import Process, processes
 
 __all__ = ["Chain", "Process", "RowCost", "Unit", "distribution", "processes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ...errors import MemoryCapError, PlanError
@@ -13,9 +13,10 @@ from ...ir.hosts import Hosts
 from ...system.process import uncollected
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
-from .grid import Grid, Process, grids, processes
+from .grid import Grid, grids
 from .options import Asked, Option, options
 from .pricing import Priced, Setup
+from .processes import Process, processes
 
 TRIES = 4
 """Cuts under caps that are tried for one setup until they fit, with less memory each time."""
@@ -38,6 +39,7 @@ def distribution(  # noqa: PLR0913 - what users may fix
     rows: int | None = None,
     memory: int | str | None = None,
     optimizer_bytes: float = 2.0,
+    shard_replicas: bool | str = False,
     below: float | None = None,
 ) -> Distribution:
     """The quickest way found to run a chain on hosts: replicas, stages, cuts, micro-batches and schedule.
@@ -48,18 +50,20 @@ def distribution(  # noqa: PLR0913 - what users may fix
     (the period of batches that follow each other); the last two are forward alone. `schedules` may be tried;
     `micro_batches`, `replicas`, `stages` (all of one replica) and `rows` (of a micro-batch) fix what is given. `memory`
     caps each device of a process, in bytes or as "6GiB", in place of its own. `optimizer_bytes` are kept for each byte
-    of trained weights: 2 for Adam, 0 for SGD; weights and gradients come on top. With `below`, only steps of fewer
+    of trained weights: 2 for Adam, 0 for SGD; weights and gradients come on top. `shard_replicas`: replicas share out
+    all three (FSDP2), always or, with "auto", where they do not fit otherwise. With `below`, only steps of fewer
     seconds are looked for.
 
     What a lower bound does not rule out is cut for the least bottleneck, and by units evenly, and simulated. Replicas
     are the same but for their hosts, so that one is simulated, with the slowest process and link of each position.
-    Gradients are summed over replicas behind the last backward of their stage, beside what other stages still do. Equal
-    input gives an equal plan. Raises PlanError for numbers that cannot be, and where nothing is below `below`;
-    MemoryCapError where nothing fits.
+    Gradients are summed over replicas from within the last backward of their stage on, beside what other stages still
+    do. Equal input gives an equal plan.
+
+    Raises PlanError for numbers that cannot be, and where nothing is below `below`; MemoryCapError where nothing fits.
     """
     found = tuple(members) if members is not None else processes(hosts)
     cap = None if memory is None else parse_bytes(memory)
-    asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages, rows)
+    asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas)
     asked.check(len(found), len(chain.check().units))
     search = _Search(chain, hosts, asked, _ordered(chain, found), cap, optimizer_bytes, below)
     return search.run()
@@ -107,13 +111,12 @@ class _Search:
             bound, _, item = heapq.heappop(queue)
             if bound >= (self.best[0] if self.best else self._most) * (1 - 1e-9):
                 break
-            if isinstance(item, Setup) and not item.roomy:
-                self._refuse(item)
-            elif isinstance(item, Setup):
-                for priced in self._cut(item):
-                    heapq.heappush(queue, (priced.bound_s(self._period), next(number), priced))
-            else:
+            if isinstance(item, Priced):
                 self._simulate(item)
+                continue
+            for found in self._cut(item):
+                least = self._least(found) if isinstance(found, Setup) else found.bound_s(self._period)
+                heapq.heappush(queue, (least, next(number), found))
         if not self.best:
             if self.nearest is None or queue:
                 raise PlanError(
@@ -166,17 +169,26 @@ class _Search:
             return total / (1 - (1 - 1 / m) ** p)
         return max(total if option.schedule != "zero-bubble" else 0.0, m * total / p)
 
-    def _cut(self, setup: Setup) -> Iterator[Priced]:
-        """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow."""
+    def _cut(self, setup: Setup) -> Iterator[Priced | Setup]:
+        """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow. Where
+        some do not fit, the setup with sharded replicas too, if it may be."""
+        if not setup.roomy:
+            self._refuse(setup)
+            yield from self._sharded(setup)
+            return
         found = dict.fromkeys([*self._even(setup), self._plain(setup)])
-        fitting = False
-        for cuts in found:
-            priced = Priced(setup, cuts)
-            if not self._slow(setup, cuts) and self._fits(priced):
-                fitting = True
-                yield priced
-        if not found or (not fitting and not any(self._slow(setup, cuts) for cuts in found)):
+        quick = [Priced(setup, cuts) for cuts in found if not self._slow(setup, cuts)]
+        fitting = [priced for priced in quick if self._fits(priced)]
+        yield from fitting
+        if len(fitting) < len(quick):
+            yield from self._sharded(setup)
+        if not found or (not fitting and len(quick) == len(found)):
             self.tried.append((str(setup.option), None))
+
+    def _sharded(self, setup: Setup) -> Iterator[Setup]:
+        option = setup.option
+        if self.asked.shard_replicas == "auto" and option.shardable and not option.sharded:
+            yield replace(setup, option=replace(option, sharded=True))
 
     def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
         """Cuts of the least bottleneck: without caps, with them, and until they fit with less each time."""
@@ -249,7 +261,8 @@ class _Search:
         return MemoryCapError(
             f"nothing that was tried fits in memory: the nearest, {priced.setup.option}, needs "
             f"{size(priced.memory[position])} on {process.name}, where {size(cap)} are",
-            f"raise it with memory={cap + over}, add hosts, or give a smaller batch, or an optimizer with less state",
+            f"raise it with memory={cap + over}, add hosts, or give a smaller batch, or an optimizer with less state"
+            + ", or shard_replicas='auto'" * (self.asked.trained and self.asked.shard_replicas is False),
         )
 
 

@@ -119,7 +119,9 @@ class _Builder:
         if task.free:
             return
         draft, costs = self.drafts[number], self.price(task)
-        draft.backward = [own.plus(cost) for own, cost in zip(draft.backward, costs)]
+        draft.backward = [
+            RowCost(a.fixed_s + b.fixed_s, a.per_row_s + b.per_row_s) for a, b in zip(draft.backward, costs)
+        ]
         if any(value in self._gradients for value in task.outputs):
             draft.of_weights += costs[0].seconds(self.rows)
 

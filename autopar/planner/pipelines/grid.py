@@ -1,75 +1,18 @@
-"""Processes of a job over hosts, a whole host each or one accelerator or several; these laid out as replicas ×
-positions, and the ways between them."""
+"""Processes laid out as replicas × positions, and the ways between them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from math import ceil
+from typing import NamedTuple
 
-from ...errors import DeviceError
 from ...ir.device import HANDOFF_S
-from ...ir.hosts import Host, Hosts, compute_devices
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process of a pipeline: `devices` of a host, with `memory_bytes` on each (None: not limited).
-
-    `kind` is the name of the first process like it. `whole`: it has its host, and the host's network, for itself.
-    """
-
-    name: str
-    host: str
-    devices: tuple[str, ...]
-    kind: str
-    memory_bytes: int | None
-    whole: bool = False
-
-    def capped(self, memory_bytes: int) -> Process:
-        """The same with other memory."""
-        return replace(self, memory_bytes=memory_bytes)
-
-
-def processes(
-    hosts: Hosts, each: Literal["host", "accelerator"] = "host", group: int = 1
-) -> tuple[Process, ...]:
-    """The processes of a job, host by host.
-
-    `each` `host`: one to a host, whose devices autopar plans inside; its memory is that of all that compute.
-    `accelerator`: one to every `group` accelerators of a host (a group computes each unit together, as tensor
-    parallelism does), or to its CPU where it has none; what `group` does not divide is left over. Raises DeviceError
-    where no host has as many accelerators as a group.
-    """
-    found: list[Process] = []
-    kinds: dict[Hashable, str] = {}
-    for host in hosts.hosts:
-        for name, like, process in _of(host, each, group):
-            found.append(replace(process, kind=kinds.setdefault(like, name)))
-    if not found:
-        raise DeviceError(
-            f"no host has {group} accelerators; give a smaller group, or hosts with more of them"
-        )
-    return tuple(found)
-
-
-def _of(host: Host, each: str, group: int) -> list[tuple[str, Hashable, Process]]:
-    names = compute_devices(host.machine)
-    if each == "host":
-        memory = [host.machine.device[name].memory_bytes for name in names]
-        room = None if None in memory else sum(nbytes or 0 for nbytes in memory)
-        return [(host.name, host.machine, Process(host.name, host.name, names, "", room, whole=True))]
-    found: list[tuple[str, Hashable, Process]] = []
-    for first in range(0, len(names) - group + 1, group):
-        members = names[first : first + group]
-        name = f"{host.name}/{members[0]}" + (f"+{group - 1}" if group > 1 else "")
-        devices = [host.machine.device[member] for member in members]
-        like = tuple(replace(device, name="") for device in devices)
-        caps = [device.memory_bytes for device in devices if device.memory_bytes is not None]
-        found.append((name, like, Process(name, host.name, members, "", min(caps, default=None))))
-    return found
+from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from ...ir.hosts import Host, Hosts
+from .processes import Process
 
 
 class Way(NamedTuple):
@@ -144,9 +87,36 @@ class Grid:
         wire = f"{src.host} out" if host.ports == 1 else f"{src.name} out"
         return Way(link.latency_s, rate, wire)
 
-    def reduce_s(self, position: int, nbytes: float) -> float:
-        """Seconds to sum `nbytes` over the replicas of a position (`all_reduce_s`), while other positions do so too."""
-        return self._ring(tuple(row[position] for row in self.rows), nbytes)
+    def reduce_s(self, position: int, nbytes: float, backward_s: float) -> float:
+        """Seconds that the sum of `nbytes` of gradients over the replicas of a position ends behind the last backward,
+        which makes them evenly in `backward_s`. It goes on bucket by bucket, while other positions do so too."""
+        if not nbytes:
+            return 0.0
+        first = min(nbytes, FIRST_BUCKET_BYTES)
+        rest = ceil((nbytes - first) / BUCKET_BYTES)
+        last = nbytes - first - (rest - 1) * BUCKET_BYTES if rest else first
+        all_s = (rest + 1) * self._ring(self._replicas(position), nbytes / (rest + 1))
+        # The links have work from the first bucket on, or wait for the last one.
+        return max(all_s - backward_s * (1 - first / nbytes), all_s * last / nbytes)
+
+    def gather_s(self, position: int, nbytes: float, groups: int) -> float:
+        """Seconds to gather `nbytes` of parameters that the replicas of a position share out, in so many messages, or
+        to sum and scatter their gradients: each is half of an `all_reduce_s`."""
+        return groups * self._ring(self._replicas(position), nbytes / groups) / 2
+
+    def pass_s(self, position: int, compute_s: float, nbytes: float, groups: int, messages: int) -> float:
+        """Seconds of a pass through a sharded stage: computation, and `messages` of each group.
+
+        An accelerator computes one group while the next is gathered, so that only the first is waited for.
+        """
+        each = self.gather_s(position, nbytes, groups)
+        process = self.rows[0][position]
+        if self.hosts.host[process.host].machine.device[process.devices[0]].traits.host:
+            return compute_s + messages * each
+        return max(compute_s, messages * each) + each / groups
+
+    def _replicas(self, position: int) -> tuple[Process, ...]:
+        return tuple(row[position] for row in self.rows)
 
     def tie_s(self, positions: Sequence[int], nbytes: float) -> float:
         """Seconds of the sum of a gradient over positions of one replica that share the parameter."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import PlanError
-from ...ir.distribution import SCHEDULES
-from .orders import refusal
+from ...ir.distribution import SCHEDULES, UNSHARDED
+from .orders import Action, forwards, orders, refusal
 
 OBJECTIVES = ("training", "latency", "throughput")
 """`training`: the shortest step of forward, backward and sum of gradients. `latency`: the shortest forward of one
@@ -20,7 +20,8 @@ ALL_UP_TO = 16
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way: `positions` processes to each of `replicas`, with `chunks` stages each; `rows` of each micro-batch."""
+    """One way: `positions` processes to each of `replicas`, with `chunks` stages each; `rows` of each micro-batch.
+    `sharded`: replicas share out the parameters of their stages (FSDP2)."""
 
     replicas: int
     positions: int
@@ -29,17 +30,30 @@ class Option:
     schedule: str
     rows: int
     trained: bool
+    sharded: bool = False
 
     @property
     def stages(self) -> int:
         """Number of stages."""
         return self.positions * self.chunks
 
+    @property
+    def shardable(self) -> bool:
+        """True if replicas could share out their parameters."""
+        return self.trained and self.replicas > 1 and self.schedule != "zero-bubble"
+
+    def orders(self) -> list[list[Action]]:
+        """The actions of each position."""
+        if not self.trained:
+            return forwards(self.positions, self.micro_batches)
+        return orders(self.schedule, self.positions, self.chunks, self.micro_batches)
+
     def __str__(self) -> str:
         each = f" × {self.chunks} stages" if self.chunks > 1 else ""
+        replicas = f"{self.replicas} {'sharded ' * self.sharded}replicas"
         return (
-            f"{self.replicas} replicas × {self.positions} processes{each}, {self.micro_batches} micro-batches of "
-            f"{self.rows} rows, {self.schedule}"
+            f"{replicas} × {self.positions} processes{each}, {self.micro_batches} micro-batches of {self.rows} rows, "
+            f"{self.schedule}"
         )
 
 
@@ -54,6 +68,7 @@ class Asked:
     replicas: int | None = None
     stages: int | None = None
     rows: int | None = None
+    shard_replicas: bool | str = False
 
     @property
     def trained(self) -> bool:
@@ -67,6 +82,7 @@ class Asked:
         for name in self.schedules:
             if name not in SCHEDULES:
                 raise PlanError(f"schedule {name!r} is not known; give some of {', '.join(SCHEDULES)}")
+        self._check_shards()
         for word in ("batch", "micro_batches", "replicas", "stages", "rows"):
             number = getattr(self, word)
             if number is not None and (not isinstance(number, int) or number < 1):
@@ -83,6 +99,25 @@ class Asked:
             raise PlanError(f"stages={self.stages} are more than the {units} units of the model; give fewer")
         return self
 
+    def _check_shards(self) -> None:
+        if self.shard_replicas not in (True, False, "auto"):
+            raise PlanError(
+                f"shard_replicas={self.shard_replicas!r} is not known; give True, False or 'auto'"
+            )
+        if self.shard_replicas is True:
+            if not self.trained:
+                raise PlanError(
+                    "shard_replicas=True is for training; give loss=, or stages= to serve a large model"
+                )
+            if self.replicas == 1:
+                raise PlanError(
+                    "shard_replicas=True has nothing to share with replicas=1; give replicas=2 or more"
+                )
+            if set(self.schedules) == {"zero-bubble"}:
+                raise PlanError(
+                    f"{UNSHARDED}; give schedule='1f1b' or 'interleaved', or shard_replicas=False"
+                )
+
 
 def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
     """All ways to be tried, simple ones first, with no more stages than `most` unless they are asked for. A batch is
@@ -94,9 +129,14 @@ def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
             if each % micro_batches or asked.rows not in (None, each // micro_batches):
                 continue
             for schedule, chunks in _schedules(asked, positions, units):
-                if not asked.trained or not refusal(schedule, positions, chunks, micro_batches):
-                    rows = each // micro_batches
-                    yield Option(replicas, positions, chunks, micro_batches, schedule, rows, asked.trained)
+                if asked.trained and refusal(schedule, positions, chunks, micro_batches):
+                    continue
+                rows = each // micro_batches
+                option = Option(replicas, positions, chunks, micro_batches, schedule, rows, asked.trained)
+                if asked.shard_replicas is not True or replicas == 1:
+                    yield option
+                elif option.shardable:
+                    yield replace(option, sharded=True)
 
 
 def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]:

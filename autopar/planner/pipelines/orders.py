@@ -47,16 +47,11 @@ def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> s
     return ""
 
 
-def orders(
-    schedule: str, positions: int, chunks: int, micro_batches: int, trained: bool = True
-) -> list[list[Action]]:
+def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> list[list[Action]]:
     """The actions of each of `positions` processes, which have `chunks` stages each: stage s is at s modulo positions.
-    Of inference, one stage at each and forwards alone, unless `trained`.
 
     Raises PlanError for numbers that the schedule does not take. O(positions × chunks × micro_batches).
     """
-    if not trained:
-        return [[Action("F", stage, m) for m in range(micro_batches)] for stage in range(positions)]
     wrong = refusal(schedule, positions, chunks, micro_batches)
     if wrong:
         raise PlanError(wrong)
@@ -69,6 +64,11 @@ def orders(
         return [[*_one_f_one_b(stage, positions - stage, micro_batches)] for stage in range(positions)]
     apart = schedule == "zero-bubble"
     return [[*_interleaved(at, positions, chunks, micro_batches, apart)] for at in range(positions)]
+
+
+def forwards(positions: int, micro_batches: int) -> list[list[Action]]:
+    """The actions of inference, where one stage is at each process."""
+    return [[Action("F", stage, m) for m in range(micro_batches)] for stage in range(positions)]
 
 
 @lru_cache(maxsize=4096)

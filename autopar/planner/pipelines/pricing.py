@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ir.distribution import Stage
+from ...ir.distribution import BUCKET_BYTES, Stage
 from .chain import Chain, Numbers
 from .cuts import Cutting
 from .grid import Grid
 from .options import Option
-from .orders import Action, in_flight, orders
-from .simulation import simulate, sums
+from .orders import Action, in_flight
+from .simulation import Passes, passes_of, simulate
+
+MOST_GROUPS = 16
+"""Groups that a sharded stage is gathered in, at most."""
+GATHERED = 4
+"""Times the bytes of a group: its parameters and those of the next one, its gradients, and the message of these."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """An option on a grid of processes, before any cut. `state` is the bytes kept for each byte of trained weights,
-    that byte included."""
+    """An option on a grid of processes, before any cut. `kept` is the bytes kept for each byte of trained weights, that
+    byte included, by all replicas that share them out together."""
 
     chain: Chain
     grid: Grid
     option: Option
-    state: float
+    kept: float
+
+    @property
+    def state(self) -> float:
+        """Bytes that a process keeps for each byte of trained weights of its stages."""
+        return self.kept / self.option.replicas if self.option.sharded else self.kept
+
+    def groups(self, first: int, stop: int) -> tuple[int, ...]:
+        """Ends of the groups of units of a stage whose parameters are gathered together, of about equal bytes."""
+        weights = self.chain.weights[first : stop + 1]
+        total = int(weights[-1] - weights[0])
+        count = min(MOST_GROUPS, max(1, total // BUCKET_BYTES))
+        ends = first + np.searchsorted(weights, weights[0] + total * np.arange(1, count) / count)
+        return tuple(sorted({*ends.tolist(), stop} - {first}))
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
@@ -52,8 +72,7 @@ class Setup:
     @cached_property
     def orders(self) -> list[list[Action]]:
         """The actions of each position."""
-        option = self.option
-        return orders(option.schedule, option.positions, option.chunks, option.micro_batches, option.trained)
+        return self.option.orders()
 
     def live(self, position: int) -> NDArray[np.int64]:
         """Micro-batches of each chunk of a position whose saved bytes are held, at moments that may be the worst."""
@@ -70,8 +89,9 @@ class Setup:
         crossing = chain.crossing * option.rows
         live = [self.live(at).max(axis=0) for at in range(count)]
         most = [live[s % count][s // count] for s in range(option.stages)]
-        held = self.state * chain.weights + chain.buffers + option.rows * np.outer(most, chain.saved)
-        ties = [(self.state * nbytes, uses) for nbytes, uses in chain.uses]
+        state = self.state + (GATHERED / MOST_GROUPS if option.sharded else 0.0)
+        held = state * chain.weights + chain.buffers + option.rows * np.outer(most, chain.saved)
+        ties = [(state * nbytes, uses) for nbytes, uses in chain.uses]
         links: list[Numbers] = []
         for s in range(option.stages - 1):
             src, dst = s % count, (s + 1) % count
@@ -109,6 +129,7 @@ class Priced:
                     round(float(chain.crossing[stop]) * rows),
                     round(float(chain.saved[stop] - chain.saved[first]) * rows) if setup.option.trained else 0,
                     chain.weight_bytes(first, stop) + chain.buffer_bytes(first, stop),
+                    setup.groups(first, stop) if setup.option.sharded else (),
                 )
             )  # fmt: skip
         return tuple(found)
@@ -118,19 +139,18 @@ class Priced:
         return float(upto[stop] - upto[first])
 
     @cached_property
-    def weights(self) -> list[int]:
-        """Bytes of the parameters of each stage that are trained."""
-        trained = self.setup.option.trained
-        return [self.setup.chain.weight_bytes(s.first, s.stop) if trained else 0 for s in self.stages]
-
-    @cached_property
-    def weights_s(self) -> list[float]:
-        """Seconds of each stage's backward that make the gradients of weights."""
-        trained, kinds = self.setup.option.trained, self.setup.kinds
-        return [
-            self._seconds("weight", kinds[number % len(kinds)], stage.first, stage.stop) if trained else 0.0
+    def passes(self) -> Passes:
+        """What the simulator needs to know."""
+        setup, option = self.setup, self.setup.option
+        shares = [
+            self._seconds("weight", setup.kinds[number % option.positions], stage.first, stage.stop)
+            / stage.backward_s
+            if stage.backward_s
+            else 0.0
             for number, stage in enumerate(self.stages)
         ]
+        weights = [setup.chain.weight_bytes(stage.first, stage.stop) for stage in self.stages]
+        return passes_of(setup.grid, option, self.stages, weights, shares, self.ties)
 
     @cached_property
     def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -152,13 +172,26 @@ class Priced:
     def _held(self, position: int) -> int:
         chain, option = self.setup.chain, self.setup.option
         own = self.stages[position :: option.positions]
-        state, moving = option.rows * chain.scratch_bytes, 0
+        state, moving, gathered = option.rows * chain.scratch_bytes, 0, 0
         for stage in own:
             weights = chain.weight_bytes(stage.first, stage.stop)
             state += self.setup.state * weights + chain.buffer_bytes(stage.first, stage.stop)
+            gathered = max(gathered, self._gathered(stage))
             moving = max(moving, stage.bytes_out + round(float(chain.crossing[stage.first]) * option.rows))
         saved = self.setup.live(position) @ np.array([stage.saved_bytes for stage in own])
-        return round(state) + moving + int(saved.max())
+        return round(state) + moving + gathered + int(saved.max())
+
+    def _gathered(self, stage: Stage) -> int:
+        """Bytes that a sharded stage holds beside its shards: of its largest group, and of parameters that several
+        groups use, with their gradients."""
+        chain, ends = self.setup.chain, (stage.first, *stage.groups)
+        largest = max((chain.weight_bytes(a, b) for a, b in pairwise(ends)), default=0)
+        several = sum(
+            nbytes
+            for nbytes, users in chain.shared.values()
+            if len({bisect_right(ends, user) for user in users if stage.first <= user < stage.stop}) > 1
+        )
+        return GATHERED * largest + 2 * several if stage.groups else 0
 
     @cached_property
     def over(self) -> tuple[int, int]:
@@ -181,7 +214,7 @@ class Priced:
     def bound_s(self, period: bool) -> float:
         """No step is shorter: the first micro-batch must come to a process and the last gradient go from there to the
         first, and in between it has all its work. With `period`, only the work, and that of each link."""
-        option, grid = self.setup.option, self.setup.grid
+        option, passes, grid = self.setup.option, self.passes, self.setup.grid
         count, m = option.positions, option.micro_batches
         links = [
             grid.ways[s % count, (s + 1) % count].seconds(self.stages[s].bytes_out) if count > 1 else 0.0
@@ -189,35 +222,30 @@ class Priced:
         ]
         if period:
             return max(self.ideal_s, m * max(links, default=0.0))
-        apart = option.schedule == "zero-bubble" and count > 1
-        reduced = [grid.reduce_s(at, max(self.weights[at::count])) for at in range(count)]
+        back = "I" if option.schedule == "zero-bubble" and count > 1 else "B"
+        reduced = [max(passes.reduce_s[s] for s in range(at, option.stages, count)) for at in range(count)]
         head = tail = found = 0.0
         for at in range(count):
             own = range(at, option.stages, count)
-            work = m * sum(self.stages[s].forward_s + self.stages[s].backward_s for s in own)
-            end = work + (0.0 if apart and at else reduced[at])
-            if not apart:
+            work = m * sum(passes.seconds[s]["F"] + passes.seconds[s]["B"] for s in own)
+            end = work + (reduced[at] if back == "B" or not at else 0.0)
+            if back == "B":
                 end = max(end, work + tail + reduced[0])
             found = max(found, head + end)
             if at + 1 < count:
-                head += self.stages[at].forward_s + links[at]
-                tail += self.stages[at].backward_s - (self.weights_s[at] if apart else 0.0)
+                head += passes.seconds[at]["F"] + links[at]
+                tail += passes.seconds[at][back] if option.trained else 0.0
         return found
 
     def step_s(self, period: bool) -> float:
         """Seconds of a step as the simulator plays it; with `period` those of one of many that follow each other."""
         setup = self.setup
-        first = self._played(setup.orders)
         if not period:
-            return first
+            return simulate(self.passes, setup.orders, setup.grid.ways).makespan
         once = setup.option.micro_batches
         twice = [
             [*order, *(action._replace(micro_batch=action.micro_batch + once) for action in order)]
             for order in setup.orders
         ]
-        return self._played(twice) - first
-
-    def _played(self, turns: list[list[Action]]) -> float:
-        grid = self.setup.grid
-        summed = sums(grid, self.weights, self.ties if self.setup.option.trained else ())
-        return simulate(self.stages, self.weights_s, summed, turns, grid.ways).makespan
+        first = simulate(self.passes, setup.orders, setup.grid.ways).makespan
+        return simulate(self.passes, twice, setup.grid.ways).makespan - first

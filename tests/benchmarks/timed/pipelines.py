@@ -134,6 +134,8 @@ def _contestants(model: Callable[[], Any]) -> tuple[dict[str, Callable[[], Any]]
 
     count = dist.get_world_size()
     jobs = {"planned": job()}
+    jobs["planned replicas"] = job(stages=1, replicas=count)
+    jobs["planned replicas, sharded"] = job(stages=1, replicas=count, shard_replicas=True)
     for schedule in ("1f1b", "zero-bubble"):
         jobs[f"planned pipeline, {schedule}"] = job(stages=count, replicas=1, schedule=schedule)
     plan = jobs["planned pipeline, 1f1b"].plan
