@@ -46,9 +46,9 @@ def repeated(race: Race, start: Entry) -> Entry:
     large = instance.clusters + len(start.play.moves) > LARGEST
     if ended or large or not _promising(instance) or not searches():
         return start
-    begun = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
     steps = min(STEPS, EACH * instance.clusters) * TOGETHER
     with capped(instance) if instance.tight else nullcontext():
+        begun = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
         found = winners(instance, [begun], race.bound, steps, HOT, race.until, TRIED, CHAINS, COPIES)
     entries = [scheduled(timed) for timed in found if timed.makespan < start.makespan]
     fitting = [entry for entry in entries if entry and not entry.over]

@@ -47,6 +47,9 @@ class Lazily(Sequence[Reason]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
 
 def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> Lazily:
     """A reason for each cluster of a plan for one call.

@@ -52,7 +52,7 @@ def test_everything_starts_when_the_last_that_it_waits_for_is_done(instance: Ins
     play = Play(instance, schedule)
     ends = {0.0, *play.end}
     assert all(start in ends for start in play.start)
-    for step, later in enumerate(play.steps.waiting):
+    for step, later in enumerate(play.waiting):
         assert all(play.start[other] >= play.ready[other] >= play.end[step] for other in later)
     for order in play.orders:
         assert all(play.end[r] <= play.start[after] for r, after in pairwise(order))
