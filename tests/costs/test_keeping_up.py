@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.costs import emulation
+from autopar.costs import detect
 from autopar.runtime.lanes.emulated_clock import TOLERANCE
 
 MOST = 60
@@ -19,7 +19,7 @@ MOST = 60
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """The clock that is chosen first is one that no machine without these chips can keep."""
-    monkeypatch.setattr(emulation, "slow_down_for", lambda plan, stand_in: 1.0)
+    monkeypatch.setattr(detect, "slow_down_for", lambda plan, stand_in: 1.0)
 
 
 def model() -> nn.Module:
