@@ -23,21 +23,29 @@ LONGEST = 200
 HEAD = """\
 # What is covered
 
-Made by `pytest -m zoo`; do not edit. Every model is built from its config with random weights and called
-twice; answers, caches, parameters, buffers and arguments are held against eager after each call. `exact` is bit-equal
-(NaN to NaN), a number the largest max|Δ| ÷ max|reference| of a tensor, anything else what went wrong.
+`pytest -m zoo` writes this page; do not edit it. Every model is built from its config with random
+weights and called twice. After each call, its answers, caches, parameters, buffers and arguments
+are compared with eager's.
 
-Every column goes through `autopar.compile`, and so through `torch.compile`: "graphs" are those it captured in the two
-calls, "as written" those of them that ran eagerly, for the reason in the last column. Decoders are called with their
-caches, which are compared too.
+- `exact`: bit-equal (NaN equals NaN)
+- a number: the largest max|Δ| ÷ max|reference| of a tensor
+- anything else: what went wrong
 
-- task by task: each graph one task after the other
-- cpu: one CPU lane, the check of the first call included
-- round robin: a CPU and two emulated accelerators, each task on the next device: the nastiest placement
-- adversarial: the same program, its steps in seeded adversarial order, memory poisoned and reused at once
-- batch in two: round robin with the batch cut into two parts, where it can be
-- strict accelerator: round robin over a CPU and two stand-ins for GPUs as asynchronous as those are (docs/strict.md);
-  what accelerators draw by themselves is held against another run of the same seed
+Every column goes through `autopar.compile`, and so through `torch.compile`. "Graphs" are the graphs
+that `torch.compile` captured in the two calls. "As written" are those of them that ran eagerly, for
+the reason in the last column. Decoders are called with their caches, which are compared too.
+
+| column | how each graph runs |
+|---|---|
+| task by task | one task after the other |
+| cpu | on one CPU lane, including the check of the first call |
+| round robin | on a CPU and two emulated accelerators, each task on the next device: the hardest placement |
+| adversarial | as round robin, with the steps in a seeded adversarial order, and memory poisoned and reused at once |
+| batch in two | round robin, with the batch split into two parts where possible |
+| strict accelerator | round robin over a CPU and two stand-ins as asynchronous as GPUs: [strict.md](strict.md) |
+
+Random numbers that strict accelerators draw themselves are compared with another run of the same
+seed.
 """
 
 
@@ -80,8 +88,8 @@ def write(rows: Iterable[Row], path: Path = PATH) -> None:
     single = sum(str(row.found) == "1 graph" for row in rows)
     written = sum(bool(row.written) for row in rows)
     total = (
-        f"{len(rows)} models: {equal} exact on {', '.join(WHOLE)}; {single} one graph, {written} with something that "
-        "runs as written.\n"
+        f"{len(rows)} models: {equal} are exact in {', '.join(WHOLE)}; {single} are one graph; {written} have parts "
+        "that run as written.\n"
     )
     path.write_text("\n".join([HEAD, where(), "", total, *lines, ""]))
 
