@@ -7,9 +7,9 @@ from benchmarks.timed import pipelines
 
 
 @pytest.mark.slow
-def test_each_way_is_measured_for_each_model(capsys):
-    found = pipelines.run(1)
-    assert set(found) == set(pipelines.MODELS)
+def test_each_way_is_measured(capsys):
+    found = pipelines.run(1, ["12-layer MLP"])
+    assert set(found) == {"12-layer MLP"}
     for rows in found.values():
         assert all(row["measured_s"] > 0 for row in rows.values())
         planned = [row for name, row in rows.items() if name.startswith("planned")]

@@ -38,18 +38,18 @@ def warm(model: nn.Module, *args: Any) -> Compiled:
 def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
     """How many of two calls, which must be right, go by way of Dynamo."""
     placement, found = fast._placement, []
-    run = placement.run
+    run = placement.call
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         found.append(1)
         return run(*args, **kwargs)
 
-    placement.run = counted  # type: ignore[assignment]
+    placement.call = counted  # type: ignore[assignment]
     try:
         for _ in range(2):
             torch.testing.assert_close(fast(*args, **kwargs), fast.module(*args, **kwargs))
     finally:
-        placement.run = run
+        placement.call = run
     return len(found)
 
 

@@ -95,8 +95,8 @@ def using(monkeypatch: pytest.MonkeyPatch, *stacks: Stack, fastest: str = "") ->
     monkeypatch.setattr(options, "STACKS", stacks)
 
     def timed(turns: Any, *_: Any) -> dict[str, list[Block]]:
-        for turn in turns.values():
-            turn.call()
+        for call, _ in turns.values():
+            call()
         return {name: [Block(1.0 if name == fastest else 2.0, 1, False)] for name in turns}
 
     monkeypatch.setattr(kernel_choice, "timed", timed)

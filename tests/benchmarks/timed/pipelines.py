@@ -90,14 +90,14 @@ def _gpt() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 MODELS = {"12-layer MLP": _mlp, "CNN with skips": _cnn, "GPT, tied embeddings": _gpt}
 
 
-def run(rounds: int = 0) -> dict[str, Any]:
+def run(rounds: int = 0, models: Sequence[str] = tuple(MODELS)) -> dict[str, Any]:
     """Print and return milliseconds a step, predicted and measured, of each way to train each model, `rounds` (default
     15) turns of each. A prediction is of forward, backward and the sum of gradients, and is compared with these; what
     is measured has the optimizer's step beside."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command += [str(PROCESSES), __file__, str(rounds or ROUNDS), str(path)]
+        command += [str(PROCESSES), __file__, str(rounds or ROUNDS), str(path), *models]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not path.exists():
             raise AutoparError(f"the processes of the job failed:\n{done.stderr[-2000:]}")
@@ -218,17 +218,17 @@ def _measured(rounds: int, model: Callable[[], Any]) -> dict[str, Mapping[str, A
     return rows
 
 
-def main(rounds: int, path: str) -> None:
+def main(rounds: int, path: str, models: Sequence[str]) -> None:
     """One process of the job: rank 0 writes the figures as JSON."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {name: _measured(rounds, model) for name, model in MODELS.items()}
+    found = {name: _measured(rounds, MODELS[name]) for name in models}
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:] or list(MODELS))
