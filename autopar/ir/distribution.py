@@ -105,7 +105,7 @@ class Distribution:
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of everything on which ranks must agree."""
+        """A hash of everything on which ranks must agree."""
         return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()
 
     def position(self, stage: int) -> int:

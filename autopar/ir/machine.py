@@ -134,7 +134,7 @@ class Machine:
 
     @cached_property
     def uncapped(self) -> Machine:
-        """Return the machine without memory limits."""
+        """The machine without memory limits."""
         return self.with_memory(dict.fromkeys(self.device))
 
     def with_memory(self, caps: Mapping[str, int | None]) -> Machine:
