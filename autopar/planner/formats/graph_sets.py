@@ -19,7 +19,7 @@ nodes alone, beside which these bytes are nothing."""
 
 
 def is_dnn_partitioning(data: Any) -> bool:
-    """True if parsed JSON is of this set."""
+    """Return True if parsed JSON is of this set."""
     return isinstance(data, Mapping) and "nodes" in data and "edges" in data and "tasks" not in data
 
 

@@ -37,7 +37,7 @@ def single(instance: Instance, device: int) -> list[Schedule]:
 
 
 def is_single(instance: Instance, device: int) -> bool:
-    """True if every cluster can run on `device`."""
+    """Return True if every cluster can run on `device`."""
     return all(device in allowed for allowed in instance.allowed)
 
 

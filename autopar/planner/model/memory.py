@@ -41,7 +41,7 @@ def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
 
 
 def fits(instance: Instance, play: Play) -> bool:
-    """True if a simulated schedule keeps all caps."""
+    """Return True if a simulated schedule keeps all caps."""
     return not instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
 
 

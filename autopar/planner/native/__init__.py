@@ -52,7 +52,7 @@ TOLD = _said(LIBRARY, _ABOUT, HERE)
 
 
 def searches() -> bool:
-    """True if there is a native search; where there is none, one line of the log says what to do."""
+    """Return True if there is a native search; where there is none, one line of the log says what to do."""
     if LIBRARY is None:
         _warn()
     return LIBRARY is not None

@@ -212,7 +212,7 @@ class _Search:
             cutting = cutting.less([over[s % count] / chunks for s in range(setup.option.stages)])
 
     def _slow(self, setup: Setup, cuts: Sequence[int]) -> bool:
-        """True if the slowest stage or link alone takes as long as the best step."""
+        """Return True if the slowest stage or link alone takes as long as the best step."""
         if not self.best:
             return False
         return setup.option.micro_batches * setup.cutting.bottleneck(cuts) >= self.best[0]

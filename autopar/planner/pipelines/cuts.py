@@ -67,7 +67,7 @@ class Cutting:
         return max(stages, max((float(w[b]) for w, b in zip(self.link, cuts[1:-1])), default=0.0))
 
     def fits(self, cuts: Sequence[int]) -> bool:
-        """True if no stage holds more than it may."""
+        """Return True if no stage holds more than it may."""
         return all(
             cap is None
             or held[b] - held[a] - sum(n * max(0, uses[b] - uses[a] - 1) for n, uses in self.ties) <= cap

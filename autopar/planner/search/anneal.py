@@ -101,7 +101,7 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
 
 
 def _settled(instance: Instance) -> bool:
-    """True if there is nothing to choose, or clusters that may take several lanes, which no list here does."""
+    """Return True if there is nothing to choose, or clusters that may take several lanes, which no list here does."""
     return instance.clusters < 2 or sum(map(len, instance.lane_names)) < 2 or bool(instance.modes)
 
 

@@ -73,7 +73,7 @@ def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
 
 
 def plain(instance: Instance) -> bool:
-    """True if there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
+    """Return True if there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
     several lanes for one cluster."""
     return not instance.costed.machine.queued and not instance.modes
 
@@ -84,7 +84,7 @@ def crowded(instance: Instance) -> bool:
 
 
 def polished(instance: Instance) -> bool:
-    """True if chains can go on from what is found here: not where memory is short, clusters take several
+    """Return True if chains can go on from what is found here: not where memory is short, clusters take several
     lanes, or there is no native search."""
     return instance.clusters <= POLISHED and not instance.tight and not instance.modes and searches()
 
