@@ -16,7 +16,7 @@ from .model.simulator import Play, Schedule
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to win."""
 KEPT = 1.02
-"""Factor on its makespan within which a schedule with ordered copies may be replaced by one with FIFO wires."""
+"""Largest makespan with FIFO wires, relative to that with the schedule's own order of copies, to keep that order."""
 
 
 @dataclass(frozen=True)
