@@ -1,8 +1,8 @@
-"""Cuts of gradients: those of what came in keep its rows, those of weights are sums over rows.
+"""Cuts of backward operators: gradients of inputs keep their rows, those of weights are sums over rows.
 
-What stays whole in a joint graph (a composite) is cut forward as the aten operator is, backward by the same turned
-round: where rows of the outputs depend on the same rows of some inputs and on others whole, the gradients of the former
-have those rows, and to the gradients of the latter each part adds.
+A composite kept whole in a joint graph is split in the forward like its ATen operator, and in the backward by the
+transposed rule: if rows of the outputs depend on the same rows of some inputs and on others as a whole, the gradients
+of the former have those rows, and those of the latter are sums over the parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .registry import RULES, Call, Way, always, axis_of, kept, rule
 
 
 def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
-    """The outputs' axes, None for those that the mask leaves out."""
+    """Return the outputs' axes, None for those that the mask leaves out."""
     return tuple(axis if wanted else None for axis, wanted in zip(outputs, call["output_mask"], strict=True))
 
 
@@ -169,7 +169,7 @@ def forward(call: Call) -> Iterator[Way]:
 
 @rule("autopar::embedding_bag")
 def bags(call: Call) -> Iterator[Way]:
-    """Bags that are rows, and the features."""
+    """Rows that are whole bags, and the features."""
     if call["offsets"] is None:
         yield Way({"indices": 0, "per_sample_weights": 0}, 0)
     yield Way({"weight": 1}, 1)
