@@ -22,13 +22,13 @@ def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
 
 @rule("convolution_backward")
 def convolution_backward(call: Call) -> Iterator[Way]:
-    """The batch axis: rows for the input, sums for weight and bias."""
+    """Yield the batch axis: rows for the input, sums for weight and bias."""
     yield Way({"grad_output": 0, "input": 0}, _masked(call, 0, SUMMED, SUMMED))
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def layer_norm_backward(call: Call) -> Iterator[Way]:
-    """Axes before the normalised ones: rows for the input, sums for weight and bias."""
+    """Yield axes before the normalised ones: rows for the input, sums for weight and bias."""
     sums = (SUMMED,) * (len(call.outputs) - 1)
     for axis in range(call.rank("input") - len(call["normalized_shape"])):
         rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), axis)
@@ -37,7 +37,7 @@ def layer_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("native_group_norm_backward")
 def group_norm_backward(call: Call) -> Iterator[Way]:
-    """The batch axis, which is among the sizes."""
+    """Yield the batch axis, which is among the sizes."""
     rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), 0)
     yield Way(rows, _masked(call, 0, SUMMED, SUMMED), (("N",),))
 
@@ -57,14 +57,14 @@ def batch_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("_softmax_backward_data _log_softmax_backward_data glu_backward")
 def softmax_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the one that adds up to one, or that holds gate and gated."""
+    """Yield every axis but the one that adds up to one, or that holds gate and gated."""
     name = "output" if "output" in call.arguments else "self"
     yield from kept(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
 
 
 @rule("embedding_dense_backward")
 def embedding_backward(call: Call) -> Iterator[Way]:
-    """Axes of the indices add to the table, unless by how often an index occurs; or the features."""
+    """Yield axes of the indices add to the table, unless by how often an index occurs; or the features."""
     rank = call.rank("indices")
     if not call["scale_grad_by_freq"]:
         for axis in range(rank):
@@ -74,7 +74,7 @@ def embedding_backward(call: Call) -> Iterator[Way]:
 
 @rule("_cdist_backward")
 def cdist_backward(call: Call) -> Iterator[Way]:
-    """Batch axes and the points of the left; what those of the right add."""
+    """Yield batch axes and the points of the left; what those of the right add."""
     # The name that torch 2.14 gave the gradient, and the one before.
     grad = "grad_output" if call.is_tensor("grad_output") else "grad"
     rank = call.rank(grad)
@@ -89,7 +89,7 @@ def cdist_backward(call: Call) -> Iterator[Way]:
 
 @rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def grid_sampler_backward(call: Call) -> Iterator[Way]:
-    """The batch axis of images and grids."""
+    """Yield the batch axis of images and grids."""
     yield Way({"grad_output": 0, "input": 0, "grid": 0}, _masked(call, 0, 0))
 
 
@@ -108,7 +108,7 @@ rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))(
 
 @rule("slice_backward", "select_backward", "unfold_backward")
 def along_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the one it was taken along (all of it, when a slice took all there was)."""
+    """Yield every axis but the one it was taken along (all of it, when a slice took all there was)."""
     rank = call.output.dim()
     dim = axis_of(call["dim"], rank)
     gone = dim if call.name == "aten::select_backward" else rank
@@ -126,7 +126,7 @@ def along_backward(call: Call) -> Iterator[Way]:
 
 @rule("diagonal_backward")
 def diagonal_backward(call: Call) -> Iterator[Way]:
-    """Axes outside the plane, in order, in front of the diagonal."""
+    """Yield axes outside the plane, in order, in front of the diagonal."""
     rank = call.output.dim()
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
     for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
@@ -169,7 +169,7 @@ def forward(call: Call) -> Iterator[Way]:
 
 @rule("autopar::embedding_bag")
 def bags(call: Call) -> Iterator[Way]:
-    """Rows that are whole bags, and the features."""
+    """Yield rows that are whole bags, and the features."""
     if call["offsets"] is None:
         yield Way({"indices": 0, "per_sample_weights": 0}, 0)
     yield Way({"weight": 1}, 1)
@@ -177,7 +177,7 @@ def bags(call: Call) -> Iterator[Way]:
 
 @rule(*(f"autopar::{name}_backward" for name in (*_NAMES.split(), "embedding_bag")))
 def backward(call: Call) -> Iterator[Way]:
-    """Every way forward, turned round."""
+    """Yield every way forward, turned round."""
     if call.get("scale_grad_by_freq"):
         return
     plain = _Plain(call)
