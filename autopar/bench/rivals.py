@@ -111,7 +111,7 @@ class Rival:
     on_request: bool = False
 
     def missing(self) -> str:
-        """The sentence with the missing packages and what to type; "" if all are installed."""
+        """Return the sentence with the missing packages and what to type; "" if all are installed."""
         lacking = [name for name in self.packages if not find_spec(name)]
         return f"{lacking[0]} is not installed; pip install 'autopar[{self.extra}]'" if lacking else ""
 

@@ -48,7 +48,7 @@ class Outcome:
         return low, high
 
     def remark(self) -> str:
-        """The reason why there is no time, or why it is unreliable; "" for neither."""
+        """Return the reason why there is no time, or why it is unreliable; "" for neither."""
         if not self.blocks:
             return self.reason
         if any(block.disturbed is None for block in self.blocks):

@@ -91,8 +91,8 @@ class _Placement:
 class Compiled:
     """A function of tensors that runs on every device of a machine. Call it like the original function.
 
-    `torch.compile` captures and guards it: a change of what the function reads is noticed, and sizes that vary become
-    symbolic. Raises PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
+    `torch.compile` captures and guards it: changes of its inputs and state are detected, and varying sizes become open.
+    Raises PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """
 
     __slots__ = ("__weakref__", "_placement")

@@ -80,7 +80,7 @@ class Served:
         return backend
 
     def as_written(self, why: str) -> None:
-        """From now on run as written, on the current device."""
+        """Run as written from now on, on the current device."""
         self.written = why
         log.warning("%s runs as written, not placed: %s", self.name, why)
 

@@ -304,7 +304,7 @@ class _Lowering:
         return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
 
     def finish(self, tape: Tape) -> None:
-        """At the end of a lane, wait for the readers of the buffers that it has not freed."""
+        """Wait, at the end of a lane, for the readers of the buffers that it has not freed."""
         wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
         self.wait(tape, wanted)
 

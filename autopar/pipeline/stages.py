@@ -88,7 +88,7 @@ class Prepared:
         return [self.executor]
 
     def slower(self, slow_down: float) -> None:
-        """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
+        """Run the declared clock `slow_down` times slower than the chips from the next call on."""
         self.plan = slowed(self.plan, slow_down)
         self.executor.rebind(self.plan)
 

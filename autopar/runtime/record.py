@@ -299,7 +299,7 @@ class _Clocked(Protocol):
         """The executor."""
 
     def slower(self, slow_down: float) -> None:
-        """From the next call on, run the clock `slow_down` times slower than the chips."""
+        """Run the clock `slow_down` times slower than the chips from the next call on."""
 
 
 class Recorded:

@@ -220,7 +220,7 @@ class Training:
         return outputs
 
     def slower(self, slow_down: float) -> None:
-        """From the next call on, run the declared clock `slow_down` times slower than the chips."""
+        """Run the declared clock `slow_down` times slower than the chips from the next call on."""
         self.slow_down = slow_down
         with self._lock:
             vars(self).pop("plan", None)

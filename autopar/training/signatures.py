@@ -90,7 +90,7 @@ class Signatures:
             graph.kept.drop(signature)
 
     def tuned(self) -> list[TunedExecutor]:
-        """The executors that compile kernels."""
+        """Return the executors that compile kernels."""
         signatures = [signature for graph in self.graphs for signature in graph.kept.values()]
         executors = [executor for signature in signatures for executor in signature.executors]
         return [executor for executor in executors if isinstance(executor, TunedExecutor)]

@@ -44,7 +44,7 @@ def group_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("native_batch_norm_backward")
 def batch_norm_backward(call: Call) -> Iterator[Way]:
-    """In training the channels; in evaluation, which does not read the statistics of the call, every other axis."""
+    """Yield the channels in training; in evaluation, which does not read the call's statistics, every other axis."""
     if call["train"]:
         channels = dict.fromkeys(("weight", "running_mean", "running_var", "save_mean", "save_invstd"), 0)
         yield Way({"grad_out": 1, "input": 1, **channels}, _masked(call, 1, 0, 0))
@@ -74,7 +74,7 @@ def embedding_backward(call: Call) -> Iterator[Way]:
 
 @rule("_cdist_backward")
 def cdist_backward(call: Call) -> Iterator[Way]:
-    """Yield batch axes and the points of the left; what those of the right add."""
+    """Yield batch axes and the points of the left; for those of the right, sums."""
     # The name that torch 2.14 gave the gradient, and the one before.
     grad = "grad_output" if call.is_tensor("grad_output") else "grad"
     rank = call.rank(grad)
@@ -163,7 +163,7 @@ class _Plain(Call):
 
 @rule(*(f"autopar::{name}" for name in _NAMES.split()))
 def forward(call: Call) -> Iterator[Way]:
-    """As the aten operator of that name."""
+    """Yield the cuts of the ATen operator of that name."""
     yield from _Plain(call).ways()
 
 
@@ -195,6 +195,6 @@ def backward(call: Call) -> Iterator[Way]:
 
 
 def _axis(way: Way, name: str, index: int | None) -> int | None:
-    """The axis along which a way cuts one tensor among the arguments."""
+    """Return the axis along which a way splits one tensor argument."""
     given = way.inputs.get(name)
     return given if given is None or isinstance(given, int) else given[index or 0]

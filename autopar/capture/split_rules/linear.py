@@ -1,4 +1,4 @@
-"""Cuts of what multiplies: matrix products, convolutions, attention, recurrent cells, poolings."""
+"""Cuts of operators that multiply: matrix products, convolutions, attention, recurrent cells, poolings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def linear(call: Call) -> Iterator[Way]:
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "linalg_matmul", "__rmatmul__")
 def matmul(call: Call) -> Iterator[Way]:
-    """Yield broadcast batch axes, rows of the left, columns of the right; what is added broadcasts.
+    """Yield broadcast batch axes, rows of the left, columns of the right; an added tensor broadcasts.
 
-    Where nothing is added, shares of the columns of the left and the rows of the right add up.
+    Without one, shares of the columns of the left and the rows of the right, as sums.
     """
     names = [name for name, _, _ in call.tensors()]
     added = names.pop(0) if len(names) == 3 else None

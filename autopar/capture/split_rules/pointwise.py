@@ -1,6 +1,6 @@
-"""Cuts of what computes each element from the elements that broadcast onto it, and of losses and their gradients.
+"""Cuts of elementwise operators with broadcasting, and of losses and their gradients.
 
-A loss keeps rows, or adds them up as summands. A mean is no sum of the means of its parts, so it has no cut.
+A loss keeps rows, or sums them. A mean is not the sum of the means of its parts, so it has no cut.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pointwise(call: Call) -> Iterator[Way]:
 
 @rule("dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout rrelu")
 def dropout(call: Call) -> Iterator[Way]:
-    """Only where it draws nothing."""
+    """Yield every axis if nothing is drawn, else none."""
     training = call["training" if "training" in call.arguments else "train"]
     if training is False or (call.name != "aten::native_dropout" and call.get("p") == 0):
         yield from pointwise(call)

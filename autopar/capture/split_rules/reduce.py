@@ -22,7 +22,7 @@ _REDUCING = (
 
 @rule(_SAME_SHAPE)
 def along(call: Call) -> Iterator[Way]:
-    """Scans, sorts and softmaxes keep the shape but for the axis they work along."""
+    """Yield every axis of scans, sorts and softmaxes except the one they work along."""
     dim = 0 if call.name == "aten::msort" else call.get("dim", -1)
     if isinstance(dim, int):
         yield from kept(call, "self", but=[axis_of(dim, call.rank("self"))])
@@ -102,7 +102,7 @@ def along_pair(call: Call) -> Iterator[Way]:
 
 @rule("quantile", "nanquantile")
 def quantile(call: Call) -> Iterator[Way]:
-    """With one quantile and one axis, a reduction."""
+    """Yield the axes of a reduction, for one quantile and one axis."""
     if call.get("dim") is not None and (not call.is_tensor("q") or call["q"].dim() == 0):
         yield from reduction(call)
 
@@ -129,7 +129,7 @@ def stft(call: Call) -> Iterator[Way]:
 
 @rule("bucketize", "isin")
 def lookup(call: Call) -> Iterator[Way]:
-    """Yield each element of the queries by itself; what it is looked up in is whole."""
+    """Yield each axis of the queries; the table is whole."""
     name = "self" if call.name == "aten::bucketize" else "elements"
     if call.is_tensor(name):
         yield from kept(call, name)
@@ -137,7 +137,7 @@ def lookup(call: Call) -> Iterator[Way]:
 
 @rule("searchsorted")
 def searchsorted(call: Call) -> Iterator[Way]:
-    """One sorted row for all queries: any axis; a row each: the axes in front."""
+    """Yield any axis for one sorted row; for a row each, the leading axes."""
     if not call.is_tensor("self"):
         return
     flat = call.rank("sorted_sequence") == 1

@@ -1,4 +1,4 @@
-"""Cuts of what moves elements without computing: views, joins, splits, paddings, reads and writes at positions."""
+"""Cuts of operators that move elements without computing: views, joins, splits, paddings, indexed reads and writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def repeat(call: Call) -> Iterator[Way]:
 
 @rule("repeat_interleave")
 def repeat_interleave(call: Call) -> Iterator[Way]:
-    """A fixed number of repeats keeps each row's copies together, so any axis may be cut."""
+    """Yield every axis for a fixed number of repeats, which keeps each row's copies together."""
     if (
         isinstance(call.get("repeats"), int)
         and call.get("dim") is not None

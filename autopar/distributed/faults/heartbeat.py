@@ -133,7 +133,7 @@ class Guard:
             self._end()
 
     def _let_hear(self) -> None:
-        """If this rank may hold the store, give the others time to read the fault from it."""
+        """Give the others time to read the fault from the store if this rank may hold it."""
         others = self.size - (self._failed.get("by") != self._failed.get("rank"))
         until = self._awake + 3 * self._interval
         while self.rank == 0 and self._awake < until and self._store.add(f"{self._at}/heard", 0) < others:

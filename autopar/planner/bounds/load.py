@@ -178,7 +178,7 @@ class Crossings:
         self._rows: list[tuple[int, int, int, float]] = []
 
     def close(self) -> Crossings:
-        """Convert what has been added to arrays."""
+        """Convert the added entries to arrays."""
         self.cluster, self.device, self.wire = (
             np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
         )

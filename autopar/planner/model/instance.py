@@ -34,27 +34,27 @@ class Hop:
 
 
 class Instance:
-    """The instance: what there is to place, in numbers, for R clusters, V values, D devices and G colocate groups.
+    """A scheduling problem as index arrays, for R clusters, V values, D devices and G colocate groups.
 
-    Lists and tuples, which Python's loops read quicker than arrays; `search/core` has the same as arrays for C.
-    Raises PlanError when a cluster has no device, or none that its values can come from and to.
+    Lists and tuples, which Python's loops read faster than arrays; `search/core` has the C arrays. Raises PlanError
+    if a cluster has no device, or none with routes for its values.
 
     Of cluster r:
-        seconds[r][d]: float, inf where it cannot run; the quickest of `modes`
-        modes[r, d]: (lanes taken, seconds) where there are several ways, the fewest lanes first
+        seconds[r][d]: float, inf if it cannot run; the fastest of `modes`
+        modes[r, d]: (lanes, seconds) if there are several modes, the fewest lanes first
         dispatch[r]: float, seconds of the one host
         workspace[r]: int, bytes while it runs
-        reads[r], makes[r]: values that must come to its device, and that it makes
-        before[r], after[r]: clusters that must have ended, and that wait for it
+        reads[r], makes[r]: its inputs and outputs
+        before[r], after[r]: its predecessors and successors
         able[r]: devices that can run it, those of its colocate group
-        allowed[r]: those of them from and to which its values find a way
+        allowed[r]: those with routes for its values
         group[r]: int, -1 for none; members[g] are the clusters of group g
         kept[r]: (storage, bytes) of resident state
 
     Of value v:
         bytes[v]: int
-        maker[v]: cluster, -1 where it is there before the call
-        home[v]: device where it then is, -1 for what is made
+        maker[v]: cluster, -1 if it exists before the call
+        home[v]: its device before the call, -1 if it is made
         readers[v]: clusters
         deliver[v]: devices to which it must come at the end
         carry[v]: clusters to whose devices it must come too: it is the new value of carried state that they read
@@ -64,9 +64,9 @@ class Instance:
 
     Of devices s and d:
         caps[d]: int, bytes, or None
-        given[d]: bytes of each storage that is there before the call
-        route[s][d]: hops, None without a way
-        latency[s][d], s_per_byte[s][d]: float, of the whole way, inf and 0 without one
+        given[d]: bytes of each storage that exists before the call
+        route[s][d]: hops, None without a route
+        latency[s][d], s_per_byte[s][d]: float, of the whole route, inf and 0 without one
 
     Of all: `holders[name]` are the clusters that read a resident state, and `tight` is whether a cap could be too
     small.
