@@ -19,7 +19,7 @@ threads may spin."""
 WORTH = 0.03
 """Share of eager's seconds that kernels must save to stay."""
 AGAIN = ((100, 3.0), (1000, 30.0), (10000, 300.0))
-"""(calls, seconds) after which the winner is tried again; each pair applies once, the last one repeatedly."""
+"""(calls, seconds) after which the winner is tried again, one pair after the other; then it serves for good."""
 
 
 class Trial:

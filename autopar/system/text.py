@@ -85,7 +85,7 @@ def percent(share: float) -> str:
 
 
 def free(share: float) -> str:
-    """Format a free share; the whole if nothing is held alone."""
+    """Format a free share as a percentage: `100 %` only if nothing at all is held."""
     return "> 99 %" if 0.995 <= share < 1 else percent(share)
 
 

@@ -224,7 +224,7 @@ def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: No
 
 
 def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
-    """Return a new row-major tensor: `bernoulli` on it then draws in place (see `IN_PLACE`)."""
+    """Draw a new row-major tensor; a draw in place has an operator of its own (see `IN_PLACE`)."""
     return torch.empty_like(given, memory_format=torch.contiguous_format).bernoulli_(p)
 
 

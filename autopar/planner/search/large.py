@@ -204,8 +204,8 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
 
 
 def last_first(instance: Instance, device: Sequence[int]) -> list[float]:
-    """Return the negative seconds from the start of each cluster to the end, for placed clusters and idle wires: the
-    least is the most urgent."""
+    """Return the negated upward rank of each cluster on its device, in seconds, with idle wires: the least is the most
+    urgent."""
     rank = [0.0] * instance.clusters
     for r in reversed(range(instance.clusters)):
         own, longest = device[r], 0.0
